@@ -155,7 +155,7 @@ class _MappingModel(BaseModel):
     model_config = ConfigDict(extra="forbid", revalidate_instances="always")
 
     _listed_if_set: ClassVar[frozenset[str]] = frozenset()
-    """Fields that iteration omits while they are None, so that `dict(result)` has the fields of reward-kit 0.4."""
+    """Fields that iteration omits while they are `None`, so that `dict(result)` has the fields of reward-kit 0.4."""
 
     def __getitem__(self, key: str) -> Any:
         if key not in type(self).model_fields:

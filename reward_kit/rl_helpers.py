@@ -1,7 +1,7 @@
 """GiGPO advantages for the steps of a batch, with the name and signature of the specification.
 
 The estimators are in `reward_kit.credit`. Arguments are never modified. An unscored trajectory is not a score of 0: if
-its score is None, every step gets advantage None, and baselines ignore it.
+its score is `None`, every step gets advantage None, and baselines ignore it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def system_apply_gigpo_to_batch_steps(
 
     Returns:
         Copies of the steps with `advantage` set to A, and `return_to_go` set to A + V if the policy recorded a value V,
-        else to G_k. Both are None for an unscored trajectory.
+        else to G_k. Both are `None` for an unscored trajectory.
     """
     credit = gigpo_credit(
         batch_of_step_data_lists,

@@ -180,7 +180,7 @@ class CreditBatch:
         """Yield the rows of `credit.jsonl`, one per step; an unscored episode has None instead of numbers.
 
         `anchor` numbers the pairs of group and state in order of appearance, and `peers` counts the other scored steps
-        with the same pair; both are None for an estimator without states.
+        with the same pair; both are `None` for an estimator without states.
 
         Raises:
             ConfigError: the batch has no credit yet.

@@ -338,7 +338,7 @@ def test_contradicting_options_are_rejected(options: dict[str, object]) -> None:
 
 
 def test_scores_must_fit_the_batch_and_be_finite() -> None:
-    with pytest.raises(ConfigError, match="2 trajectories require 2 scores"):
+    with pytest.raises(ConfigError, match="expected 2 scores, one for each trajectory"):
         apply([[step()], [step()]], [0.0])
     with pytest.raises(InvalidResultError, match="trajectory 1"):
         apply([[step()], [step()]], [0.0, math.nan])

@@ -1,7 +1,8 @@
-"""Conversion between a policy's actions and assistant messages.
+"""Conversion between the actions of a policy and assistant messages.
 
-The two conversions are inverses: `assistant_message(parse_action(message), step)` normalizes the form of `message` and
-is idempotent. A conversation therefore has the same actions whether it is live or read from a file.
+The two conversions are inverses of each other: `assistant_message(parse_action(message), step)` brings `message` into
+its normal form, and doing it again changes nothing. A conversation therefore has the same actions whether it is live or
+read from a file.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def assistant_message(action: Action, step: int) -> Message:
 
 
 def call_ids(action: Action, step: int) -> list[str]:
-    """Return the ids of an action's calls, with deterministic ids for calls that have none.
+    """Return the ids of the tool calls of an action. A call without an id gets a deterministic one.
 
-    A new id is derived from the step and the call's position. A duplicate id is also replaced, since answers are
-    matched by id and endpoints reject duplicates.
+    The new id is derived from the step and the position of the call. A duplicate id is replaced too, because results
+    are matched to calls by their ids, and endpoints reject duplicates.
     """
     ids: list[str] = []
     for position, call in enumerate(get_tool_calls(action)):
@@ -53,8 +54,8 @@ def call_ids(action: Action, step: int) -> list[str]:
 def episode_from_messages(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
     """Convert a conversation to a terminated episode without rewards, in which each assistant message is a step.
 
-    The messages before the first action become the first observation, and the messages after each action the next one.
-    The caller sets `custom_data`.
+    The messages before the first action become the first observation. The messages that follow an action become the
+    next observation. The caller must set `custom_data`.
     """
     episode = SingleAgentEpisode(rollout_id)
     turns = [position for position, message in enumerate(messages) if message.role == "assistant"]
@@ -69,23 +70,30 @@ def episode_from_messages(rollout_id: str, messages: Sequence[Message]) -> Singl
 
 
 def as_text(value: Any) -> str:
-    """Return a tool's result as text for the agent: strings unchanged, None as "", all other values as JSON."""
+    """Return the result of a tool as text for the agent.
+
+    A string is returned unchanged, None becomes "", and any other value becomes JSON.
+    """
     if isinstance(value, str):
         return value
     return "" if value is None else json_text(value)
 
 
 def json_text(value: Any) -> str:
-    """Return `value` as JSON text; NumPy, pydantic and dataclass values are converted.
+    """Return a value as JSON text. NumPy, pydantic and dataclass values are converted.
 
     Raises:
-        TypeError: a value has no JSON form.
+        TypeError: If a value cannot be represented in JSON.
     """
     return _TEXT_ENCODER.encode(value)
 
 
 def to_plain_data(value: Any) -> Any:
-    """Return `value` as JSON data for storage; raise a TypeError if a value has no JSON form."""
+    """Return a value as JSON data that can be stored.
+
+    Raises:
+        TypeError: If a value cannot be represented in JSON.
+    """
     return json.loads(_STORED_ENCODER.encode(value))
 
 
@@ -96,7 +104,7 @@ def _json_default(value: Any) -> Any:
         return value.model_dump(mode="json")
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
-    raise TypeError(f"{type_name(value)} has no JSON form; return text or plain data")
+    raise TypeError(f"{type_name(value)} cannot be converted to JSON; return text or plain data")
 
 
 # Created once, because `json.dumps` with options creates an encoder per call.

@@ -1,6 +1,6 @@
-"""The limits of a run (`RunBudget`) and the time of an episode (`EpisodeClock`).
+"""Limits of a run (`RunBudget`) and the clock of an episode (`EpisodeClock`).
 
-All workers of a run share one `RunBudget`. Once it is exhausted, no episode takes another step: running episodes stop
+All workers of a run share one `RunBudget`. Once it is exhausted, no episode takes another step. Running episodes stop
 with `StopReason.RUN_LIMIT`, and run again if the run is resumed with a larger budget.
 """
 
@@ -18,25 +18,28 @@ from reward_kit.task_parts import RunLimitsModel
 
 
 class ActionUsage(NamedTuple):
-    """The usage of one action: tokens read and written, and the cost in US dollars (None if the price is unknown)."""
+    """The tokens that were read and written for one action, and its cost in US dollars.
+
+    If the price is unknown, the cost is `None`.
+    """
 
     tokens: int = 0
     cost: float | None = None
 
 
 class ReachedLimit(NamedTuple):
-    """A limit that was reached: its key in the run's limits, and a description."""
+    """A limit that was reached: its key in the limits of the run, and a description."""
 
     key: str
     text: str
 
 
 class RunBudget:
-    """The limits of one run and the usage counted against them.
+    """The limits of one run, and the usage that counts toward them.
 
     Args:
-        limits: the run's limits; unlimited by default.
-        seconds: the time already spent by earlier processes of the same run.
+        limits: the limits of the run. By default, no limits apply.
+        seconds: the time that earlier processes have already spent on the same run.
     """
 
     def __init__(self, limits: RunLimitsModel | None = None, *, seconds: float = 0.0) -> None:
@@ -45,18 +48,18 @@ class RunBudget:
         self._began = time.monotonic() - seconds
 
     def spend(self, used: ActionUsage, steps: int = 0) -> None:
-        """Add the usage of an action."""
+        """Add the usage of an action, and the number of steps that it took."""
         self.tokens += used.tokens
         self.cost += used.cost or 0.0
         self.steps += steps
 
     @property
     def seconds(self) -> float:
-        """The number of seconds spent on the run, including earlier processes."""
+        """The number of seconds spent on the run, including the time of earlier processes."""
         return time.monotonic() - self._began
 
     def exhausted(self) -> ReachedLimit | None:
-        """Return the limit that was reached, if any."""
+        """Return the limit that was reached, or None if no limit was reached."""
         limits = self.limits
         if limits.cost is not None and self.cost >= limits.cost:
             return ReachedLimit("cost", f"{self.cost:.4f} of {limits.cost:g} US dollars")
@@ -70,12 +73,12 @@ class RunBudget:
 
 
 class EpisodeClock:
-    """Measures the time of an episode, excluding waits in the queue of a model's endpoint.
+    """A clock that measures the time of an episode, excluding the time that its requests wait in a queue.
 
-    If waits counted, an outage that pauses the run would use up the time of every running episode.
+    If that time counted, an outage that pauses the run would use up the time limit of every running episode.
 
     Args:
-        limit_s: the episode's time limit in seconds; None for no limit.
+        limit_s: the time limit of the episode in seconds. If None, no limit applies.
     """
 
     def __init__(self, limit_s: float | None = None) -> None:
@@ -88,20 +91,20 @@ class EpisodeClock:
 
     @property
     def seconds(self) -> float:
-        """The seconds elapsed so far, excluding pauses."""
+        """The number of seconds that have elapsed so far, excluding pauses."""
         now = time.perf_counter() if self._paused_since is None else self._paused_since
         return now - self._began - self.waited_s
 
     @property
     def left_s(self) -> float | None:
-        """The remaining seconds, at least 0; None if unlimited."""
+        """The number of seconds that remain, at least 0. None if no limit applies."""
         return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
 
     @contextmanager
     def deadline(self, seconds: float | None) -> Iterator[anyio.CancelScope | None]:
         """Cancel the block after `seconds` on this clock.
 
-        If `seconds` is None, no cancel scope is created, because a scope would be slow.
+        If `seconds` is `None`, the block is not limited, and no cancel scope is created, because a scope costs time.
         """
         if seconds is None:
             yield None

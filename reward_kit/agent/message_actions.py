@@ -1,4 +1,4 @@
-"""Conversion of assistant messages to a policy's actions."""
+"""Conversion of assistant messages to actions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_NESTING = 100
 
 
 class RawToolCall(NamedTuple):
-    """A call as written by the model: `arguments` is text that should be a JSON object."""
+    """A tool call as the model wrote it. The arguments are text that should be a JSON object."""
 
     name: str
     arguments: str
@@ -21,13 +21,17 @@ class RawToolCall(NamedTuple):
 
 
 def parse_action(message: Message) -> dict[str, Any]:
-    """Return an assistant message as an action. Absent parts are omitted; content parts are joined into one text."""
+    """Convert an assistant message to an action.
+
+    Parts that the message does not have are omitted from the action. If the content has several parts, their text is
+    joined.
+    """
     calls = [RawToolCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]
     return action_from_parts(message.text, calls, message.reasoning_content)
 
 
 def action_from_parts(text: str, raw_calls: Sequence[RawToolCall], reasoning: str | None) -> dict[str, Any]:
-    """Return the action for an assistant message with these parts."""
+    """Return the action for an assistant message with this text, these calls and this reasoning."""
     calls: list[dict[str, Any]] = []
     for call in raw_calls:
         try:

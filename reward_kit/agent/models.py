@@ -1,9 +1,9 @@
 """`StepData`, the view of a step for credit assignment, and `StopReason`, the reason why an episode ended.
 
-This module also writes the token data of an action (`PolicyOutput.log_probs`) to an episode and reads it back. Token
-ids are stored with the episode's tokens, which contain only the new part of each prompt. Usage and finish reason are
-stored in the step's info. Data that does not form a turn, such as sampled ids without their prompt, is stored in the
-step's outputs.
+This module also writes the token data of an action (`PolicyOutput.log_probs`) to an episode, and reads it back. Token
+ids are stored with the tokens of the episode, which contain only the part of each prompt that is new. The usage and the
+finish reason are stored in the info of the step. Data that cannot be stored as a turn, such as sampled ids without the
+ids of their prompt, is stored in the outputs of the step.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StopReason(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """True if the task ended (`terminated`); False if the episode was cut off (`truncated`)."""
+        """True if the task ended (`terminated`), False if the episode was cut off (`truncated`)."""
         return self in _TERMINAL
 
     @property
@@ -83,7 +83,7 @@ _LIMITS = frozenset(StopReason) - _TERMINAL - {StopReason.ERROR}
 
 
 class History(Sequence[Message]):
-    """The first `stop` messages of a conversation. They are shared with the conversation, not copied."""
+    """The first `stop` messages of a conversation. The messages are not copied."""
 
     __slots__ = ("_messages", "_stop")
 
@@ -118,22 +118,24 @@ class History(Sequence[Message]):
 
 
 class StepData(BaseModel):
-    """A policy action and its results.
+    """An action of a policy and its results.
 
     Attributes:
-        system_step_index: the index of the policy action, from 0.
-        observation_data: the part of the environment's observation that is new in this step.
+        system_step_index: the index of the action in its episode, from 0.
+        observation_data: the part of the observation that is new in this step.
         action_taken: the structured action.
-        raw_policy_output: the text as written by the model.
-        resulting_messages_history: the conversation after the step; a list, or a `History` that shares its messages.
-        policy_logprobs: the action's `PolicyOutput.log_probs`, without unknown keys.
+        raw_policy_output: the text that the model wrote.
+        resulting_messages_history: the conversation after the step, as a list or as a `History` that shares its
+            messages.
+        policy_logprobs: the `PolicyOutput.log_probs` of the action, without unknown keys.
         policy_value_estimate: V(s), if the policy has a critic.
         is_done: True in the last step of an episode.
-        step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, tool outcomes.
+        step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, and the results of
+            tools.
         base_reward: the reward of this step, or None.
-        advantage: the advantage of the action; None if credit is not assigned yet or the episode is unscored.
-        return_to_go: the critic's target. It is A + V if the policy reported a value V, else G_k, the discounted return
-            from this step on. None if `advantage` is None.
+        advantage: the advantage of the action. None if credit has not been assigned, or if the episode has no score.
+        return_to_go: the target for the critic. If the policy reported a value V, it is A + V, otherwise G_k, the
+            discounted return from this step on. None if `advantage` is `None`.
     """
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
@@ -161,7 +163,7 @@ class StepData(BaseModel):
 
 
 def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
-    """Return the steps of an episode as views, which share its messages and tokens."""
+    """Return the steps of an episode. They share the messages and tokens of the episode."""
     turns, rewards = episode.tokens.turns(), episode.environment_rewards()
     group_id = get_facts(episode).get("group_id")
 
@@ -201,7 +203,11 @@ LOG_PROBS_KEYS = frozenset({*_IN_OUTPUTS, *_IN_INFO, "segment_reason", "allowed_
 def write_log_probs(
     log_probs: Mapping[str, Any] | None, episode: SingleAgentEpisode, info: dict[str, Any]
 ) -> dict[str, Any]:
-    """Store an action's token data in its episode and its step's `info`; return the remaining data as outputs."""
+    """Store the token data of an action in its episode and in the `info` of its step.
+
+    Returns:
+        The data that could not be stored there, as outputs of the step.
+    """
     if not log_probs:
         return {}
     info |= {key: log_probs[key] for key in _IN_INFO if log_probs.get(key)}
@@ -217,9 +223,9 @@ def write_log_probs(
 
 
 def read_log_probs(episode: SingleAgentEpisode, t: int, turn: Turn | None) -> dict[str, Any] | None:
-    """Return the token data of the t-th action; None if unknown.
+    """Return the token data of the t-th action, or None if none exists.
 
-    `turn` is the action's turn, `episode.tokens.turns().get(t)`.
+    `turn` is the turn of the action, `episode.tokens.turns().get(t)`.
     """
     facts = {key: episode.get_extra_model_outputs(key, t) for key in _IN_OUTPUTS if key in episode.extra_model_outputs}
     if turn is not None:

@@ -1,8 +1,9 @@
 """`AgentPolicy`, the interface of agents.
 
-All episodes of a run share one policy object. `open` returns the session of one episode with its per-episode state,
-such as a random generator, a position or a KV slot. The worker acts through the session and closes it. A policy without
-per-episode state returns itself from `open` (the default) and is closed at the end of the run.
+All episodes of a run share one policy. Its `open` returns a session for one episode, which holds the state of that
+episode, such as a random generator, a position or a KV slot. The worker requests actions from the session and closes
+it. By default, `open` returns the policy itself, which is enough for a policy without such state. The policy is closed
+at the end of the run.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ it differs from the conversation), and `is_final`, which ends the episode.
 
 
 class ToolAnswer(NamedTuple):
-    """The result of a call that the policy executed: the text, and whether the episode ends with this step."""
+    """The result of a call that the policy executed itself.
+
+    The flag is True if the episode ends with this step.
+    """
 
     text: str
     is_over: bool
@@ -57,17 +61,19 @@ OWN_ACCOUNT = ("results", "prompt_messages", "is_final")
 
 @dataclass(frozen=True, slots=True)
 class EpisodeContext:
-    """The data about an episode that is passed to its session.
+    """The data about an episode that a policy receives when it opens a session.
 
     Attributes:
         rollout_id: the id of the episode, unique in a run.
-        seed: the seed for all randomness in the policy; never shared between episodes.
-        resource: the episode's live resource; None if the task has only tools. For experts; models must not use it.
+        seed: the seed for all randomness in the policy. No two episodes share a seed.
+        resource: the live resource of the episode, meant for experts. A model must not use it. None if the task has
+            only tools.
         sample_id: the id of the sample.
-        rollout_index: the episode's position in its group, from 0.
-        call_tool: calls a tool while `get_action` runs, one call at a time. The calls are recorded on the step whose
-            action is returned next; with `results` in that action, their results become messages. Arguments are a
-            mapping, or text that is not a JSON object. None outside of an episode.
+        rollout_index: the position of the episode in its group, from 0.
+        call_tool: a function that calls a tool while `get_action` runs, one call at a time. The arguments are a
+            mapping, or a string if they are not a JSON object. The calls are recorded in the step of the action that is
+            returned next. If that action has `results`, the results of the calls become messages. None outside of an
+            episode.
     """
 
     rollout_id: str
@@ -79,15 +85,17 @@ class EpisodeContext:
 
 
 class PolicyOutput(NamedTuple):
-    """An action of a policy. A plain 4-tuple in this order is also accepted.
+    """An action of a policy. A plain tuple of the four values in this order is accepted too.
 
     Attributes:
         action_structured: the action; see `Action`.
-        raw_policy_output: the text as written by the model, if any.
-        log_probs: a mapping with these keys; unknown values are omitted. `prompt_ids` (P,), `token_ids` (N,),
-            `logprobs` (N,) of the sampling distribution, `policy_version`, `usage` (`prompt_tokens`,
-            `completion_tokens`, `cost`), `finish_reason`, `segment_reason` (why `prompt_ids` rewrites the context), and
-            `allowed_ids` (N,), the ids that a constraint allowed at each token or None for any.
+        raw_policy_output: the text that the model wrote, if any.
+        log_probs: a mapping with any of these keys: `prompt_ids` (P,), the token ids of the prompt; `token_ids` (N,),
+            the sampled token ids; `logprobs` (N,), their log-probabilities in the sampling distribution;
+            `policy_version`;
+            `usage` (`prompt_tokens`, `completion_tokens`, `cost`); `finish_reason`; `segment_reason`, the reason why
+            `prompt_ids` rewrites the context; and `allowed_ids` (N,), the ids that a constraint allowed at each token,
+            or None if it allowed any. Unknown values are omitted.
         value_estimate: V(s) in the units of the return, if the policy has a critic.
     """
 
@@ -98,15 +106,15 @@ class PolicyOutput(NamedTuple):
 
     @classmethod
     def from_chat_completion(cls, completion: Any, *, value_estimate: float | None = None) -> PolicyOutput:
-        """Convert the first choice of a chat completion, with its text or tool calls, reasoning and token data.
+        """Convert the first choice of a chat completion: its text or tool calls, its reasoning and its token data.
 
         Args:
             completion: a `ChatCompletion` of the openai package, or its JSON as a mapping.
             value_estimate: V(s) in the units of the return, if the policy has a critic.
 
         Raises:
-            PolicyError: `completion` has another type.
-            ProviderError: the completion has no choice, or its message is malformed.
+            PolicyError: If `completion` has another type.
+            ProviderError: If the completion has no choice, or its message is malformed.
         """
         from reward_kit.providers.completion import RequestFacts, read_completion
 
@@ -118,15 +126,15 @@ class PolicyOutput(NamedTuple):
 
 
 class AgentPolicy(ABC):
-    """The base class of agents; subclass it to run your own agent in an episode.
+    """The base class of agents. Subclass it to run your own agent in an episode.
 
     Attributes:
-        path_options: constructor parameters that are paths, relative to the task file.
-        maybe_path_options: constructor parameters that are a path or a name. They are relative to the task file if
-            that path exists or if they begin with a dot.
-        object_options: constructor parameters written as file.py:name in a task file, relative to it; the objects are
-            loaded.
-        is_free: whether actions are free of charge, so that cost limits do not apply.
+        path_options: the parameters of the constructor that are paths, relative to the task file.
+        maybe_path_options: the parameters of the constructor that are a path or a name. A value is a path, relative to
+            the task file, if it begins with a dot or if that path exists.
+        object_options: the parameters of the constructor that a task file writes as file.py:name, relative to itself.
+            The constructor receives the loaded object.
+        is_free: True if actions cost nothing, so that cost limits do not apply.
     """
 
     path_options: ClassVar[tuple[str, ...]] = ()
@@ -136,11 +144,11 @@ class AgentPolicy(ABC):
 
     @property
     def knows_cost(self) -> bool:
-        """True if the reported usage of actions includes their cost, as a cost limit requires."""
+        """True if the reported usage of an action includes its cost, as a cost limit requires."""
         return self.is_free
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return the session of one episode, by default the policy itself."""
+        """Return the session of one episode. By default, this is the policy itself."""
         return self
 
     @abstractmethod
@@ -150,30 +158,40 @@ class AgentPolicy(ABC):
         """Choose the next action.
 
         Args:
-            observation: the whole conversation so far, read-only, including the new messages at its end.
+            observation: the whole conversation so far, with the new messages at its end. It must not be changed.
             available_tools_specs: the tools that can be called now, in OpenAI format, or None.
         """
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Inspect the conversation of a successful episode before `close`; an error here fails the episode."""
+        """Inspect the conversation of a successful episode, before `close`.
+
+        If this raises an error, the episode fails.
+        """
         return
 
     async def close(self) -> None:
-        """Release resources. Called once: for a session after its episode, even if it failed; for a policy at the end
-        of the run.
+        """Release all resources.
+
+        A session is closed after its episode, even if the episode failed. A policy is closed at the end of the run.
+        Each is closed only once.
         """
         return
 
 
 async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPolicy:
-    """Open a session of `policy` for an episode; raise a PolicyError if `open` returns an invalid value."""
+    """Open a session of a policy for an episode.
+
+    Raises:
+        PolicyError: If `open` does not return a policy.
+        ProviderError: If a model client failed in `open`.
+    """
     try:
         with client_errors(f"the endpoint of {type(policy).__name__}"):
             session = await _await_result(policy.open(context), "open")
     except (TransientError, AccessError) as error:
         raise ProviderError(str(error)) from error
     if not hasattr(session, "get_action"):
-        raise PolicyError(f"open must return the session, an AgentPolicy for this episode, got {session!r:.80}")
+        raise PolicyError(f"open must return the session for this episode, an AgentPolicy, got {session!r:.80}")
     return cast(AgentPolicy, session)
 
 
@@ -185,22 +203,22 @@ async def next_action(
     label: str = "the policy",
     has_acted: Callable[[], bool] = lambda: False,
 ) -> PolicyOutput:
-    """Return the session's next action.
+    """Return the next action of a session.
 
-    If a model client inside `get_action` fails temporarily, `get_action` is called again with the same arguments, after
-    the same waits as for the run's own endpoints.
+    If a model client fails temporarily in `get_action`, `get_action` is called again with the same arguments. The waits
+    in between are the same as for requests of this package.
 
     Args:
         session: the session of the policy.
         conversation: the conversation so far.
-        specs: the tool specifications.
-        label: the policy's name, for messages; its requests share one queue.
-        has_acted: returns True if `get_action` called tools; if so, it is not called again.
+        specs: the specifications of the tools.
+        label: the name of the policy in messages. All requests with the same label share one queue.
+        has_acted: a function that returns True if `get_action` has called tools. In that case, it is not called again.
 
     Raises:
-        PolicyError: `get_action` returned an invalid value.
-        ProviderError: a model client failed permanently or exhausted its retries.
-        LimitError: the conversation no longer fits the model.
+        PolicyError: If `get_action` returned an invalid value.
+        ProviderError: If a model client failed permanently, or still failed after all retries.
+        LimitError: If the conversation no longer fits the context of the model.
     """
 
     async def act() -> PolicyOutput:
@@ -238,7 +256,7 @@ async def next_action(
 
 
 def policy_output(completion: ChatCompletion) -> PolicyOutput:
-    """Return a chat completion as a policy output; `log_probs` contains only the values sent by the endpoint."""
+    """Convert a chat completion to a policy output. Its `log_probs` contains only values that the endpoint sent."""
     message, usage = completion.message, completion.usage
     facts: dict[str, Any] = {
         "prompt_ids": completion.prompt_ids,
@@ -267,13 +285,17 @@ ACTION_TYPES = ("text", "tool_call", "tool_calls", "terminate")
 
 
 def check_output(output: object) -> PolicyOutput:
-    """Return `output` as a `PolicyOutput`; raise a PolicyError if a part of it is invalid."""
+    """Check the value that `get_action` returned, and return it as a `PolicyOutput`.
+
+    Raises:
+        PolicyError: If a part of it is invalid.
+    """
     if not isinstance(output, PolicyOutput):
         if not isinstance(output, tuple) or len(output) != 4:
             raise PolicyError(f"get_action must return a PolicyOutput or a 4-tuple, got {type(output).__name__}")
         output = PolicyOutput(*output)
     if not isinstance(output.raw_policy_output, str | None):
-        raise PolicyError(f"raw_policy_output must be text or None, got {output.raw_policy_output!r}")
+        raise PolicyError(f"raw_policy_output must be a string or None, got {output.raw_policy_output!r}")
     if not isinstance(output.value_estimate, numbers.Real | None):
         raise PolicyError(f"value_estimate must be a number or None, got {output.value_estimate!r}")
     if output.log_probs is not None:
@@ -286,7 +308,7 @@ def check_output(output: object) -> PolicyOutput:
         raise PolicyError(f"a text action needs a 'content' string, got {action!r}")
     for key in ("content", "reasoning_content"):
         if not isinstance(action.get(key), str | None):
-            raise PolicyError(f"{key!r} of an action must be text or None, got {action[key]!r}")
+            raise PolicyError(f"{key!r} of an action must be a string or None, got {action[key]!r}")
     if kind == "tool_calls" and not (isinstance(action.get("calls"), list | tuple) and action["calls"]):
         raise PolicyError(f"a tool_calls action needs 'calls', a list of at least one call, got {action!r}")
     for key in ("results", "prompt_messages"):
@@ -306,15 +328,15 @@ def _check_log_probs(log_probs: Any) -> None:
         raise PolicyError(f"policy_version must be an integer, got {log_probs['policy_version']!r}")
     token_ids, logprobs = log_probs.get("token_ids"), log_probs.get("logprobs")
     if token_ids is not None and logprobs is not None and len(token_ids) != len(logprobs):
-        raise PolicyError(f"{len(token_ids)} token_ids but {len(logprobs)} logprobs")
-    with boundary(PolicyError, "prompt_ids and token_ids must be 32-bit integers, and logprobs numbers"):
+        raise PolicyError(f"log_probs has {len(token_ids)} token_ids but {len(logprobs)} logprobs")
+    with boundary(PolicyError, "prompt_ids and token_ids must be 32-bit integers, and logprobs must be numbers"):
         for typecode, values in (("i", log_probs.get("prompt_ids")), ("i", token_ids), ("d", logprobs)):
             if values is not None and (typecode == "i" or token_ids is not None):
                 array(typecode, values)
 
 
 def get_tool_calls(action: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the tool calls of an action, in order; [] for text and terminate."""
+    """Return the tool calls of an action in order. The list is empty for a text or terminate action."""
     if action["type"] == "tool_call":
         return [action]
     return cast(list[Mapping[str, Any]], action.get("calls") or []) if action["type"] == "tool_calls" else []

@@ -1,9 +1,9 @@
 """Message templates of task files: sandboxed Jinja with a limit on the work of each rendering.
 
-A template comes from a task file and its values from a dataset, so either may be hostile. Jinja's own sandbox blocks
-access to Python, but does not stop `{% for %}` loops, `'x' * 10**10` or `|center(10**10)` from exhausting time and
-memory. Here, every loop, call, filter and operator that creates a larger value deducts its cost from one budget per
-rendering, in advance if the size can be computed. Values are immutable.
+A template comes from a task file and its values come from a dataset, so either may be hostile. The sandbox of Jinja
+blocks access to Python, but a `{% for %}` loop, `'x' * 10**10` or `|center(10**10)` can still exhaust time and memory.
+Here, each rendering has a budget. Every loop, call and filter, and every operator that creates a larger value, charges
+its cost to that budget, in advance if the size of the result can be computed. Values are immutable.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _ITEM = 8
 
 
 class TemplateLimitError(Exception):
-    """A template exceeds a limit; the message names the limit."""
+    """Raised if a template exceeds a limit. The message names the limit."""
 
 
 class _Budget:
-    """The remaining work of one rendering."""
+    """The work that is left for one rendering."""
 
     def __init__(self) -> None:
         self._left, self._end = TEMPLATE_WORK, time.thread_time() + TEMPLATE_CPU_S
@@ -63,8 +63,11 @@ _budget: ContextVar[_Budget] = ContextVar("_budget")
 
 
 def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
-    """Compile a template and return it with the names that it uses; reject one that is too large or too deeply
-    nested.
+    """Compile a template, and return it with the names of the variables that it uses.
+
+    Raises:
+        TemplateLimitError: If the template is too large or nested too deeply.
+        jinja2.TemplateSyntaxError: If the template has a syntax error.
     """
     from jinja2 import meta
 
@@ -82,7 +85,11 @@ def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
 
 
 def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str:
-    """Return the rendered text of a template; raise a TemplateLimitError if it exceeds the limits."""
+    """Return the rendered text of a template.
+
+    Raises:
+        TemplateLimitError: If the text or the work to produce it exceeds a limit.
+    """
     token = _budget.set(_Budget())
     try:
         pieces, size = [], 0
@@ -104,7 +111,7 @@ def _spend(work: int) -> None:
 
 
 def _paid(value: Any) -> Any:
-    """Return the value after deducting the cost of its contents; a list that occurs twice is counted twice."""
+    """Return a value after charging for everything in it. A list that occurs twice is charged twice."""
     _spend(1)
     pending = [value]
     while pending:
@@ -121,14 +128,14 @@ def _paid(value: Any) -> Any:
 
 
 def _check_small(name: str, values: Iterable[Any]) -> None:
-    """Reject a width, count or precision that would create an enormous text."""
+    """Reject a width, a count or a precision that would create an enormous string."""
     for value in values:
         if isinstance(value, int | float) and not -TEMPLATE_NUMBER <= value <= TEMPLATE_NUMBER:
             raise TemplateLimitError(f"it passes a number above {TEMPLATE_NUMBER:,} to {name!r}")
 
 
 class _Payments(NodeTransformer):
-    """Pass loops, `~` and literal collections through filters that deduct their cost."""
+    """Routes loops, `~` and literal collections through filters that charge their cost to the budget."""
 
     def visit_For(self, node: nodes.For, *args: Any, **kwargs: Any) -> nodes.Node:
         self.generic_visit(node)
@@ -164,7 +171,7 @@ def _pay_step(_: None) -> bool:
 
 
 class _Formatter(sandbox.SandboxedFormatter):
-    """A version of `str.format` that rejects enormous widths."""
+    """A variant of `str.format` that rejects enormous widths."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         if _LARGE_NUMBER.search(format_spec):
@@ -175,7 +182,7 @@ class _Formatter(sandbox.SandboxedFormatter):
 
 
 class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with a cost for every operation."""
+    """The sandbox of Jinja, in which every operation has a cost."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -196,7 +203,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return "".join(paid)
 
     def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute `left operator right` after bounding the size of the result."""
+        """Compute `left operator right`, after a check that the result is not too large."""
         _spend(_STEP)
         if operator == "*":
             for value, times in ((left, right), (right, left)):
@@ -211,7 +218,6 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return _paid(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a function, macro or method."""
         _spend(_STEP)
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str | bytes | int):
@@ -222,7 +228,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return _paid(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return a `str.format` or `str.format_map` that deducts its cost."""
+        """Return a replacement for `str.format` or `str.format_map` that charges its cost to the budget."""
         if super().wrap_str_format(value) is None:
             return None
         text: str = value.__self__
@@ -242,7 +248,7 @@ def _percent(left: str | bytes, right: Any) -> Any:
 
 
 def _repeated(text: Any, name: str, args: tuple[Any, ...]) -> int:
-    """Return the maximum length of `text.name(*args)` in characters."""
+    """Return the largest number of characters that `text.name(*args)` can have."""
     if name == "replace" and len(args) >= 2 and isinstance(args[1], str | bytes):
         return len(text) + int(text.count(args[0])) * len(args[1])
     if name == "join" and args and hasattr(args[0], "__len__"):
@@ -253,7 +259,7 @@ def _repeated(text: Any, name: str, args: tuple[Any, ...]) -> int:
 
 
 def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that deducts the cost of its result, in advance if possible."""
+    """Return a filter that charges for its result, in advance if the size is known."""
 
     @wraps(function)  # also copies Jinja's attribute for filters that receive the context
     def paying(*args: Any, **kwargs: Any) -> Any:
@@ -272,7 +278,7 @@ def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
         elif name in ("join", "wordwrap", "urlize", "xmlattr") and hasattr(value, "__len__"):
             _spend(len(value) * (texts + 1))
         elif name == "sum" and isinstance(kwargs.get("start", rest[1] if len(rest) > 1 else 0), str | list | tuple):
-            raise TemplateLimitError("it sums texts or lists, for which the size of the result is unknown; use 'join'")
+            raise TemplateLimitError("it sums strings or lists, so the size of the result is unknown; use 'join'")
         result = function(*args, **kwargs)
         return result if isinstance(result, Iterator) else _paid(result)
 

@@ -1,10 +1,10 @@
 """`RLRolloutWorker`, which runs a policy through an episode and records it.
 
-An episode consists of start (`starts.py`), reset, steps, final state and close. In each step, the worker requests an
-action from the policy, executes its tool calls with `tool_execution.py`, lets a simulated user answer, checks whether
-the episode is over, and records the results. It does not compute rewards. Each action of the policy appends exactly one
-assistant message and is one step, however many tools it calls. A failure is recorded in its episode and does not affect
-the others.
+An episode consists of the start (`starts.py`), a reset, steps, the final state and the close. In each step, the worker
+requests an action from the policy, executes its tool calls with `tool_execution.py`, lets a simulated user answer,
+checks whether the episode is over, and records the results. The worker does not compute rewards. Each action adds
+exactly one assistant message and is one step, however many tools it calls. A failure is recorded in its episode and
+does not affect the others.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ R = TypeVar("R")
 
 
 class TaskLike(Protocol):
-    """A task with the objects that its file names, such as `reward_kit.Task`."""
+    """A task together with the objects that its file names, such as a `reward_kit.Task`."""
 
     @property
     def definition(self) -> TaskDefinitionModel: ...
@@ -78,12 +78,13 @@ class TaskLike(Protocol):
 
 
 class FirstRequest(NamedTuple):
-    """The input of a policy's first action.
+    """The input for the first action of a policy.
 
     Attributes:
-        messages: the messages. If the simulated user speaks first, its message is missing, since a model may write it.
+        messages: the first messages. If the simulated user speaks first, its message is not included, because a model
+            may have to write it.
         tools: the tools that the policy can call.
-        user_opens: whether the simulated user speaks first.
+        user_opens: True if the simulated user speaks first.
     """
 
     messages: list[Message]
@@ -92,13 +93,15 @@ class FirstRequest(NamedTuple):
 
 
 class EpisodeGroup(list[list[StepData]]):
-    """The steps of a group's episodes, in rollout order, in the form that `system_apply_gigpo_to_batch_steps` accepts.
+    """The steps of the episodes in a group, in rollout order.
+
+    `system_apply_gigpo_to_batch_steps` accepts this list.
 
     Attributes:
-        episodes: (G,) the episode records, for `build_rows`.
+        episodes: (G,) the records of the episodes, for `build_rows`.
         messages: (G,) the conversations.
-        failures: (G,) None, or the reason why the episode failed. An episode that failed before its first step has no
-            steps; score it None, not 0.
+        failures: (G,) the reason why each episode failed, or None. An episode that failed before its first step has no
+            steps. Its score should be None rather than 0.
         ground_truth: the ground truth of the sample.
     """
 
@@ -115,23 +118,23 @@ class EpisodeGroup(list[list[StepData]]):
 
 
 class RLRolloutWorker:
-    """Collects episodes of one task with one policy. Its methods may run concurrently.
+    """A collector of episodes of one task with one policy. Its methods may run concurrently.
 
     Args:
         task_definition: the task: a `Task` with its samples, tools and user, a `TaskDefinitionModel`, or the class of a
             resource.
-        agent_policy: the agent. The worker opens and closes a session for each episode but does not close the policy.
-        max_episode_steps: overrides the task's limit.
-        environment: a resource that you have set up and will close; episodes run in forks of its current state. If it
-            cannot be forked, episodes run one at a time, and all but the first start after a reset. By default, the
-            worker creates the task's `resource_type`.
-        tools: the task's own tools; by default those of a `Task`.
-        user: the simulated user, which answers the agent's texts; by default that of a `Task`.
-        budget: a budget shared by all episodes of a run; unlimited by default.
-        policy_label: the policy's name in ids and records; by default its class name.
+        agent_policy: the agent. The worker opens and closes a session for each episode, but does not close the policy.
+        max_episode_steps: the maximum number of steps, which overrides the limit of the task.
+        environment: a resource that you have set up and will close. Episodes run in forks of its current state. If it
+            cannot be forked, they run one at a time, and each one except the first starts after a reset. By default,
+            the worker creates the `resource_type` of the task.
+        tools: the tools that the task defines. By default, those of a `Task`.
+        user: the simulated user, which answers when the agent writes text. By default, that of a `Task`.
+        budget: a budget that all episodes of a run share. By default, no limit applies.
+        policy_label: the name of the policy in ids and records. By default, the name of its class.
 
     Raises:
-        ConfigError: the task names tools, a user or a server that were not passed.
+        ConfigError: If the task names tools, a user or a server that were not passed.
     """
 
     def __init__(
@@ -191,19 +194,19 @@ class RLRolloutWorker:
     ) -> tuple[list[StepData], list[Message], Any]:
         """Collect the next episode of a sample. Repeated and concurrent calls collect the rollouts of one group.
 
-        The n-th call with the same seed and sample is rollout n of their group: it has the group's start and id, and
-        its own policy seed. A new worker counts from 0 again.
+        The n-th call with the same seed and sample collects rollout n of their group. All rollouts of the group have
+        the same start and group id, but different policy seeds. A new worker starts counting from 0.
 
         Args:
-            seed: the seed of the run, which determines the start; 0 by default.
-            sample: the initial condition; by default the task's first.
+            seed: the seed of the run, which determines the start. The default is 0.
+            sample: the initial condition. By default, the first sample of the task.
 
         Returns:
-            The steps, the whole conversation, and the ground truth. A failure after the first step is logged and
-            stored in the last step's `step_info["failure"]`.
+            The steps, the whole conversation, and the ground truth. If the episode fails after the first step, the
+            failure is logged and stored in `step_info["failure"]` of the last step.
 
         Raises:
-            RewardKitError: the episode failed before its first step; the error has the type of the original failure.
+            RewardKitError: If the episode failed before its first step. The error has the type of the original failure.
         """
         async with self._own_group(seed, sample) as group:
             steps, episode, failure = await self._next_episode(group)
@@ -216,11 +219,11 @@ class RLRolloutWorker:
 
         Args:
             size: the number of episodes, G.
-            seed: as in `run_episode`.
-            sample: as in `run_episode`.
+            seed: the seed of the run, as in `run_episode`.
+            sample: the initial condition, as in `run_episode`.
 
         Raises:
-            RewardKitError: every episode failed before its first step; the error has the type of the first failure.
+            RewardKitError: If every episode failed before its first step. The error has the type of the first failure.
         """
         if size < 1:
             raise ConfigError(f"size must be at least 1, got {size}")
@@ -232,14 +235,14 @@ class RLRolloutWorker:
         return EpisodeGroup(steps, episodes, failures)
 
     async def first_request(self, seed: int | None = None, *, sample: Sample | None = None) -> FirstRequest:
-        """Return the messages and tools of the policy's first action, without calling the policy or the user.
+        """Return the messages and tools for the first action of the policy, without calling the policy or the user.
 
         Args:
-            seed: as in `run_episode`.
-            sample: as in `run_episode`.
+            seed: the seed of the run, as in `run_episode`.
+            sample: the initial condition, as in `run_episode`.
 
         Raises:
-            RewardKitError: the environment cannot be started, or a template does not fit the sample.
+            RewardKitError: If the environment cannot be started, or a template does not fit the sample.
         """
         was_used = self._shared is not None and self._shared.was_used
         async with self.group(sample or self.sample, seed or 0) as group:
@@ -260,7 +263,7 @@ class RLRolloutWorker:
         return self._group_start(sample or self.sample, seed or 0, self._first_keys)
 
     async def _next_episode(self, group: GroupStart) -> tuple[list[StepData], SingleAgentEpisode, Failure | None]:
-        """Return the steps, the record and the failure of the next rollout of `group`."""
+        """Collect the next rollout of a group, and return its steps, its record and its failure."""
         index = self._next_rollout[group.group_id]
         self._next_rollout[group.group_id] += 1
         episode = await self.collect_episode(group, index)
@@ -277,15 +280,15 @@ class RLRolloutWorker:
     async def collect_episode(
         self, group: GroupStart | None = None, rollout_index: int = 0, *, seed: int | None = None
     ) -> SingleAgentEpisode:
-        """Collect one episode. Failures are recorded on the episode, not raised.
+        """Collect one episode. A failure is recorded in the episode, and no error is raised.
 
         Args:
-            group: the start of the episode. The default is a new group for the task itself.
-            rollout_index: the episode's position in its group.
-            seed: the run's seed; used only without `group`.
+            group: the start of the episode. By default, a new group for the task itself.
+            rollout_index: the position of the episode in its group.
+            seed: the seed of the run, which is used only without a `group`.
 
         Returns:
-            The episode. Its `custom_data` contains the ids, seeds, stop reason and other `EpisodeFacts`.
+            The episode. Its `custom_data` contains the ids, the seeds, the stop reason and the other `EpisodeFacts`.
         """
         if group is None:
             async with self.group(self.sample, seed or 0) as group:
@@ -307,7 +310,7 @@ class RLRolloutWorker:
         return live.episode
 
     def group(self, sample: Sample, run_seed: int = 0) -> GroupStart:
-        """Return the start shared by the episodes of `sample`."""
+        """Return the start that all episodes of a sample share."""
         return self._group_start(sample, run_seed)
 
     def _group_start(self, sample: Sample, run_seed: int, first_keys: dict[str, str] | None = None) -> GroupStart:
@@ -322,7 +325,7 @@ class RLRolloutWorker:
         )
 
     async def _run(self, live: LiveEpisode) -> None:
-        """Open the sessions, reset the environment, step until the episode is over, and take the final state."""
+        """Run an episode: open the sessions, reset the environment, take the steps, and record the final state."""
         resource = live.start.resource
         tools = Toolbox(self.task_definition, resource, self.tools)
         session: AgentPolicy | None = None
@@ -364,7 +367,7 @@ class RLRolloutWorker:
                         facts["state_changes"] = changes
 
     def _context(self, live: LiveEpisode, tools: Toolbox) -> EpisodeContext:
-        """Return the context of the policy's session, with a function that calls tools while the policy acts."""
+        """Return the context for the session of the policy, with a function that calls tools while the policy acts."""
         start = live.start
 
         async def call_tool(name: str, arguments: Mapping[str, Any] | str) -> ToolAnswer:
@@ -399,14 +402,14 @@ class RLRolloutWorker:
             live.stop(StopReason.USER_STOPPED)
 
     async def _observe(self, resource: ForkableResource | None) -> str:
-        """Return the environment's first observation; "" if it has no observation or the task hides it."""
+        """Return the first observation of the environment, or "" if none exists or the task hides it."""
         if resource is None or not self.task_definition.observation:
             return ""
         with self._environment_call("get_observation", resource):
             return as_text(await resource.get_observation())
 
     async def _step(self, live: LiveEpisode, session: AgentPolicy, tools: Toolbox, user: UserSession | None) -> None:
-        """Get one action, execute it, and record both."""
+        """Request one action, execute it, and record both the action and its results."""
         episode, resource = live.episode, live.start.resource
         began = time.perf_counter()
         with self._environment_call("state_key and get_tools_spec", resource):
@@ -475,7 +478,7 @@ class RLRolloutWorker:
         logger.debug("%s step %d: %s -> %s", episode.id_, len(episode) - 1, action, execution.info)
 
     def _report_unknown_keys(self, unknown: AbstractSet[str]) -> None:
-        """Warn about keys of `log_probs` that are dropped, once per key."""
+        """Warn about keys of `log_probs` that are dropped, once for each key."""
         self._reported_keys |= unknown
         known = f"known: {', '.join(sorted(LOG_PROBS_KEYS))}"
         for key in sorted(map(str, unknown)):
@@ -484,7 +487,7 @@ class RLRolloutWorker:
             logger.warning("%s: log_probs: unknown key %r is dropped%s (%s)", self.policy_label, key, hint, known)
 
     def _report_missing_tools(self, missing: Mapping[str, str]) -> None:
-        """Warn about names in the task's `tools` that do not exist at the start, once per name."""
+        """Warn about names in the `tools` of the task that do not exist at the start, once for each name."""
         for name, message in missing.items():
             if name not in self._reported_tools:
                 self._reported_tools.add(name)
@@ -506,7 +509,7 @@ class RLRolloutWorker:
     async def _answer_text(
         self, live: LiveEpisode, user: UserSession, message: Message, execution: Execution
     ) -> StopReason | None:
-        """Let the user answer. Return the stop reason if the answer ends the episode."""
+        """Let the user answer the text of the agent. If that ends the episode, return the stop reason."""
         try:
             turn = await self._ask_user(live, user, [*live.episode.messages, message])
         except RewardKitError as error:
@@ -520,7 +523,7 @@ class RLRolloutWorker:
         return StopReason.USER_STOPPED if turn.is_over else None
 
     def _check_termination(self, live: LiveEpisode, output: PolicyOutput, execution: Execution) -> StopReason | None:
-        """Return the reason why the episode is over after this step; None if it continues."""
+        """Return the reason why the episode is over after this step, or None if it continues."""
         action, task = output.action_structured, self.task_definition
         texts = [text for text in (output.raw_policy_output, action.get("content")) if text]
         limits, seconds_left = task.limits, live.clock.left_s
@@ -554,7 +557,7 @@ class RLRolloutWorker:
         return environment_call(what, self.task_definition.limits.environment_time_s, resource)
 
     def _policy_seconds(self, live: LiveEpisode) -> float | None:
-        """Return the time limit of the policy's next answer in seconds."""
+        """Return the number of seconds in which the policy must answer, or None if no limit applies."""
         limits = (self.task_definition.limits.policy_time_s, live.clock.left_s)
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
@@ -564,7 +567,7 @@ class RLRolloutWorker:
 
 @dataclass(slots=True)
 class LiveEpisode:
-    """The state of a running episode, and the writer of its record."""
+    """The state of a running episode, with the methods that write its record."""
 
     start: EpisodeStart
     episode: SingleAgentEpisode
@@ -584,16 +587,15 @@ class LiveEpisode:
 
     @property
     def cost(self) -> float:
-        """The cost in US dollars so far, including the simulated user."""
+        """The cost so far in US dollars, including that of the simulated user."""
         return self.usage.get("cost", 0.0) + self.user_usage.get("cost", 0.0)
 
     def stop(self, reason: StopReason, failure: Failure | None = None) -> None:
-        """End the episode."""
         self.stop_reason, self.failure = reason, failure or self.failure
         self.episode.is_terminated, self.episode.is_truncated = reason.is_terminal, not reason.is_terminal
 
     def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float]) -> ActionUsage:
-        """Add the usage of one action to `usage` or `user_usage`; count token ids if the endpoint reports no usage."""
+        """Add the usage of one action to `account`. If the endpoint reported no usage, count the token ids."""
         facts = facts or {}
         usage = facts.get("usage") or {}
         for key, value in usage.items():
@@ -630,7 +632,7 @@ class LiveEpisode:
         )
 
     def record_facts(self, policy_label: str) -> None:
-        """Record the episode's identity, start, end and timing."""
+        """Record the identity, the start, the end and the timing of the episode."""
         start, reason = self.start, self.stop_reason or StopReason.ERROR
         facts = EpisodeFacts(
             final_state=get_facts(self.episode).get("final_state"),
@@ -661,13 +663,16 @@ class LiveEpisode:
 
 
 class RolloutWorker(Protocol):
-    """An object that collects episodes of one task with one policy, such as `RLRolloutWorker`."""
+    """A collector of episodes of one task with one policy, such as an `RLRolloutWorker`."""
 
     def group(self, sample: Sample, run_seed: int = 0) -> Any:
-        """Return the shared start of the episodes of `sample`, created on first use; a context manager with `close`."""
+        """Return the start that all episodes of a sample share, as a context manager that has a `close` method.
+
+        The start is created when it is first used.
+        """
 
     async def collect_episode(self, group: Any, rollout_index: int = 0) -> SingleAgentEpisode:
-        """Collect one episode; an error is recorded on it."""
+        """Collect one episode. A failure is recorded in the episode, and no error is raised."""
 
 
 async def collect_group(
@@ -678,12 +683,18 @@ async def collect_group(
     run_seed: int = 0,
     collect: Callable[[Any, int], Awaitable[SingleAgentEpisode]] | None = None,
 ) -> list[SingleAgentEpisode]:
-    """Collect `size` concurrent episodes of one sample, all from the same start.
+    """Collect `size` episodes of one sample concurrently, all from the same start.
 
-    `collect` collects the episode with the given index in the open group; by default it is `worker.collect_episode`.
+    Args:
+        worker: the worker that collects the episodes.
+        sample: the initial condition of the episodes.
+        size: the number of episodes, G.
+        run_seed: the seed of the run.
+        collect: a function that collects the episode with the given index in the open group. By default,
+            `worker.collect_episode`.
 
     Returns:
-        (G,) the episodes in rollout order, including failed ones.
+        (G,) the episodes in rollout order, including those that failed.
     """
     collect = collect or worker.collect_episode
     async with worker.group(sample, run_seed) as group:
@@ -691,7 +702,7 @@ async def collect_group(
 
 
 async def gather(call: Callable[[A], Awaitable[R]], items: Sequence[A]) -> list[R]:
-    """Return the results of concurrent calls, one for each item, in the order of the items."""
+    """Call a function concurrently for each item, and return the results in the order of the items."""
     results: dict[int, R] = {}
 
     async def store(index: int) -> None:
@@ -704,7 +715,7 @@ async def gather(call: Callable[[A], Awaitable[R]], items: Sequence[A]) -> list[
 
 
 def _check_loaded(task: TaskDefinitionModel, tools: ToolRegistry | None, user: SimulatedUser | None) -> None:
-    """Raise a ConfigError for a task whose tools, user or server were not passed."""
+    """Raise a ConfigError if the task names tools, a user or a server that were not passed."""
     config = task.base_resource_config
     parts = config.get("resources") or ()
     has_server = "resource_server" in config or any("resource_server" in (part.get("config") or {}) for part in parts)

@@ -1,4 +1,4 @@
-"""Samples, the seeds and ids derived from them, and the first messages of their episodes."""
+"""Samples, the seeds and ids that are derived from them, and the first messages of their episodes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class PromptError(ConfigError):
-    """A task template does not fit a sample.
+    """Raised if a template of the task does not fit a sample.
 
     Attributes:
-        key: the template's key in the task file.
-        problem: the message without the sample's location.
+        key: the key of the template in the task file.
+        problem: the message without the location of the sample.
     """
 
     # All other parameters have defaults, so that the error can be pickled.
@@ -33,21 +33,24 @@ class PromptError(ConfigError):
 
 
 def parse_tags(value: Any) -> tuple[str, ...]:
-    """Return the tags in a row's `tags`: a list of texts, or a text with commas as in a CSV; none of another value."""
+    """Return the tags of a row, given the value of its field `tags`.
+
+    The value is a list of strings, or a string with commas as in a CSV file. Any other value has no tags.
+    """
     given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     return tuple(dict.fromkeys(tag.strip() for tag in given if isinstance(tag, str) and tag.strip()))
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An initial condition: a row of the task's dataset, or the task itself.
+    """The initial condition of an episode: a row of the dataset, or the task itself if it has no dataset.
 
     Attributes:
-        id: the sample's id, unique in its task.
+        id: the id of the sample, unique in its task.
         row: the fields that message templates and reward functions may use.
-        ground_truth: passed to reward functions, never to the policy.
-        resource_config: overrides the task's `base_resource_config`.
-        where: the file and line, for messages.
+        ground_truth: the value that reward functions receive. The policy never receives it.
+        resource_config: the settings that override `base_resource_config` of the task.
+        where: the file and line of the sample, for messages.
     """
 
     id: str
@@ -58,7 +61,7 @@ class Sample:
 
     @property
     def location(self) -> str:
-        """The sample's id, file and line, for messages."""
+        """The id of the sample with its file and line, for messages."""
         return f"sample {self.id!r}" + (f" ({self.where})" if self.where else "")
 
     @classmethod
@@ -69,7 +72,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """The seeds of one episode. The episodes of a group share the environment seed but never the policy seed."""
+    """The seeds of one episode. All episodes of a group have the same environment seed, but different policy seeds."""
 
     run: int
     environment: int
@@ -78,7 +81,10 @@ class Seeds:
 
 
 def derive_seed(*parts: object) -> int:
-    """Return a 63-bit seed derived from a purpose, the run's seed and ids; equal parts produce equal seeds."""
+    """Return a 63-bit seed that is derived from the parts, such as a purpose, the seed of the run and ids.
+
+    Equal parts give equal seeds.
+    """
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
 
@@ -86,7 +92,8 @@ def derive_seed(*parts: object) -> int:
 def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, policy_label: str = "") -> Seeds:
     """Return the environment seed f(run, sample) and the policy seed f(run, sample, rollout index, policy).
 
-    With `noise` "independent", the forks of a group draw different random numbers; with "shared", they draw the same.
+    If `noise` is "independent", the forks in a group draw different random numbers. If it is "shared", they draw the
+    same ones.
     """
     noise_parts = (rollout_index,) if noise == "independent" else ()
     return Seeds(
@@ -98,24 +105,24 @@ def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, 
 
 
 def make_group_id(run_seed: int, sample_id: str, policy_label: str = "") -> str:
-    """Return the readable id of the group of `sample_id`, unique in a run."""
+    """Return a readable id for the group of episodes of a sample. It is unique in a run."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", sample_id)[:40]
     return f"{slug}-{derive_seed('group', run_seed, sample_id, policy_label) & 0xFFFFFFFFFFFF:012x}"
 
 
 def make_rollout_id(group_id: str, rollout_index: int) -> str:
-    """Return the id of one episode of a group."""
+    """Return the id of one episode in a group."""
     return f"{group_id}-{rollout_index}"
 
 
 class Prompt:
-    """The first messages of a task's episodes, as compiled templates.
+    """The compiled templates of the first messages of an episode.
 
     Attributes:
-        shows_observation: True if a template uses the environment's first observation.
+        shows_observation: True if a template uses the first observation of the environment.
 
     Raises:
-        ConfigError: a template is invalid.
+        ConfigError: If a template is invalid.
     """
 
     def __init__(self, task: TaskDefinitionModel) -> None:
@@ -143,16 +150,18 @@ class Prompt:
                 self.shows_observation |= "observation" in used
 
     def render(self, sample: Sample, observation: str = "") -> list[Message]:
-        """Return the first messages of an episode of `sample`.
+        """Return the first messages of an episode.
 
-        The templates are rendered with the sample's row; if the task has no templates, the row's `messages` are used.
+        The templates are rendered with the row of the sample. If the task has no templates, the `messages` of the row
+        are used.
 
         Args:
-            sample: the sample.
-            observation: the environment's first observation, as text; ignored if the task hides it.
+            sample: the sample of the episode.
+            observation: the first observation of the environment, as text. It is ignored if the task hides the
+                observation.
 
         Raises:
-            ConfigError: a template does not fit the row, or a message is invalid.
+            ConfigError: If a template does not fit the row, or a message is invalid.
         """
         messages: list[Message] = []
         if not self._task.observation:

@@ -1,10 +1,11 @@
 """`SimulatedUser`, the user in a dialogue: a policy that answers the agent between its turns.
 
-The user's policy sees the conversation from the user's side: the agent's texts have the role "user", and the user's own
-texts have the role "assistant". It does not see tool calls, tool results, the environment's observation or the task's
-system message. This is the setup of τ-bench (https://arxiv.org/abs/2406.12045), including its stop signal.
+The policy of the user sees the conversation from the side of the user: the agent's messages have the role "user", and
+those of the user have the role "assistant". It does not see tool calls, tool results, the observation of the
+environment, or the system message of the task. This is the setup of τ-bench (https://arxiv.org/abs/2406.12045),
+including its stop signal.
 
-`build_dialogue` converts a recorded conversation to an episode of two agents.
+`build_dialogue` converts a recorded conversation to an episode with two agents.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """A user message as the agent reads it; it may end the conversation.
+    """A message of the user as the agent reads it. It may end the conversation.
 
-    The JSON-safe `facts` include the raw output and, if known, `usage`, `finish_reason` and token ids. The facts of the
-    first turn also include the user's `instructions`.
+    The `facts` are JSON-safe. They include the raw output of the policy and, if known, the `usage`, the `finish_reason`
+    and the token ids. In the first turn, they also include the `instructions` for the user.
     """
 
     text: str
@@ -54,21 +55,22 @@ class UserTurn:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def messages(self) -> list[Message]:
-        """Return the messages to add to the conversation; [] if the user ends it without text."""
+        """Return the messages to add to the conversation, or [] if the user ended it without text."""
         return [Message(role="user", content=self.text)] if self.text or not self.is_over else []
 
 
 class SimulatedUser:
-    """The simulated user of all episodes of a run.
+    """The simulated user for all episodes of a run.
 
     Args:
-        policy: the policy that acts as the user: a text action is the user's message, terminate ends the conversation.
-        instructions: the system message of that policy, a template rendered with the sample's row.
-        stop_phrase: ends the conversation when an answer contains it; the phrase is removed from the answer.
-        opens: True if the user speaks first; by default, True if the task has no user message.
+        policy: the policy that acts as the user. Its text actions are the messages of the user, and a terminate action
+            ends the conversation.
+        instructions: the system message for that policy, as a template that is rendered with the row of the sample.
+        stop_phrase: a phrase that ends the conversation if an answer contains it. It is removed from the answer.
+        opens: True if the user speaks first. By default, the user speaks first if the task has no user message.
 
     Raises:
-        ConfigError: a template does not compile.
+        ConfigError: If a template cannot be compiled.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class SimulatedUser:
 
     @property
     def is_free(self) -> bool:
-        """True if the user's answers cost nothing."""
+        """True if the answers of the user cost nothing."""
         return self.policy.is_free
 
     @property
@@ -94,12 +96,17 @@ class SimulatedUser:
         return self.policy.knows_cost
 
     def check(self, sample: Sample) -> None:
-        """Render the templates like `open`; raise a ConfigError if a field is missing from the sample's row."""
+        """Render the templates for a sample, as `open` does.
+
+        Raises:
+            ConfigError: If a field is missing from the row of the sample.
+        """
         self._instructions.render(sample)
 
     async def open(self, start: EpisodeStart) -> UserSession:
-        """Open the user session of one episode. Its seed is independent of the agent's, and the same for every
-        agent.
+        """Open the session of the user for one episode.
+
+        Its seed does not depend on the agent, so every agent meets the same user.
         """
         seed = derive_seed("user", start.seeds.run, start.sample.id, start.rollout_index)
         policy = self._policy_for(start.sample)
@@ -115,7 +122,7 @@ class SimulatedUser:
         return _speaks_first(self._opens, messages, observation)
 
     async def close(self) -> None:
-        """Close the policy. Call it once, after the last session."""
+        """Close the policy of the user. Call this once, after the last session."""
         await self.policy.close()
 
     def _policy_for(self, sample: Sample) -> AgentPolicy:
@@ -123,18 +130,18 @@ class SimulatedUser:
 
 
 class ScriptedUser(SimulatedUser):
-    """A user who gives predefined answers and then stops.
+    """A user who gives predefined answers and then ends the conversation.
 
     Args:
-        replies: the texts in order, templates rendered with the sample's row; or a sync or async function of the
-            conversation (as the user sees it) and the row that returns a text. By default the row's `replies`,
-            verbatim.
-        instructions: as in `SimulatedUser`; passed to a function as the system message.
-        stop_phrase: as in `SimulatedUser`.
-        opens: as in `SimulatedUser`.
+        replies: the answers in order, as templates that are rendered with the row of the sample. Alternatively, a sync
+            or async function that receives the conversation as the user sees it and the row, and returns a string. By
+            default, the field `replies` of the row, which is not rendered.
+        instructions: the system message, which is passed to a function in `replies`; see `SimulatedUser`.
+        stop_phrase: a phrase that ends the conversation; see `SimulatedUser`.
+        opens: True if the user speaks first; see `SimulatedUser`.
 
     Raises:
-        ConfigError: `replies` has another type, or a template does not compile.
+        ConfigError: If `replies` has another type, or a template cannot be compiled.
     """
 
     def __init__(
@@ -151,7 +158,7 @@ class ScriptedUser(SimulatedUser):
         self._replies = None if given is None else _RowTemplates(given, "user")
 
     def check(self, sample: Sample) -> None:
-        """Render the templates; if `replies` is not set, check that the row contains replies."""
+        """Render the templates for a sample. If `replies` is not set, check that the row contains replies."""
         super().check(sample)
         self._policy_for(sample)
 
@@ -173,13 +180,13 @@ class ScriptedUser(SimulatedUser):
             texts = _check_texts(sample.row["replies"], f"sample {sample.id!r}: replies")
         else:
             raise ConfigError(
-                f"sample {sample.id!r} has no 'replies', and the task's scripted user does not define any"
+                f"sample {sample.id!r} has no 'replies', and the scripted user of the task does not define any"
             )
         return ScriptedPolicy([{"type": "text", "content": text} for text in texts])
 
 
 class UserSession:
-    """The user of one episode with the session of its policy. A session shared between episodes is not closed."""
+    """The user of one episode. If the episodes share one session of the policy, it is not closed with the episode."""
 
     def __init__(
         self,
@@ -198,9 +205,10 @@ class UserSession:
         self._heard: list[tuple[Message, Message | None]] = []
 
     def speaks_first(self, messages: Sequence[Message], observation: str) -> bool:
-        """Return True if the user speaks first. Call it once, before `reply`.
+        """Return True if the user speaks first. Call this once, before `reply`.
 
-        The environment's first observation may be one of the task's first messages; it is hidden from the user.
+        The first messages of the task may include the first observation of the environment, which is hidden from the
+        user.
         """
         self._observation = observation
         if speaks_first := _speaks_first(self._opens, messages, observation):
@@ -208,10 +216,10 @@ class UserSession:
         return speaks_first
 
     async def reply(self, messages: Sequence[Message]) -> UserTurn:
-        """Return the user's next message, given the conversation as the agent sees it.
+        """Return the next message of the user, given the conversation as the agent sees it.
 
         Raises:
-            PolicyError: the user's policy did not return an action, or called a tool.
+            PolicyError: If the policy of the user did not return an action, or called a tool.
         """
         # Keep each message the same object from turn to turn, so that the policy encodes it only once.
         seen: list[tuple[Message | None, Message | None]] = [*self._heard, *[(None, None)] * len(messages)]
@@ -224,7 +232,7 @@ class UserSession:
             output = await next_action(self._policy, conversation, None, label=WHO)
         action = output.action_structured
         if action["type"] not in ("text", "terminate"):
-            raise PolicyError(f"{WHO} called a tool, but users have no tools: {action!r:.200}")
+            raise PolicyError(f"{WHO} called a tool, but it has no tools: {action!r:.200}")
         text = action.get("content") or ""
         stops = action["type"] == "terminate" or self._stop_phrase in text
         known = {key: value for key, value in (output.log_probs or {}).items() if value is not None}
@@ -239,13 +247,16 @@ class UserSession:
         return UserTurn(text, stops, facts)
 
     async def close(self) -> None:
-        """Close the session of the policy."""
+        """Close the session of the policy, unless it is shared."""
         if not self._is_shared:
             await self._policy.close()
 
 
 def to_user_view(message: Message, observation: str) -> Message | None:
-    """Return a message as the user's policy sees it; None if it is hidden, like the environment's `observation`."""
+    """Return a message as the policy of the user sees it, or None if it is hidden.
+
+    The `observation` of the environment is hidden.
+    """
     if message.role == "assistant" and not message.tool_calls and not message.function_call:
         return Message(role="user", content=message.text or NO_ANSWER)
     return Message(role="assistant", content=message.text) if _is_from_user(message, observation) else None
@@ -260,7 +271,7 @@ def _is_from_user(message: Message, observation: str) -> bool:
 
 
 class _RowTemplates:
-    """Templates rendered with a sample's row, compiled once."""
+    """Templates that are compiled once and rendered with the row of each sample."""
 
     def __init__(self, texts: Sequence[str], role: str) -> None:
         messages = [{"role": role, "content": text} for text in texts]
@@ -278,7 +289,10 @@ class _RowTemplates:
 
 @contextmanager
 def _named_failures() -> Iterator[None]:
-    """Name the user in its failures, since records and tables list them under the agent's label."""
+    """Begin the message of a failure with the name of the user.
+
+    Records and tables list such a failure under the label of the agent.
+    """
     try:
         with boundary(PolicyError, WHO):
             yield
@@ -295,23 +309,26 @@ def _check_texts(value: Any, what: str) -> list[str]:
 
 
 class _UserTurn(NamedTuple):
-    """A recorded user message; the text is None if the user ended the conversation without text."""
+    """A recorded message of the user. It is `None` if the user ended the conversation without text."""
 
     message: Message | None
     facts: Mapping[str, Any]
 
 
 def build_dialogue(episode: SingleAgentEpisode) -> MultiAgentEpisode:
-    """Return the recorded conversation as an episode of "agent" and "user", to inspect or train either of them.
+    """Return a recorded conversation as an episode with an "agent" and a "user", to inspect or train either of them.
 
-    The environment's time advances with each action of either agent. The agent's episode is the recorded one, with
-    shared conversation and tokens. The user observes the agent's texts and acts by answering. If known, the raw text,
-    usage and token ids of the user's messages become extra model outputs and the tokens of the user's episode. If the
-    user spoke last, that action is complete if the task ended with it; it is left hanging if the conversation was cut
-    off or continues. The user's rewards are unknown. A user who never spoke is omitted.
+    Each action of either agent is one step of the environment. The episode of the agent is the recorded one, with the
+    same conversation and tokens. The user observes the text of the agent and acts by answering. If they are known, the
+    raw text and the usage of the user's messages become extra model outputs, and their token ids become the tokens of
+    the user's episode.
+
+    If the user spoke last and the task ended with that message, the action of the user is complete. If the conversation
+    was cut off or continues, the action is left hanging. The rewards of the user are unknown. A user who never spoke is
+    omitted.
 
     Raises:
-        EpisodeError: the recorded tokens of the user are inconsistent.
+        EpisodeError: If the recorded tokens of the user are inconsistent.
     """
     from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
 
@@ -338,7 +355,7 @@ def build_dialogue(episode: SingleAgentEpisode) -> MultiAgentEpisode:
 
 
 def _user_turn(episode: SingleAgentEpisode, t: int) -> _UserTurn | None:
-    """Return the user's answer to the t-th action, or their opening for -1; None if the user did not answer it."""
+    """Return the answer of the user to the t-th action, or their opening for -1. None if the user did not answer."""
     facts = episode.get_infos(t + 1).get(USER)
     if facts is None:
         return None
@@ -347,7 +364,7 @@ def _user_turn(episode: SingleAgentEpisode, t: int) -> _UserTurn | None:
 
 
 def _messages_after(episode: SingleAgentEpisode, t: int) -> list[Message]:
-    """Return the answers to the t-th action; for -1, the first messages that the task passed to the policy."""
+    """Return the messages that followed the t-th action. For -1, return the first messages of the task."""
     if t >= 0:
         return episode.answers_to(t)
     if given := episode.get_infos(0).get("given_messages"):
@@ -357,7 +374,7 @@ def _messages_after(episode: SingleAgentEpisode, t: int) -> list[Message]:
 
 
 def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) -> None:
-    """Add one recorded step: the agent's action and the user's answer, if any."""
+    """Add one recorded step: the action of the agent and, if there is one, the answer of the user."""
     outputs = {key: column.get(t) for key, column in episode.extra_model_outputs.items()}
     acts: dict[str, Any] = {
         "actions": {AGENT: episode.get_actions(t)},
@@ -376,7 +393,7 @@ def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) 
 
 
 def _add_turn(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, turn: _UserTurn, t: int) -> None:
-    """Add the user's answer to the t-th action and the agent's next observation; t = -1 is the opening."""
+    """Add the user's answer to the t-th action and the next observation of the agent. For the opening, t is -1."""
     info: dict[str, Any] = {}
     tokens = write_log_probs(turn.facts, dialogue.agent_episodes[USER], info)
     outputs = {"raw_policy_output": turn.facts.get("raw"), **info, **tokens}
@@ -395,7 +412,7 @@ def _add_answered(
     user_waits: bool,
     **acts: Any,
 ) -> None:
-    """Add the environment step in which the agent observes the results of its t-th action."""
+    """Add the step of the environment in which the agent observes the results of its t-th action."""
     is_last = t == len(episode) - 1
     agents, rewards = {USER}, {}
     if t >= 0:
@@ -414,7 +431,10 @@ def _add_answered(
 
 
 def _add_user_conversation(user: SingleAgentEpisode, episode: SingleAgentEpisode) -> None:
-    """Add the conversation from the user's side: instructions, observed messages, and the user's messages as turns."""
+    """Add the conversation from the side of the user.
+
+    It consists of the instructions, the messages that the user saw, and the answers of the user.
+    """
     user.id_ = f"{episode.id_}-{USER}"
     turns = [_user_turn(episode, t) for t in range(-1, len(episode))]
     instructions = next((turn.facts.get("instructions") for turn in turns if turn is not None), None)

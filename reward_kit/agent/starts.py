@@ -1,8 +1,8 @@
-"""`GroupStart`, the start shared by the episodes of a group, and guarded calls to an environment.
+"""`GroupStart`, the common start of all episodes in a group, and guarded calls to an environment.
 
-A `GroupStart` sets up and resets the sample's resource once, records the state key, and gives each episode a private
-fork, whose state key must match. If the resource cannot be forked, each episode starts from its own reset instead, and
-is recorded as unverified.
+A `GroupStart` sets up and resets the resource of the sample once, and records the state key. Each episode receives a
+private fork, which must have the same state key. If the resource cannot be forked, each episode starts from a separate
+reset instead, and its record says that the start was not verified.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ logger = logging.getLogger("reward_kit.agent")
 
 
 class environment_call:
-    """A guarded call to a resource: errors become an `EnvironmentFailure`, and the call is cancelled after `seconds`.
+    """A guarded call to a resource. Errors become an `EnvironmentFailure`, and the call is cancelled after `seconds`.
 
     A resource that never waits gets no cancel scope, which would cost as much as a step of a fast environment. `limit`
-    is the name of the setting for `seconds`.
+    is the name of the setting that defines `seconds`.
     """
 
     __slots__ = ("_boundary", "_limit", "_scope", "_seconds")
@@ -67,7 +67,7 @@ class environment_call:
 
 
 async def close_quietly(resource: ForkableResource) -> None:
-    """Close a resource, even during cancellation. A failure is logged and does not affect the episode."""
+    """Close a resource, even during cancellation. A failure is only logged."""
     try:
         with (
             boundary(EnvironmentFailure, f"close of {type(resource).__name__}"),
@@ -90,7 +90,7 @@ async def _closing_on_error(resource: ForkableResource) -> AsyncIterator[None]:
 class SharedEnvironment:
     """A resource that the caller sets up and closes. Episodes run in forks of its current state.
 
-    If it cannot be forked, episodes run one at a time, and all but the first start after a reset.
+    If it cannot be forked, episodes run one at a time, and each one except the first starts after a reset.
     """
 
     resource: ForkableResource
@@ -100,7 +100,10 @@ class SharedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
-    """An episode's identity, seeds and private resource; the resource is None if the task has only tools."""
+    """The identity of an episode, its seeds, and its private resource.
+
+    If the task has only tools, the resource is `None`.
+    """
 
     rollout_id: str
     group_id: str
@@ -115,17 +118,17 @@ class EpisodeStart:
 
 
 class GroupStart:
-    """The start of a group. Use it as an async context manager; `episode` may be called concurrently.
+    """The start of a group. Use it as an async context manager. `episode` may be called concurrently.
 
     Args:
         task: the task that defines the resource.
         sample: the sample of the group.
         run_seed: the seed of the run.
-        policy_label: distinguishes the groups of several policies on one sample.
-        environment: a resource to use instead of the task's `resource_type`.
-        kind: the resource's class, overriding the task's `resource_type`.
-        first_keys: the state key of the first episode of each group id. An episode that starts in a different state
-            gets a separate group id, because it cannot be compared with the others.
+        policy_label: the name of the policy, which distinguishes the groups of several policies for the same sample.
+        environment: a resource to use instead of the `resource_type` of the task.
+        kind: the class of the resource, which overrides the `resource_type` of the task.
+        first_keys: the state key of the first episode for each group id. An episode that starts in a different state
+            gets a different group id, because it cannot be compared with the others.
     """
 
     def __init__(
@@ -154,19 +157,19 @@ class GroupStart:
         await self.close()
 
     async def close(self) -> None:
-        """Close the group's own resource; each episode closes its fork."""
+        """Close the resource of the group. Each episode closes its fork separately."""
         base, self._base = self._base, None
         if base is not None:
             await close_quietly(base)
 
     def identity(self, rollout_index: int) -> EpisodeStart:
-        """Return the start of the `rollout_index`-th episode, without a resource."""
+        """Return the start of the episode with this index, without a resource."""
         seeds = derive_seeds(self._run_seed, self._sample.id, rollout_index, self._task.noise, self._label)
         rollout_id = make_rollout_id(self.group_id, rollout_index)
         return EpisodeStart(rollout_id, self.group_id, rollout_index, self._sample, seeds)
 
     async def episode(self, rollout_index: int) -> EpisodeStart:
-        """Return the start of the `rollout_index`-th episode; the caller must pass it to `finish`."""
+        """Return the start of the episode with this index. The caller must pass it to `finish` at the end."""
         start, shared, task, sample = self.identity(rollout_index), self._shared, self._task, self._sample
         if shared is None and self._kind is None and task.resource_type is None:
             return start
@@ -197,7 +200,7 @@ class GroupStart:
             key = await self._state_key(resource)
             if self._key is not None and key != self._key:
                 raise EnvironmentFailure(
-                    f"{type(resource).__name__}: a fork has the state key {key}, but its origin has "
+                    f"{type(resource).__name__}: a fork has the state key {key}, but the original has "
                     f"{self._key}; fork() does not copy the state"
                 )
             with self._call(f"reseed_noise of {type(resource).__name__}"):
@@ -206,7 +209,7 @@ class GroupStart:
         return replace(start, group_id=self._group_of(key), state_key=key)
 
     async def finish(self, start: EpisodeStart) -> None:
-        """Close the resource of an episode, or pass a shared one on to the next episode."""
+        """Close the resource of an episode. If it is shared, let the next episode use it instead."""
         shared = self._shared
         if shared is not None and start.resource is shared.resource:
             shared.lock.release()
@@ -214,7 +217,7 @@ class GroupStart:
             await close_quietly(start.resource)
 
     def _group_of(self, key: str) -> str:
-        """Return the group id for an episode that starts in the state with this key."""
+        """Return the group id of an episode that starts in the state with this key."""
         first = key if self._first_keys is None else self._first_keys.setdefault(self.group_id, key)
         if key == first:
             return self.group_id
@@ -225,7 +228,7 @@ class GroupStart:
             first,
             "run_group(n) starts all episodes of a group in the same state"
             if self._shared is None
-            else "it was passed as environment=, and its state changed in between",
+            else "the state of the resource passed as environment= has changed in between",
         )
         return f"{self.group_id}-{hash_key(key)[:8]}"
 
@@ -235,7 +238,7 @@ class GroupStart:
                 return await shared.resource.fork()
 
     async def _take_turn(self, shared: SharedEnvironment, seeds: Seeds) -> ForkableResource:
-        """Wait for the shared resource and return it; it is held until `finish`."""
+        """Wait until the shared resource is free, and return it. The caller holds it until `finish`."""
         await shared.lock.acquire()
         try:
             if shared.was_used:

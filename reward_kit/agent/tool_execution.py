@@ -1,4 +1,4 @@
-"""Execution of the tool calls of an action, and a count of the tool errors of a run."""
+"""Execution of the tool calls in an action, and a count of calls to unknown tools."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ logger = logging.getLogger("reward_kit.agent")
 
 @dataclass(slots=True)
 class Execution:
-    """The results of one action: messages, the sum of its rewards, and JSON-safe facts for the step."""
+    """The results of one action: its messages, the sum of its rewards, and JSON-safe data for the step."""
 
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None
@@ -50,19 +50,20 @@ class Execution:
 
     @property
     def is_over(self) -> bool:
-        """True if no further calls of this action will be executed."""
+        """True if the remaining calls of this action will not be executed."""
         ended = self.terminated or self.truncated or self.wants_end
         return ended or self.is_interrupted or self.failure is not None
 
 
 class Toolbox:
-    """The tools of one episode, and the terminate tool.
+    """The tools that the agent can call in one episode, including the terminate tool.
 
-    If the task's `tools` is set, these are the tools that it names. Otherwise they are the task's own tools, or those
-    of the resource if the task has none. The agent can call no other tools.
+    If the task names its `tools`, the agent can call only those. Otherwise it can call the tools of the task, or the
+    tools of the resource if the task has none.
 
     Attributes:
-        missing: the names in the task's `tools` that did not exist when `specs` was last called, each with a message.
+        missing: the names in the `tools` of the task that did not exist when `specs` was last called, each with a
+            message.
     """
 
     def __init__(
@@ -84,7 +85,11 @@ class Toolbox:
         self.missing: dict[str, str] = {}
 
     async def specs(self) -> list[ToolSpec] | None:
-        """Return the tools that can be called now, or None; raise a ConfigError for a duplicate name."""
+        """Return the tools that can be called now, or None.
+
+        Raises:
+            ConfigError: If two tools have the same name.
+        """
         specs = self._own
         with boundary(EnvironmentFailure, "get_tools_spec"):
             if self._resource is not None and not self._hides_resource:
@@ -107,9 +112,9 @@ class Toolbox:
     ) -> Execution:
         """Execute the calls of an action in order, and add the results to `done`.
 
-        If a call raises a `ToolError`, the agent gets its message. Any other exception of a tool or a resource ends the
-        episode with a failure, because it is not the agent's mistake. A resource that times out also ends the episode,
-        because its state is unknown.
+        If a call raises a `ToolError`, the agent receives its message. Any other exception of a tool or a resource ends
+        the episode with a failure, because it is not a mistake of the agent. A resource that times out also ends the
+        episode, because its state is unknown.
         """
         done = Execution() if done is None else done
         calls, limit = get_tool_calls(action), self._output_chars
@@ -120,7 +125,7 @@ class Toolbox:
             facts["name"] = name
             if len(text) > limit:
                 half, facts["cut"] = limit // 2, True
-                note = f"\n[… {len(text) - 2 * half:,} of {len(text):,} characters left out …]\n"
+                note = f"\n[… {len(text) - 2 * half:,} of {len(text):,} characters omitted …]\n"
                 text = f"{text[:half]}{note}{text[len(text) - half :]}"
             done.messages.append(Message(role="tool", name=name, tool_call_id=call_id, content=text))
             done.info.setdefault("tools", []).append(facts)
@@ -131,7 +136,7 @@ class Toolbox:
     async def _call(
         self, call: Mapping[str, Any], done: Execution, seconds_left: float | None
     ) -> tuple[str, dict[str, Any]]:
-        """Return the text that answers one call, and facts about the call."""
+        """Return the text that the agent receives as the result of a call, and data about the call."""
         if done.is_over:
             return NOT_EXECUTED, {"skipped": True}
         name, arguments = call["name"], call.get("arguments") or {}
@@ -167,7 +172,7 @@ class Toolbox:
         except RewardKitError as error:
             logger.info("%s failed", name, exc_info=error)
             done.failure = Failure.from_exception(error)
-            return f"Error: {error}", {"error": str(error), "is_valid": False}
+            return f"Error: {error}", {"error": str(error)}  # not an invalid action: the agent is not at fault
 
     def _is_own(self, name: str) -> bool:
         is_own = self._registry is not None and name in self._registry.get_tools()
@@ -209,9 +214,10 @@ _SHOWN_NAMES, _SHOWN_TOOLS = 3, 8
 
 
 class ToolErrors:
-    """Counts calls to unknown tools in a run, for its final report.
+    """A count of calls to unknown tools, which a run reports at its end.
 
-    Such a call only produces an answer to the agent, so without this count it would appear only in the episodes.
+    The agent receives an error for such a call, and the episode continues. Without this count, such calls would be
+    visible only in the episodes.
     """
 
     def __init__(self) -> None:
@@ -220,14 +226,14 @@ class ToolErrors:
         self._offered: Sequence[str] = ()
 
     def add_unknown(self, name: str, offered: Sequence[str]) -> None:
-        """Count a call to a tool that is not among the `offered` ones."""
+        """Count a call to a tool that is not among those `offered`."""
         self._unknown_calls += 1
         self._offered = offered
         if name in self._unknown or len(self._unknown) < _MAX_NAMES:
             self._unknown[name] += 1
 
     def lines(self) -> list[str]:
-        """Return one line with the most frequent unknown names; [] without unknown names."""
+        """Return a line with the most frequent unknown names, or no line if there were no such calls."""
         if not self._unknown_calls:
             return []
         names = [repr(escape_text(name, 60)) for name, _ in self._unknown.most_common(_SHOWN_NAMES)]
@@ -236,7 +242,7 @@ class ToolErrors:
         ellipsis = ["…"] if len(self._offered) > _SHOWN_TOOLS else []
         offered = ", ".join([*self._offered[:_SHOWN_TOOLS], *ellipsis])
         there = f"known: {offered}" if offered else "the episode has no tools"
-        return [f"{pluralize(self._unknown_calls, 'call')} named an unknown tool: {named} ({there})"]
+        return [f"{pluralize(self._unknown_calls, 'call')} to unknown tools: {named} ({there})"]
 
 
 CURRENT_TOOL_ERRORS: ContextVar[ToolErrors | None] = ContextVar("CURRENT_TOOL_ERRORS", default=None)

@@ -46,7 +46,7 @@ from reward_kit.display_text import pluralize
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.config import resource_class
 from reward_kit.environments.servers import ServerPool
-from reward_kit.errors import ConfigError, PolicyError, boundary
+from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary
 from reward_kit.loading import split_reference
 from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_reward, make_scorer
 from reward_kit.reward_agent.named_rewards import NamedRewards, each_call, each_reward
@@ -338,15 +338,18 @@ class TaskReport:
             )
         wrong = sum(len(proof.problems) for proof in self.proofs)
         acting = [proof for proof in self.proofs if not proof.is_idle]
-        right = sum(proof.gold is not None and not proof.problems for proof in acting)
+        solved = sum(
+            proof.gold is not None and not any("reference" in problem for problem in proof.problems) for proof in acting
+        )
         nothing = sum(not any("nothing" in problem for problem in proof.problems) for proof in acting)
         idle = sum(proof.is_idle and not proof.problems for proof in self.proofs)
         is_right = f"; doing nothing is right and scores 1 on {idle}" if len(acting) < count else ""
-        by = ", ".join(sorted({proof.by for proof in self.proofs if proof.by})) or "unknown"
+        by = ", ".join(sorted({proof.by for proof in self.proofs if proof.by}))
         errors = f"{pluralize(wrong, 'error')}; " if wrong else ""
+        reference = f"the reference solution ({by}) scores 1 on {solved}" if by else "no reference solution"
         yield (
-            f"{self.task.path}: {errors}{pluralize(count, 'sample')}; the reference solution ({by}) scores 1 and doing "
-            f"nothing scores 0 on {right}; doing nothing scores 0 on {nothing}{is_right}"
+            f"{self.task.path}: {errors}{pluralize(count, 'sample')}; {reference}; "
+            f"doing nothing scores 0 on {nothing}{is_right}"
         )
 
 
@@ -443,15 +446,32 @@ async def prove(
     definition, limiter = task.definition, anyio.CapacityLimiter(max_concurrency)
     async with ServerPool(), make_scorer(task.reward, definition.limits.reward_time_s) as scorer:
 
+        def worker_for(label: str, policy: AgentPolicy) -> RLRolloutWorker:
+            return RLRolloutWorker(definition, policy, tools=task.tools, user=user, policy_label=label)
+
         async def end(sample: Sample, label: str, policy: AgentPolicy) -> End:
-            worker = RLRolloutWorker(definition, policy, tools=task.tools, user=user, policy_label=label)
+            worker = worker_for(label, policy)
             async with worker.group(sample, seed) as group:
                 episode = await worker.collect_episode(group)
             request = ScoringRequest.from_episode(episode, definition)
             return End(request, await scorer.score(request), str(episode.custom_data.get("stop_reason")))
 
+        async def has_expert(sample: Sample) -> bool:
+            async with worker_for("expert", ExpertPolicy()).group(sample, seed) as group:
+                try:
+                    start = await group.episode(0)
+                except RewardKitError:
+                    return True  # the episode reports why the resource does not start
+                try:
+                    return start.resource is not None and await start.resource.expert_action() is not None
+                finally:
+                    await group.finish(start)
+
         async def prove_one(proof: SampleProof, right: _Right | None) -> None:
             async with limiter:
+                # A resource class may have an expert only in some configurations, such as with `expert_queries`.
+                if right is not None and right[0] == "expert" and not await has_expert(proof.sample):
+                    proof.by, right = "", None
                 proof.nothing = await end(proof.sample, "nothing", ScriptedPolicy([]))
                 proof.gold = await end(proof.sample, *right) if right is not None else None
             proof.judge(definition.pass_threshold)

@@ -324,7 +324,9 @@ async def _learn(question: Question, bench: Bench, chance: random.Random) -> Non
         if tried.floor is None:
             continue  # An unscored wrong answer is a separate finding, not evidence about this form
         if not tried.separates_answers:
-            question.alike = f"{tried.written(question.truth)[:60]}: {tried.gold_score:.4g}, as for wrong answers"
+            question.alike = (
+                f"{tried.written(question.truth)[:60]}: {tried.gold_score:.4g}, the same as for wrong answers"
+            )
         else:
             best = tried.gold_score
             question.form, question.gold, question.gold_seen, question.floor = (

@@ -188,7 +188,7 @@ def check_trl_rollout(
     `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` (1 on the tokens of the model, 0 on those of
     the environment) contain one list per prompt; a single row is also accepted. The format stores one sequence per
     episode rather than the input of each turn. Adjacent actions, credit, versions, initial states and drifted prefixes
-    can therefore not be checked. A row whose `score` is None is unscored, and may be masked entirely.
+    can therefore not be checked. A row whose `score` is `None` is unscored, and may be masked entirely.
 
     Args:
         rollout: the dict.
@@ -425,7 +425,7 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
 
 
 def _records(path: Path) -> Iterator[tuple[str, str | None, Any]]:
-    """Yield the name, the text and the value of each record; the text is None if the value is already parsed."""
+    """Yield the name, the text and the value of each record; the text is `None` if the value is already parsed."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             if path.suffix == ".jsonl":

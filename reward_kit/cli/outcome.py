@@ -257,7 +257,10 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         more = f" -T run_limits.{control.reached.key}=MORE" if control.reached else ""
         note.print(f"{resume_line(resume)}{more}")
         if control.is_failure and resume[:2] == ["reward-kit", "run"]:
-            note.print("To change the model's URL, add --base-url URL; to change the model, start a new run.")
+            note.print(
+                "To change the URL of the agent's model, add --base-url URL. To change a judge, edit the task file and"
+            )
+            note.print("add --force. To change the agent's model, start a new run.")
     elif resume and any(summary.scored for summary in policies):
         note.print(f"Read the episodes:  {shlex.join(['reward-kit', 'view', str(outcome.path), '--open'])}")
         again = ["reward-kit", "score", str(outcome.path), "--reward", "FILE.py:FUNCTION"]

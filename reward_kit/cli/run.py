@@ -351,7 +351,8 @@ def _show_plan(plan: RunPlan, request: FirstRequest, as_json: bool) -> None:
         echo_json({"dry_run": True, **facts, "first_request": sample})
         return
     for key, value in facts.items():
-        echo(f"{key + ':':<10}{', '.join(value) if isinstance(value, list) else value}")
+        if value is not None:
+            echo(f"{key + ':':<10}{', '.join(value) if isinstance(value, list) else value}")
     echo(f"First request, for sample {plan.samples[0].id!r}:")
     shown = [(f"[{message.role}] ", _content(message)) for message in request.messages]
     if request.user_opens:

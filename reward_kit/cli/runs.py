@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import shlex
 import shutil
 from collections import Counter
 from contextlib import suppress
@@ -35,6 +36,7 @@ class StoredRun:
         size: the size on disk in bytes.
         total: the number of episodes of the complete run.
         scores: the mean score of each policy, if there is a summary.
+        resume: the command that resumes the run, if it was stopped.
     """
 
     path: Path
@@ -44,6 +46,7 @@ class StoredRun:
     size: int
     total: int
     scores: dict[str, float | None]
+    resume: tuple[str, ...] = ()
 
 
 def stored_runs(folder: Path) -> list[StoredRun]:
@@ -78,15 +81,18 @@ def _read(path: Path) -> StoredRun:
         header = RunHeader.read(path)
     except StoreError:
         return StoredRun(path, "?", "unreadable", _LONG_AGO, size, 0, scores)
-    is_open = header.status == "running" and is_open_elsewhere(path)
+    status = header.status_now(header.status == "running" and is_open_elsewhere(path))
+    program = "train" if header.training is not None else "run" if header.data is None else ""
+    can_resume = bool(program) and status in ("killed", "interrupted")
     return StoredRun(
         path=path,
         task=header.task_name,
-        status=header.status_now(is_open),
+        status=status,
         started_at=header.timing.started_at,
         size=size,
         total=header.total,
         scores=scores,
+        resume=("reward-kit", program, "--resume", str(path)) if can_resume else (),
     )
 
 
@@ -131,6 +137,8 @@ def list_(log_dir: Path, as_json: bool) -> None:
         echo(f"{run.path}  {run.status:<11}  {_size(run.size):>8}  {scores}")
     if not runs:
         echo(f"No runs in {log_dir}.", err=True)
+    if stopped := next((run for run in runs if run.resume), None):
+        echo(f"Resume the newest stopped run with:  {shlex.join(stopped.resume)}", err=True)
 
 
 @command.command(name="prune")

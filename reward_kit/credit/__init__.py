@@ -1,4 +1,4 @@
-"""Credit assignment: advantage estimators by name, state hashes, group filters and diagnostics.
+"""Credit assignment: advantage estimators, state hashes, group filters and diagnostics.
 
 Modules are imported on first use.
 """

@@ -1,4 +1,4 @@
-"""Diagnostics of a batch's credit: steps with peers, steps without advantage, and likely causes of weak credit."""
+"""Diagnostics for the credit of a batch, with warnings that name the likely causes of weak credit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reward_kit.credit.step_arrays import Codes, Flags, Floats, factorize
 from reward_kit.credit.step_credit import StepCredit
 
 FEW_SHARED = 0.05
-"""Threshold for the share of steps with a peer, below which step-level credit has almost no effect."""
+"""The share of steps with a peer below which step-level credit has almost no effect."""
 
 # Each message states a problem with its likely cause and fix.
 _NOTHING_SCORED = "no trajectory is scored, so credit cannot be computed; inspect the failed scores"
@@ -21,38 +21,39 @@ _ALL_SINGLE = (
     "per sample, or check the group ids"
 )
 _ALL_TIED = (
-    "in every group, all scores are equal, so no trajectory has an advantage; choose tasks that are neither "
-    "always solved nor never solved, or a reward with more levels"
+    "all scores are equal within every group, so no trajectory has an advantage; choose tasks that are solved only "
+    "some of the time, or a reward with more levels"
 )
 _FEW_SHARED = (
     "only {:.1%} of the steps share their state with another step, so nearly all step advantages are 0; the "
-    "state key contains something that never repeats (time, step count, id, history): exclude it, or choose "
-    "another state_hash (regex, canonical_json, similarity)"
+    "state key probably contains something that never repeats, such as a time, a step count, an id or the history; "
+    "exclude it or choose another state_hash (regex, canonical_json, similarity)"
 )
 _NEVER_MEET = (
-    "no two trajectories of a group share a state; check that the group's episodes have the "
-    "same start and that the state key contains nothing specific to the episode"
+    "no two trajectories of a group share a state; check that all episodes of a group start in the same state and "
+    "that the state key contains nothing that is specific to one episode"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CreditDiagnostics:
-    """Statistics of the scored part of a batch; unscored trajectories are only counted in `unscored`.
+    """Statistics of the credit of a batch.
 
-    A peer of a step is another step with the same anchor state: a step taken in the same state within the same group.
+    All fields except `unscored` count only scored trajectories. Two steps are peers if they have the same anchor state,
+    that is, if they were taken in the same state within the same group.
 
     Attributes:
         trajectories: the number of scored trajectories.
         unscored: the number of trajectories without a score.
-        steps: the number of steps of the scored trajectories.
-        groups: the number of groups with a scored trajectory.
-        single_groups: the number of groups with one scored trajectory, which cannot be compared.
-        tied_groups: the number of groups of two or more whose scores are all equal.
-        uses_states: whether the estimator uses states; if not, the counts of anchors and peers are 0.
-        anchor_sizes: maps a number of steps to the number of anchor states with that many steps.
-        steps_with_peer: the number of steps with a peer.
-        steps_with_other_peer: the number of steps with a peer in another trajectory. If only one trajectory visits a
-            state repeatedly, its steps are compared only with each other.
+        steps: the number of steps in the scored trajectories.
+        groups: the number of groups with at least one scored trajectory.
+        single_groups: the number of groups with exactly one scored trajectory, which cannot be compared with others.
+        tied_groups: the number of groups that have at least two scored trajectories, all with the same score.
+        uses_states: True if the estimator uses states. If False, the counts of anchors and peers are 0.
+        anchor_sizes: a mapping from a number of steps to the number of anchor states that have that many steps.
+        steps_with_peer: the number of steps that have a peer.
+        steps_with_other_peer: the number of steps that have a peer in another trajectory. If only one trajectory visits
+            a state repeatedly, its steps are compared only with each other.
         zero_advantages: the number of steps with an advantage of exactly 0.
     """
 
@@ -69,9 +70,9 @@ class CreditDiagnostics:
     zero_advantages: int
 
     def summary(self) -> dict[str, float]:
-        """Return the statistics under their names in logs.
+        """Return the statistics, keyed by the names under which they are logged.
 
-        Shares refer to the scored steps or groups; a share of an empty set is absent.
+        Shares are relative to the number of scored steps or groups. A share is omitted if that number is 0.
         """
         figures: dict[str, float] = {
             "credit/trajectories": self.trajectories,
@@ -94,13 +95,13 @@ class CreditDiagnostics:
         return figures
 
     def warnings(self) -> list[str]:
-        """Return messages about problems that weaken the credit, each with its cause and a fix."""
+        """Return a message for each problem that weakens the credit, with its likely cause and a fix."""
         if not self.trajectories:
             return [_NOTHING_SCORED]
         warnings = []
         if self.unscored > self.trajectories:
             warnings.append(_MOSTLY_UNSCORED.format(self.unscored, self.unscored + self.trajectories))
-        # An estimator that does not compare groups gives nonzero advantages even without states or differing groups.
+        # An estimator that does not compare trajectories within a group gives nonzero advantages in any case.
         compares_groups = self.uses_states or self.zero_advantages == self.steps
         if compares_groups and self.single_groups == self.groups:
             warnings.append(_ALL_SINGLE)
@@ -121,13 +122,13 @@ def credit_diagnostics(
     scores: Sequence[float | None],
     group_ids: Sequence[Hashable] | None = None,
 ) -> CreditDiagnostics:
-    """Return the diagnostics of a batch's credit.
+    """Compute the diagnostics for the credit of a batch.
 
     Args:
-        credit: the credit of S steps.
-        lengths_B: (B,) the number of steps of each trajectory.
-        scores: (B,) the scores, None if unscored.
-        group_ids: (B,) the group of each trajectory; None for a single group.
+        credit: the credit of the S steps.
+        lengths_B: (B,) the number of steps in each trajectory.
+        scores: (B,) the scores; None for an unscored trajectory.
+        group_ids: (B,) the group of each trajectory. If None, all trajectories form a single group.
     """
     lengths_B = np.asarray(lengths_B, dtype=np.int64)
     # As float64, None is NaN.
@@ -156,7 +157,7 @@ def credit_diagnostics(
 
 
 def _extremes(codes_N: Codes, values_N: Codes | Floats, size: int) -> tuple[Floats, Floats]:
-    """Return the lowest and the highest value of each code."""
+    """Return the lowest and the highest value for each code."""
     lowest, highest = np.full(size, np.inf), np.full(size, -np.inf)
     np.minimum.at(lowest, codes_N, values_N)
     np.maximum.at(highest, codes_N, values_N)
@@ -164,8 +165,9 @@ def _extremes(codes_N: Codes, values_N: Codes | Floats, size: int) -> tuple[Floa
 
 
 def _peers(anchors_S: Codes, trajectories_S: Codes) -> tuple[dict[int, int], Flags, Flags]:
-    """Return three values: the number of anchors of each size, and for each step whether it has a peer, and whether it
-    has one in another trajectory.
+    """Return the number of anchor states for each size, and two flags for each step.
+
+    The first flag is True if the step has a peer, and the second is True if it has a peer in another trajectory.
     """
     if not len(anchors_S) or anchors_S[0] < 0:
         none_S = np.zeros(len(anchors_S), dtype=np.bool_)

@@ -1,12 +1,12 @@
-"""Advantage estimators: pure NumPy functions in float64.
+"""Advantage estimators, written as pure NumPy functions in float64.
 
-An estimator takes a batch of trajectories (lists of `StepData`), their final scores and their groups, and keyword-only
-hyperparameters. It returns a `StepCredit`: flat arrays with one item per step of the batch, in order. `ESTIMATORS`
-contains them by name. `with_credit` writes a `StepCredit` onto copies of the steps.
+An estimator takes a batch of trajectories (lists of `StepData`), their final scores, their groups, and keyword-only
+hyperparameters. It returns a `StepCredit`, which consists of flat arrays with one item for each step of the batch.
+`ESTIMATORS` maps names to estimators, and `with_credit` writes a `StepCredit` to copies of the steps.
 
-GRPO, RLOO, REINFORCE++ with a baseline, OPO, GRPO pass@k and GPG give one advantage per trajectory, which compares its
-score with the scores of its group. Discounted returns, REINFORCE++, GAE and turn-level GRPO give one per step. GiGPO
-combines the two.
+GRPO, RLOO, REINFORCE++ with a baseline, OPO, GRPO pass@k and GPG compute one advantage per trajectory by comparing its
+score with the scores of its group. Discounted returns, REINFORCE++, GAE and turn-level GRPO compute one advantage per
+step. GiGPO combines both kinds.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ def grpo_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Group-relative advantages: A = (score - mean(score)) / (std(score) + epsilon) over the trajectory's group.
+    """Compute group-relative advantages: A = (score - mean(score)) / (std(score) + epsilon) within each group.
 
     With normalization "std", this is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2). With "mean", which does
-    not divide, it is Dr. GRPO (Liu et al. 2025, "Understanding R1-Zero-Like Training"). `step_arrays.relative` defines
-    all four normalizations.
+    not divide, it is Dr. GRPO (Liu et al. 2025, "Understanding R1-Zero-Like Training"). See `step_arrays.relative` for
+    the definitions of all four normalizations.
 
     Args:
         batch: B trajectories with S steps in total.
-        scores: (B,) the scores, None if unscored.
-        group_ids: (B,) as in `gigpo_credit`.
+        scores: (B,) the scores; None for an unscored trajectory.
+        group_ids: (B,) the group of each trajectory, as in `gigpo_credit`.
         normalization: the name of the normalization.
-        normalization_constant: the divisor for "constant".
-        epsilon: added to each standard deviation.
-        gamma: the discount of G_k.
-        default_step_reward: the value of an unset base reward in G_k.
+        normalization_constant: the divisor for the normalization "constant".
+        epsilon: a constant that is added to each standard deviation.
+        gamma: the discount factor of G_k.
+        default_step_reward: the value used in G_k for a base reward that is not set.
 
     Raises:
-        ConfigError: the arguments are invalid or inconsistent.
-        InvalidResultError: a score or a base reward is not finite.
+        ConfigError: If the arguments are invalid or inconsistent.
+        InvalidResultError: If a score or a base reward is not finite.
     """
     check_returns(gamma, default_step_reward)
     check_normalization(normalization, normalization_constant, epsilon)
@@ -86,10 +86,11 @@ def rloo_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """REINFORCE leave-one-out (Ahmadian et al. 2024, "Back to Basics"): A = score - the mean score of the others.
+    """Compute leave-one-out advantages: A = score - the mean score of the other trajectories of the group.
 
-    The baseline does not contain the trajectory's own score, so the gradient estimate is unbiased. In a group of one,
-    the advantage is zero. Arguments and errors are those of `grpo_credit`.
+    This is RLOO (Ahmadian et al. 2024, "Back to Basics"). The baseline of a trajectory does not contain its score, so
+    the gradient estimate is unbiased. In a group of one, the advantage is zero. The arguments and errors are those of
+    `grpo_credit`.
     """
     return grpo_credit(
         batch,
@@ -110,13 +111,15 @@ def reinforce_plus_plus_baseline_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """REINFORCE++ with a baseline (Hu et al. 2025): subtract the group's mean, then divide by the batch's scale.
+    """Compute REINFORCE++ advantages with a group baseline (Hu et al. 2025).
 
         A = (score - mean(score)) / (std + epsilon)
 
-    where std is the unbiased standard deviation of score - mean(score) over all scored trajectories. Each trajectory
-    counts once, so that a group of equal scores has advantages of exactly zero; whitening over steps or tokens would
-    change that. Arguments and errors are those of `grpo_credit`.
+    The mean is taken over the group of the trajectory, and std is the unbiased standard deviation of score -
+    mean(score) over all scored trajectories of the batch. Each trajectory counts once, so the advantages of a group
+    with equal scores are exactly zero. Whitening over steps or tokens would not have this property. The arguments and
+    errors are those of
+    `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
@@ -138,13 +141,16 @@ def opo_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Optimal reward baseline (Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline"), weighted by length.
+    """Compute advantages relative to a length-weighted mean score.
+
+    This is the optimal reward baseline (Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline"):
 
         A = score - sum(length score) / sum(length)      over the trajectory's group
 
-    `length` is "tokens" for the number of sampled tokens, "steps" for the number of steps, or "recorded" for tokens in
-    the groups whose scored steps all record them and steps in all others. "tokens" raises a ConfigError if a step does
-    not record `policy_logprobs["token_ids"]`. Other arguments and errors are those of `grpo_credit`.
+    `length` is "tokens" for the number of sampled tokens, "steps" for the number of steps, or "recorded". The value
+    "recorded" uses tokens in groups where every scored step has recorded them, and steps in all other groups. With
+    "tokens", a step without `policy_logprobs["token_ids"]` raises a ConfigError. The other arguments and errors are
+    those of `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_choice("length", length, get_args(Length))
@@ -156,7 +162,7 @@ def opo_credit(
         is_missing_S = np.isnan(tokens_S) & arrays.is_scored_S
         if length == "tokens" and is_missing_S.any():
             where = arrays.describe_step(int(np.argmax(is_missing_S)))
-            raise ConfigError(f"{where} records no policy_logprobs['token_ids']; set length to 'steps' or 'recorded'")
+            raise ConfigError(f"{where} has no policy_logprobs['token_ids']; set length to 'steps' or 'recorded'")
         tokens_B = arrays.sums_B(np.nan_to_num(tokens_S))
         is_known_G = np.bincount(arrays.groups_B, arrays.sums_B(is_missing_S.astype(np.float64))) == 0
         is_known_G &= np.bincount(arrays.groups_B, tokens_B) > 0
@@ -173,11 +179,12 @@ def grpo_passk_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Pass@k (Tang et al. 2025, "Optimizing Language Models for Inference Time Objectives"), where k is the group size.
+    """Compute advantages for pass@k, where k is the size of the group.
 
     The advantage of the best trajectory of a group is its score minus the second-best score, which is its contribution
-    to the group's maximum. All other advantages are zero, including those of tied best trajectories and of a group of
-    one. Arguments and errors are those of `grpo_credit`.
+    to the maximum of the group. All other advantages are zero. If several trajectories share the best score, or if the
+    group contains only one trajectory, all advantages in the group are zero. See Tang et al. 2025, "Optimizing Language
+    Models for Inference Time Objectives". The arguments and errors are those of `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -202,16 +209,17 @@ def gpg_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Group policy gradient (Chu et al. 2025, "GPG: A Simple and Strong Reinforcement Learning Baseline").
+    """Compute GPG advantages (Chu et al. 2025, "GPG: A Simple and Strong Reinforcement Learning Baseline").
 
         A = (score - mean(score)) B / B'
 
-    over the trajectory's group, where B is the number of scored trajectories in the batch and B' is the number of those
-    in groups whose scores differ. The other groups produce no gradient, and the factor makes the length of the gradient
-    independent of their number. (The common alternative, counting nonzero scores, treats failed trajectories as having
-    no gradient.)
+    The mean is taken over the group of the trajectory. B is the number of scored trajectories in the batch, and B' is
+    the number of those in groups whose scores differ. Groups with equal scores produce no gradient, and the factor
+    makes the length of the gradient independent of how many such groups there are. (A common alternative counts the
+    trajectories with a nonzero score instead, which wrongly treats failed trajectories as if they produced no
+    gradient.)
 
-    Arguments and errors are those of `grpo_credit`.
+    The arguments and errors are those of `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -236,11 +244,11 @@ def discounted_returns_credit(
     default_step_reward: float = 0.0,
     baseline: ReturnBaseline = "none",
 ) -> StepCredit:
-    """REINFORCE (Williams 1992) with reward-to-go: A = G_k = r_k + gamma G_{k+1}.
+    """Compute REINFORCE advantages (Williams 1992) with reward-to-go: A = G_k = r_k + gamma G_{k+1}.
 
-    If `baseline` is "mean", the mean of G over the scored steps of the group is subtracted. The mean includes the step
-    itself, which slightly shrinks the gradient in small groups. If `baseline` is "none", equal trajectories do not have
-    zero advantages, and groups have no effect. Other arguments and errors are those of `gigpo_credit`.
+    If `baseline` is "mean", the mean of G over the scored steps of the group is subtracted. This mean includes the step
+    itself, which makes the gradient slightly smaller in small groups. If `baseline` is "none", equal trajectories do
+    not have zero advantages, and the groups have no effect. The other arguments and errors are those of `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_choice("baseline", baseline, get_args(ReturnBaseline))
@@ -261,10 +269,11 @@ def reinforce_plus_plus_credit(
     default_step_reward: float = 0.0,
     epsilon: float = 1e-6,
 ) -> StepCredit:
-    """REINFORCE++ (Hu et al. 2025): A = (G_k - mean(G)) / (std(G) + epsilon) over all scored steps of the batch.
+    """Compute REINFORCE++ advantages (Hu et al. 2025): A = (G_k - mean(G)) / (std(G) + epsilon).
 
-    The baseline is computed over the batch, so groups affect each other, and `group_ids` is only checked. Arguments and
-    errors are those of `discounted_returns_credit`; `epsilon` is added to the standard deviation.
+    The mean and the standard deviation are taken over all scored steps of the batch, so the groups have no effect.
+    `group_ids` is validated but not used. `epsilon` is added to the standard deviation. The other arguments and the
+    errors are those of `discounted_returns_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
@@ -283,19 +292,22 @@ def gae_credit(
     lam: float,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Generalized advantage estimation (Schulman et al. 2016, equations 11 and 16), using the critic of the policy.
+    """Compute generalized advantage estimates (Schulman et al. 2016, equations 11 and 16).
 
         delta_k = r_k + gamma V_{k+1} - V_k
         A_k     = delta_k + gamma lam A_{k+1}
 
-    V_k is the step's `policy_value_estimate`, and r_k is defined as in `gigpo_credit`. After the last step of a
-    terminated trajectory, V = 0. After the last step of a truncated trajectory, V is that step's
-    `step_info["bootstrap_value"]` or, if absent, its own V, the nearest state that the critic evaluated. Advantages are
-    relative to the critic, so equal trajectories do not have zero advantages, and groups have no effect. They are not
-    whitened, so that A + V is the critic's target.
+    V_k is the `policy_value_estimate` of the step, and r_k is defined as in `gigpo_credit`. After the last step of a
+    terminated trajectory, V is 0. After the last step of a truncated trajectory, V is `step_info["bootstrap_value"]` of
+    that step. If this value is missing, the `policy_value_estimate` of the last step is used, since it belongs to the
+    last state that the critic evaluated.
 
-    `lam` is in [0, 1]: 0 uses the critic after one step, 1 never uses it. Other arguments and errors are those of
-    `gigpo_credit`; a missing value estimate in a scored trajectory raises a ConfigError.
+    Advantages are relative to the critic, so equal trajectories do not have zero advantages, and the groups have no
+    effect. Advantages are not whitened, so that A + V is the target for the critic.
+
+    `lam` is in [0, 1]. With 0, the advantage uses the critic after one step; with 1, it sums the rewards to the end of
+    the trajectory. A step of a scored trajectory without a value estimate raises a ConfigError. The other arguments and
+    errors are those of `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_number("lam", lam, 0.0, 1.0)
@@ -306,8 +318,8 @@ def gae_credit(
         position = int(np.argmax(bad_S))
         value = arrays.steps[position].policy_value_estimate
         raise ConfigError(
-            f"{arrays.describe_step(position)} has policy_value_estimate {value}; gae needs a finite estimate "
-            "on every step: use a policy with a critic, or another estimator"
+            f"{arrays.describe_step(position)} has the policy_value_estimate {value}, but gae needs a finite estimate "
+            "for every step; use a policy with a critic, or choose another estimator"
         )
     has_steps_B = arrays.lengths_B > 0
     lasts_B = np.cumsum(arrays.lengths_B)[has_steps_B] - 1
@@ -335,23 +347,23 @@ def turn_level_grpo_credit(
     gamma: float,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Turn-level group-relative advantages without the bias of the stopping time.
+    """Compute turn-level group-relative advantages that are not biased by when trajectories stop.
 
-        A_k = G_k - the mean over the other trajectories of the group of their G_k
+        A_k = G_k - the mean of G_k over the other trajectories of the group
 
-    where a trajectory that has already stopped counts with G_k = 0, its return from turn k on.
+    A trajectory that stopped before turn k counts with G_k = 0, which is its return from turn k on.
 
-    The usual form (Wei et al. 2025, MT-GRPO) subtracts each turn's mean reward from each turn's reward and sums to the
-    end of the trajectory. The number of subtracted means then depends on when the trajectory stopped, which its own
-    actions determined: continuing costs the mean rewards of the following turns, so the gradient is biased towards
-    stopping (verl issue 7244). Taking the mean only over the trajectories that reached turn k, including this one,
-    shrinks the gradient of a turn the more, the fewer trajectories reach it.
+    The usual form (Wei et al. 2025, MT-GRPO) subtracts the mean reward of each turn from the reward of that turn and
+    sums the differences to the end of the trajectory. The number of subtracted means then depends on when the
+    trajectory stopped, which was determined by its actions. Continuing costs the mean rewards of the following turns,
+    so the gradient is biased towards stopping (verl issue 7244). If the mean is taken over the trajectories that
+    reached turn k, including this one, the gradient of a turn becomes smaller as fewer trajectories reach it.
 
     Here, the baseline of turn k is a function of the other trajectories only. They are sampled independently of this
-    one, so the baseline is independent of the action and of whether this trajectory reaches turn k, and E[grad log
-    pi(a_k) baseline] = E[baseline] E[grad log pi(a_k)] = 0. The gradient is therefore unbiased for every length. In a
-    group of one, advantages are zero; in a group whose trajectories have equal returns at every turn, they are exactly
-    zero. Arguments and errors are those of `gigpo_credit`.
+    trajectory, so the baseline does not depend on the action or on whether this trajectory reaches turn k. Therefore
+    E[grad log pi(a_k) baseline] = E[baseline] E[grad log pi(a_k)] = 0, and the gradient is unbiased for every length.
+    Advantages are zero in a group of one. They are exactly zero in a group whose trajectories have equal returns at
+    every turn. The arguments and errors are those of `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -396,9 +408,10 @@ def gigpo_credit(
     min_anchor_group_size: int = 2,
     invalid_action_penalty: float = 0.0,
 ) -> StepCredit:
-    """Group-in-group advantages (Feng et al. 2025, "Group-in-Group Policy Optimization", equations 3 to 8).
+    """Compute group-in-group advantages (Feng et al. 2025, "Group-in-Group Policy Optimization", equations 3 to 8).
 
-    The statistics are over the scored trajectories of one group; std is unbiased (n - 1):
+    Means and standard deviations are taken over the scored trajectories of one group. The standard deviation is
+    unbiased (n - 1).
 
         A_E = (score - mean(score)) / (std(score) + epsilon)                       one per trajectory
         G_k = r_k + gamma G_{k+1}                                                   one per step
@@ -406,46 +419,49 @@ def gigpo_credit(
         A   = omega A_E + (1 - omega) A_S             convex
         A   = A_E + step_weight A_S                   additive, as in the paper
 
-    r_k is the step's `base_reward`. In a trajectory with any unset base reward, unset ones count as
+    r_k is the `base_reward` of the step. If some base rewards of a trajectory are not set, they count as
     `default_step_reward`, and the final score is added at the last step. In a group of one and among equal values,
-    advantages are exactly zero. If `step_info["is_action_valid"]` is False, `invalid_action_penalty` is subtracted from
-    r_k. The total penalty of a trajectory is subtracted from its score in A_E, but not from a score that is added at
-    the last step.
+    advantages are exactly zero.
+
+    If `step_info["is_action_valid"]` is False, `invalid_action_penalty` is subtracted from r_k. The total penalty of a
+    trajectory is also subtracted from its score in A_E, but not from a score that is added at the last step.
 
     Args:
         batch: B trajectories with S steps in total.
-        scores: (B,) the scores, None if unscored.
-        group_ids: (B,) the group of each trajectory; None for the recorded groups or, if none are recorded, a single
-            group.
-        omega: in [0, 1] for "convex", None for "additive".
-        gamma: in [0, 1].
-        state_hash: a name in `STATE_HASHES`, applied to the whole step (None: "state_key"); such a name with options as
-            a mapping; a function or its "file.py:function"; or a list of these, all of which must be equal for two
-            steps. A function receives the conversation before the action as a shared `History` (for a step without
-            messages, its `observation_data`) or, if a parameter is named `step`, the `StepData`. It returns any
-            hashable value.
-        default_step_reward: the value of an unset base reward.
+        scores: (B,) the scores; None for an unscored trajectory.
+        group_ids: (B,) the group of each trajectory. If None, the recorded groups are used. If no groups are recorded,
+            all trajectories form a single group.
+        omega: the weight of A_E in [0, 1] for "convex"; must be None for "additive".
+        gamma: the discount factor in [0, 1].
+        state_hash: the hash that determines whether two steps share a state: a name in `STATE_HASHES`, a mapping with
+            such a name and its options, a function, or a function reference of the form "file.py:function". In a list
+            of these, all hashes must be equal for two steps. If None, "state_key" is used. A function is called with
+            the conversation before the action as a shared `History` or, if the step has no messages, with its
+            `observation_data`. A function that has a parameter named `step` is called with the `StepData` instead. It
+            can return any hashable value.
+        default_step_reward: the value used for a base reward that is not set.
         combination: "convex" or "additive".
-        step_weight: the weight of A_S for "additive", None for "convex".
-        epsilon: added to each standard deviation; not negative.
-        normalization: the divisor of A_E and A_S: "std", as above; "mean", without a divisor; "constant", which uses
-            `normalization_constant`; "leave_one_out", without a divisor and with the mean of the others.
-        normalization_constant: the divisor for "constant", otherwise None.
-        episode_statistics: whether the mean and std of A_E count each "trajectory" once, as in the paper, or each
-            "step".
-        min_anchor_group_size: A_S is 0 if fewer scored steps than this share a state.
-        invalid_action_penalty: the penalty of an invalid action; not negative.
+        step_weight: the weight of A_S for "additive"; must be None for "convex".
+        epsilon: a constant that is added to each standard deviation; must not be negative.
+        normalization: the divisor used in A_E and A_S: "std" divides as above, "mean" does not divide, "constant"
+            divides by `normalization_constant`, and "leave_one_out" subtracts the mean of the other values and does not
+            divide.
+        normalization_constant: the divisor for "constant"; must be None for the other normalizations.
+        episode_statistics: the unit that counts once in the mean and standard deviation of A_E: each "trajectory", as
+            in the paper, or each "step".
+        min_anchor_group_size: the smallest number of scored steps that must share a state; with fewer, A_S is 0.
+        invalid_action_penalty: the penalty for an invalid action; must not be negative.
 
     Raises:
-        ConfigError: the arguments are inconsistent.
-        InvalidResultError: a score, a base reward or an advantage is not finite.
+        ConfigError: If the arguments are inconsistent.
+        InvalidResultError: If a score, a base reward or an advantage is not finite.
     """
     episode_weight, weight = _weights(combination, omega, step_weight)
     check_returns(gamma, default_step_reward)
     check_normalization(normalization, normalization_constant, epsilon)
     check_choice("episode_statistics", episode_statistics, get_args(EpisodeStatistics))
     if not isinstance(min_anchor_group_size, int) or min_anchor_group_size < 1:
-        raise ConfigError(f"min_anchor_group_size must be a whole number of at least 1, got {min_anchor_group_size!r}")
+        raise ConfigError(f"min_anchor_group_size must be an integer of at least 1, got {min_anchor_group_size!r}")
     check_number("invalid_action_penalty", invalid_action_penalty, 0.0)
     check_state_hash(state_hash)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -466,14 +482,18 @@ def gigpo_credit(
 
 
 def _weights(combination: str, omega: float | None, step_weight: float | None) -> tuple[float, float]:
-    """Return the weights of A_E and A_S; raise a ConfigError for an argument that has no effect."""
+    """Return the weights of A_E and A_S. Raise a ConfigError if an argument has no effect or is missing."""
     check_choice("combination", combination, get_args(Combination))
     if combination == "convex":
         if not isinstance(omega, int | float) or not 0.0 <= omega <= 1.0 or step_weight is not None:
-            raise ConfigError(f"convex needs omega in [0, 1] and no step_weight, got {omega!r} and {step_weight!r}")
+            raise ConfigError(
+                f"convex needs omega in [0, 1] and no step_weight, got omega={omega!r} and step_weight={step_weight!r}"
+            )
         return omega, 1.0 - omega
     if not isinstance(step_weight, int | float) or not math.isfinite(step_weight) or omega is not None:
-        raise ConfigError(f"additive needs a finite step_weight and no omega, got {step_weight!r} and {omega!r}")
+        raise ConfigError(
+            f"additive needs a finite step_weight and no omega, got step_weight={step_weight!r} and omega={omega!r}"
+        )
     return 1.0, step_weight
 
 
@@ -490,4 +510,4 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "gpg": gpg_credit,
     "turn_level_grpo": turn_level_grpo_credit,
 }
-"""The estimators by name. Their keyword-only options differ; the result is always a `StepCredit`."""
+"""The estimators by name. They differ in their keyword-only options, but all of them return a `StepCredit`."""

@@ -1,4 +1,4 @@
-"""Selection of groups that are useful for training, with refills for dropped groups (dynamic sampling, as in DAPO).
+"""Filtering of groups that give no learning signal, and collection of replacements (dynamic sampling, as in DAPO).
 
 `filter_groups` checks the groups of one collection. `GroupRefill` accumulates accepted groups over several collections
 and returns a `RefillOutcome` at the end.
@@ -24,11 +24,11 @@ class DropReason(StrEnum):
     """The reason why a group was dropped."""
 
     NO_SIGNAL = "no_signal"
-    """Fewer than two members are scored, so they cannot be compared."""
+    """Fewer than two members of the group are scored, so they cannot be compared."""
     UNSCORED_MEMBER = "unscored_member"
-    """A member is unscored, and the filter drops such groups."""
+    """A member of the group is unscored, and the filter drops such groups."""
     TIED = "tied"
-    """All scores are equal, and no step advantage justifies keeping the group."""
+    """All scores are equal, and the group is not kept for its step advantages."""
     BELOW_BAND = "below_band"
     """The mean score is below the band: the sample is too difficult."""
     ABOVE_BAND = "above_band"
@@ -37,12 +37,12 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FilteredGroups:
-    """The result of filtering a batch.
+    """The kept and dropped groups of a batch.
 
     Attributes:
-        kept: the ids of the accepted groups, in order of appearance.
-        dropped: the ids of the dropped groups, with the reasons.
-        members: for every group, the positions of its trajectories in the batch.
+        kept: the ids of the accepted groups, in order of first appearance.
+        dropped: a mapping from the id of each dropped group to the reason.
+        members: a mapping from the id of each group to the positions of its trajectories in the batch.
     """
 
     kept: list[Hashable]
@@ -51,7 +51,7 @@ class FilteredGroups:
 
     @property
     def kept_B(self) -> list[int]:
-        """The positions of the trajectories in kept groups, in the order of the batch."""
+        """The positions in the batch of the trajectories that belong to kept groups, in ascending order."""
         return sorted(index for group in self.kept for index in self.members[group])
 
 
@@ -64,34 +64,35 @@ def filter_groups(
     step_advantages: Sequence[Sequence[float | None]] | None = None,
     unscored: Unscored = "ignore",
 ) -> FilteredGroups:
-    """Drop groups without a learning signal.
+    """Drop groups that give no learning signal.
 
     Args:
-        scores: (B,) the scores, None if unscored; compared as float64.
-        group_ids: (B,) the group of each trajectory; members of a group need not be adjacent.
-        band: keep only groups whose mean score is within [low, high].
-        keep_step_signal: keep a group with equal scores if any of its step advantages is not 0, that is, if equal
-            outcomes were reached in different ways (A_S of GiGPO).
-        step_advantages: (B,) the step advantages of each trajectory, for `keep_step_signal`; None or NaN if unset.
-        unscored: "ignore" evaluates a group by its scored members; "drop" drops a group with an unscored member. A
-            group with fewer than two scored members is always dropped.
+        scores: (B,) the scores; None for an unscored trajectory. They are compared as float64.
+        group_ids: (B,) the group of each trajectory. The members of a group need not be adjacent.
+        band: the lowest and the highest mean score of a group that is kept. If None, the mean score is not checked.
+        keep_step_signal: True to keep a group with equal scores if any of its step advantages is nonzero, which means
+            that the same outcome was reached in different ways (A_S of GiGPO).
+        step_advantages: (B,) the step advantages of each trajectory, required for `keep_step_signal`. A step advantage
+            that is not set is `None` or NaN.
+        unscored: "ignore" to judge a group by its scored members, or "drop" to drop every group that has an unscored
+            member. A group with fewer than two scored members is always dropped.
 
     Raises:
-        ConfigError: the arguments are inconsistent.
-        InvalidResultError: a score is not finite.
+        ConfigError: If the arguments are inconsistent.
+        InvalidResultError: If a score is not finite.
     """
     if len(group_ids) != len(scores):
-        raise ConfigError(f"{len(scores)} scores require {len(scores)} group ids, got {len(group_ids)}")
+        raise ConfigError(f"expected {len(scores)} group ids, one for each score, got {len(group_ids)}")
     check_scores(scores)
-    given: Any = band
-    is_band = isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(x, int | float) for x in given)
+    limits: Any = band
+    is_band = isinstance(limits, tuple | list) and len(limits) == 2 and all(isinstance(x, int | float) for x in limits)
     if band is not None and not (is_band and band[0] <= band[1]):
         raise ConfigError(f"band must be two numbers, the lowest and highest mean score to keep, got {band!r}")
     if unscored not in ("ignore", "drop"):
-        raise ConfigError(f"unknown option for unscored: {unscored!r}{did_you_mean(str(unscored), ('ignore', 'drop'))}")
+        raise ConfigError(f"unknown value for unscored: {unscored!r}{did_you_mean(str(unscored), ('ignore', 'drop'))}")
     if keep_step_signal and (step_advantages is None or len(step_advantages) != len(scores)):
         count = "none" if step_advantages is None else str(len(step_advantages))
-        raise ConfigError(f"keep_step_signal needs step_advantages of {len(scores)} trajectories, got {count}")
+        raise ConfigError(f"keep_step_signal needs the step_advantages of {len(scores)} trajectories, got {count}")
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(group_ids):
         members.setdefault(group, []).append(index)
@@ -122,14 +123,14 @@ def filter_groups(
 
 @dataclass(frozen=True, slots=True)
 class RefillOutcome:
-    """The result of several collections.
+    """The groups that were kept over several collections.
 
     Attributes:
-        groups: the kept groups, in order of arrival, at most the requested number.
-        missing: the number of groups still missing.
+        groups: the kept groups in order of arrival, at most as many as were requested.
+        missing: the number of groups that are still missing.
         tries: the number of collections so far.
-        dropped: the number of groups dropped for each reason.
-        surplus: additional kept groups, in order, for the next batch.
+        dropped: a mapping from each reason to the number of groups that were dropped for it.
+        surplus: kept groups beyond the requested number, in order of arrival, for use in the next batch.
     """
 
     groups: list[Any]
@@ -144,7 +145,7 @@ class RefillOutcome:
         return not self.missing
 
     def describe(self) -> str:
-        """Return one line with the numbers of kept, missing and dropped groups."""
+        """Return one line with the number of kept and missing groups and the reasons for dropped groups."""
         wanted = len(self.groups) + self.missing
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items()) or "none"
         return f"{len(self.groups)} of {wanted} groups after {self.tries} collections; dropped: {reasons}"
@@ -152,12 +153,14 @@ class RefillOutcome:
 
 @dataclass(slots=True)
 class GroupRefill:
-    """Accumulates kept groups until there are enough or no collections are left; a kept group is never collected again.
+    """Accumulate kept groups until there are enough or the maximum number of collections is reached.
+
+    Only missing groups are collected again; a kept group never is.
 
     Attributes:
         wanted: the number of groups in a batch.
         max_tries: the maximum number of collections.
-        surplus: groups left over from the previous batch, which count from the start.
+        surplus: groups left over from the previous batch, which count towards `wanted`.
 
     Example:
         ```python
@@ -179,40 +182,42 @@ class GroupRefill:
     def __post_init__(self) -> None:
         for name, value in (("wanted", self.wanted), ("max_tries", self.max_tries)):
             if type(value) is not int or value < 1:
-                raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
+                raise ConfigError(f"{name} must be a positive integer, got {value!r}")
         self._kept = list(self.surplus)
 
     @property
     def missing(self) -> int:
-        """The number of groups that are still to be collected."""
+        """The number of groups that still have to be collected."""
         return max(self.wanted - len(self._kept), 0)
 
     @property
     def is_exhausted(self) -> bool:
-        """True if no collection is left."""
+        """True if the maximum number of collections has been reached."""
         return self._tries >= self.max_tries
 
     def add(self, groups: dict[Hashable, Any], verdict: FilteredGroups) -> None:
         """Add the kept groups of one collection.
 
         Args:
-            groups: maps a group id to the value of the group (its episodes, its rows).
-            verdict: the result of the filter for these groups.
+            groups: a mapping from each group id to the value of the group, such as its episodes or rows.
+            verdict: the result of `filter_groups` for these groups.
 
         Raises:
-            ConfigError: no collection is left, or the verdict is for other groups.
+            ConfigError: If all collections have been used, or if `verdict` is for different groups.
         """
         if self.is_exhausted:
-            raise ConfigError(f"all {self.max_tries} collections have been used; call outcome()")
+            raise ConfigError(f"all {self.max_tries} collections have been used; call outcome() to get the groups")
         if groups.keys() != verdict.members.keys():
             differing = sorted(map(str, groups.keys() ^ verdict.members.keys()))
-            raise ConfigError(f"the verdict and the collection have different groups; only in one of them: {differing}")
+            raise ConfigError(
+                f"the verdict and the collection have different groups; found only in one of them: {differing}"
+            )
         self._tries += 1
         self._kept += [groups[group] for group in verdict.kept]
         for reason in verdict.dropped.values():
             self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
     def outcome(self) -> RefillOutcome:
-        """Return the result so far."""
+        """Return the groups that have been kept so far."""
         groups, surplus = self._kept[: self.wanted], self._kept[self.wanted :]
         return RefillOutcome(groups, self.missing, self._tries, dict(self._dropped), surplus)

@@ -1,4 +1,4 @@
-"""Validation of options: a ConfigError for an option that is unknown, out of range or without effect."""
+"""Validation of options, which raises a ConfigError if an option is unknown, out of range or has no effect."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Normalization = Literal["std", "mean", "constant", "leave_one_out"]
 
 
 def check_choice(name: str, choice: object, known: Sequence[str]) -> None:
-    """Reject unknown choices."""
+    """Raise a ConfigError if the choice is not one of the known ones."""
     if choice not in known:
         raise ConfigError(f"unknown {name} {choice!r}{did_you_mean(str(choice), known)}")
 
 
 def check_number(name: str, number: object, low: float = -math.inf, high: float = math.inf) -> None:
-    """Reject values that are not finite numbers in [low, high]."""
+    """Raise a ConfigError if the value is not a finite number in [low, high]."""
     if not isinstance(number, int | float | np.integer | np.floating) or not math.isfinite(number):
         raise ConfigError(f"{name} must be a finite number, got {number!r}")
     if not low <= number <= high:
@@ -29,13 +29,17 @@ def check_number(name: str, number: object, low: float = -math.inf, high: float 
 
 
 def check_returns(gamma: float, default_step_reward: float) -> None:
-    """Validate the options of G_k: gamma in [0, 1] and a finite default reward."""
+    """Validate the options of the discounted return: `gamma` in [0, 1] and a finite default reward."""
     check_number("gamma", gamma, 0.0, 1.0)
     check_number("default_step_reward", default_step_reward)
 
 
 def check_normalization(normalization: str, normalization_constant: float | None, epsilon: float) -> None:
-    """Reject unknown names, a constant without effect, and an epsilon that is negative or not finite."""
+    """Validate the name of the normalization, its constant and `epsilon`.
+
+    A constant is required for the normalization "constant" and rejected for all others. `epsilon` must be finite and
+    not negative.
+    """
     check_choice("normalization", normalization, get_args(Normalization))
     check_number("epsilon", epsilon, 0.0)
     if normalization != "constant":

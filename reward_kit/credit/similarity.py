@@ -1,19 +1,23 @@
-"""Grouping of texts by similarity, with distances computed by rapidfuzz (extra `similarity`).
+"""Grouping of strings by similarity, with distances computed by rapidfuzz (extra `similarity`).
 
-Two texts are similar if 2 LCS / (|a| + |b|) is at least the threshold, where LCS is the length of their longest common
-subsequence. The groups are the connected components of this relation, so they do not depend on the order of the texts,
-and two similar texts are always in the same group. Groups can chain: if a is similar to b and b to c, all three are in
-one group, however far a is from c. Short texts that differ in one word can be similar ("You are in the kitchen." and
-"You are in the bedroom." at 0.7); raise the threshold, or use a hash that reads only the relevant part.
+Two strings a and b are similar if 2 LCS(a, b) / (|a| + |b|) is at least the threshold, where LCS is the length of their
+longest common subsequence. The groups are the connected components of this relation. They do not depend on the order
+of the strings, and two similar strings are always in the same group. Groups can form chains: if a is similar to b and b
+is similar to c, all three are in one group, even if a and c differ greatly. Short strings that differ in one word can
+be similar ("You are in the kitchen." and "You are in the bedroom." at 0.7). In that case, raise the threshold or use a
+hash that reads only the relevant part.
 
-Most pairs are not compared. Equal texts are merged. Near copies are then clustered around leaders, which are found by
-hashes of text pieces. Since the distance is a metric, two clusters can contain a similar pair only if their leaders are
-near each other. Counts of symbols and symbol pairs give lower bounds of these distances for all leaders at once. The
-remaining pairs are compared exactly.
+The distance of two strings is |a| + |b| - 2 LCS(a, b), the number of insertions and deletions that turn one into the
+other. It is a metric. The similarity is 1 minus the distance divided by |a| + |b|. It is at least the ratio of
+`difflib.SequenceMatcher`, and equal to it if the matching blocks form a longest common subsequence.
 
-The distance is |a| + |b| - 2 LCS(a, b), in insertions and deletions; it is a metric. The similarity is 1 minus the
-distance over |a| + |b|. It is at least the ratio of `difflib.SequenceMatcher`, and equal to that ratio if the matching
-blocks form a longest common subsequence.
+Most pairs are never compared:
+
+1. Equal strings are merged.
+2. Nearly equal strings are clustered around leaders, which are found through hashes of short pieces.
+3. Because the distance is a metric, two clusters can contain a similar pair only if their leaders are close to each
+   other. Counts of characters, pairs and triples give lower bounds of the distances between all leaders at once.
+4. The remaining pairs are compared exactly.
 """
 
 from __future__ import annotations
@@ -31,7 +35,10 @@ from reward_kit.credit.step_arrays import Codes, Floats
 
 
 def indel_distance(a: str, b: str, limit: int) -> int | None:
-    """Return the exact distance, or None if it is above `limit`, which is much faster to determine."""
+    """Return the exact distance of two strings, or None if it is greater than `limit`.
+
+    A low limit makes the computation much faster.
+    """
     distance = Indel.distance(a, b, score_cutoff=limit)
     return distance if distance <= limit else None
 
@@ -54,18 +61,19 @@ _SHORT_TEXTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TextSketches:
-    """Sketches of N texts.
+    """Sketches of N strings that give lower bounds of their distances.
 
-    One insertion or deletion changes the counts of symbols by 1, those of adjacent pairs by 3 (one pair becomes two, or
-    vice versa), those of triples by 5 and those of runs of five by 9. The differences of the counts are therefore lower
-    bounds of the distance. Hash collisions only lower the bounds.
+    One insertion or deletion changes the counts of characters by 1, the counts of adjacent pairs by at most 3 (one pair
+    becomes two or two become one), the counts of triples by at most 5, and the counts of runs of five by at most 9. The
+    differences of the counts, divided by these numbers, are therefore lower bounds of the distance. Hash collisions can
+    only make the bounds lower.
 
     Attributes:
-        texts: the texts.
-        symbols: (buckets, N) the number of symbols in each bucket, for each text. Here and below, buckets with the same
-            count in all texts are omitted.
-        runs: (N, buckets) the counts of pairs, and of triples.
-        pieces: (N, up to 4) hashes of pieces of eight symbols, which are likely to be equal for similar texts.
+        texts: the strings.
+        symbols: (buckets, N) the number of characters of each string in each bucket. A bucket that has the same count
+            in all strings is omitted, here and in `runs`.
+        runs: (N, buckets) the counts of adjacent pairs, and the counts of triples.
+        pieces: (N, up to 4) hashes of pieces of eight characters. Similar strings probably have a hash in common.
     """
 
     texts: Sequence[str]
@@ -75,7 +83,7 @@ class TextSketches:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> TextSketches:
-        """Return the sketches of texts."""
+        """Compute the sketches of the strings."""
         longest = max(map(len, texts), default=0)
         kind = np.int16 if longest < _SHORT_TEXTS else np.int64
         counts = [np.zeros((len(texts), buckets), dtype=kind) for buckets in _BUCKETS]
@@ -90,15 +98,17 @@ class TextSketches:
         return cls(texts, np.ascontiguousarray(symbols.T), (pairs, triples), pieces)
 
     def least_distances(self, index: int, others: Codes) -> Codes:
-        """Return (M,) lower bounds of the distances from one text to the others."""
+        """Return (M,) lower bounds of the distances from one string to the M other strings."""
         bounds = _difference(self.symbols[:, others], self.symbols[:, index, None], axis=0)
         for table, changed in zip(self.runs, _CHANGED[1:], strict=True):
             bounds = np.maximum(bounds, -(-_difference(table[others], table[index], axis=1) // changed))
         return bounds
 
     def near_pairs(self, indices: Codes, reaches: Floats) -> Iterator[tuple[int, list[int]]]:
-        """Yield each position in `indices` with the later positions that may be within the sum of their reaches,
-        nearest first.
+        """Yield pairs of strings that may be close to each other.
+
+        Each yielded item is a position in `indices` and the list of later positions whose distance may be at most the
+        sum of the two reaches, nearest first.
         """
         symbols, fives = np.ascontiguousarray(self.symbols[:, indices]), self._fives(indices)
         for row in range(len(indices) - 1):
@@ -118,7 +128,7 @@ class TextSketches:
                 yield row, near[np.argsort(bounds, kind="stable")].tolist()
 
     def _fives(self, indices: Codes) -> Counts:
-        """Return (M, buckets) the counts of runs of five in the texts at `indices`."""
+        """Return (M, buckets) the counts of runs of five characters in the strings at `indices`."""
         counts = np.zeros((len(indices), _FIVE_BUCKETS), dtype=self.symbols.dtype)
         for row, index in enumerate(indices.tolist()):
             pairs, triples = _short_runs(_codes(self.texts[index]))
@@ -136,20 +146,26 @@ def _short_runs(codes: Codes) -> tuple[Codes, Codes]:
 
 
 def _varying(counts: Counts) -> Counts:
-    """Return the columns in which the texts differ."""
+    """Return the columns in which the counts of the strings differ."""
     is_varying = (counts != counts[:1]).any(axis=0)
     return np.ascontiguousarray(counts[:, is_varying])
 
 
 def _difference(many: Counts, one: Counts, axis: int) -> Codes:
-    """Return the sums of the absolute differences, in the type of the counts, which is several times faster."""
+    """Return the sums of the absolute differences.
+
+    The sums have the data type of the counts, which is several times faster than int64.
+    """
     difference = many - one
     np.abs(difference, out=difference)
     return difference.sum(axis=axis, dtype=difference.dtype)  # type: ignore[no-any-return]
 
 
 def _pieces(codes: npt.NDArray[np.uint64]) -> list[int]:
-    """Return, for each of four random orders, the hash of the text's first piece in that order (MinHash)."""
+    """Return four hashes of short pieces of the string (MinHash).
+
+    For each of four random orders, the hash of the piece that comes first in that order is returned.
+    """
     if len(codes) < _PIECE:
         return []
     rolled = codes
@@ -160,9 +176,15 @@ def _pieces(codes: npt.NDArray[np.uint64]) -> list[int]:
 
 
 def similar_groups(texts: Sequence[str], groups_S: Codes, threshold: float) -> Codes:
-    """Return (S,) a number for each component of similar texts within a group; equal numbers mean a shared state.
+    """Assign a number to each string so that similar strings of the same group have equal numbers.
 
-    The threshold is in (0, 1]; 1 groups only equal texts.
+    Args:
+        texts: (S,) the strings.
+        groups_S: (S,) the group of each string; only strings in the same group are compared.
+        threshold: the minimum similarity, in (0, 1]. If it is 1, only equal strings are similar.
+
+    Returns:
+        (S,) the number of the connected component of each string.
     """
     keys = list(zip(groups_S.tolist(), texts, strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
@@ -179,7 +201,10 @@ def similar_groups(texts: Sequence[str], groups_S: Codes, threshold: float) -> C
 
 
 def components(texts: Sequence[str], threshold: float) -> list[list[int]]:
-    """Return the connected components of distinct texts, each as the ascending positions of its members."""
+    """Return the connected components of distinct strings.
+
+    Each component is a list of the positions of its members, in ascending order.
+    """
     linker = _Linker(texts, threshold)
     if threshold < 1.0:
         linker.gather()
@@ -192,12 +217,12 @@ def components(texts: Sequence[str], threshold: float) -> list[list[int]]:
 
 @dataclass(slots=True)
 class _TextCluster:
-    """Texts that are similar to their leader.
+    """Strings that are similar to their leader.
 
     Attributes:
         leader: the position of the leader.
         members: the positions of the members, starting with the leader.
-        distances: the distance of each member to the leader.
+        distances: the distance of each member from the leader.
     """
 
     leader: int
@@ -206,7 +231,7 @@ class _TextCluster:
 
 
 class _Linker:
-    """Joins the texts of one group until every similar pair is in one component."""
+    """Join the strings of one group until every pair of similar strings is in the same component."""
 
     def __init__(self, texts: Sequence[str], threshold: float) -> None:
         self._texts, self._threshold = texts, threshold
@@ -215,7 +240,7 @@ class _Linker:
         self._sketches = TextSketches.of(texts if threshold < 1.0 else ())
 
     def find(self, index: int) -> int:
-        """Return the representative text of the component that contains a text."""
+        """Return the position that represents the component of the string at `index`."""
         parents = self._parents
         while parents[index] != index:
             parents[index] = parents[parents[index]]
@@ -226,7 +251,7 @@ class _Linker:
         self._parents[self.find(a)] = self.find(b)
 
     def _limit(self, a: int, b: int) -> int:
-        """Return the largest distance at which two texts are similar."""
+        """Return the largest distance at which two strings are similar."""
         total = len(self._texts[a]) + len(self._texts[b])
         limit = math.ceil((1.0 - self._threshold) * total)
         # Use the same division as the similarity, so that rounding cannot make the results differ.
@@ -238,7 +263,7 @@ class _Linker:
         return indel_distance(self._texts[a], self._texts[b], limit)
 
     def gather(self) -> None:
-        """Add each text to a cluster with a similar leader, or make it the leader of a new cluster."""
+        """Add each string to a cluster with a similar leader, or make it the leader of a new cluster."""
         by_piece: dict[int, _TextCluster] = {}
         for index, pieces in enumerate(self._sketches.pieces):
             candidates = {id(by_piece[piece]): by_piece[piece] for piece in pieces if piece in by_piece}
@@ -281,7 +306,7 @@ class _Linker:
             self._join(one.leader, two.leader)
 
     def _has_similar_pair(self, one: _TextCluster, two: _TextCluster, distance: int) -> bool:
-        """Return True if two clusters with leaders at `distance` contain a similar pair other than their leaders."""
+        """Return True if two clusters whose leaders are `distance` apart contain a similar pair."""
         for a, radius in zip(one.members, one.distances, strict=True):
             least = self._sketches.least_distances(a, np.array(two.members))
             least = np.maximum(least, distance - radius - np.array(two.distances))

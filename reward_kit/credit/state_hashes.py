@@ -1,4 +1,4 @@
-"""State hashes, which determine whether two steps share an anchor state; their keys are based on `typed_key`."""
+"""State hashes, which determine whether two steps have the same state."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from reward_kit.errors import ConfigError, boundary, did_you_mean, install_hint,
 from reward_kit.loading import load_object
 
 _IDENTITY: Any = object.__hash__
-_KEYS = "return text, plain data, an array, a tensor, a model or a hashable value such as a date or a frozen dataclass"
+_KEYS = (
+    "return a string, plain data, an array, a tensor, a model or a hashable value such as a date or a frozen dataclass"
+)
 
 
 def typed_key(value: Any) -> Hashable:
-    """Return `value` as a dictionary key that distinguishes types and shapes, so that 1, 1.0, True and "1" are four
-    keys.
+    """Return `value` as a dictionary key that distinguishes types and shapes.
 
-    Supported values are plain data, arrays, tensors, models, dataclasses, and hashable values such as a date, an enum
-    member or a path.
+    For example, 1, 1.0, True and "1" have four different keys. Supported values are plain data, arrays, tensors,
+    models, dataclasses, and hashable values such as a date, an enum member or a path.
 
     Raises:
-        ConfigError: the value contains itself or an unsupported object.
+        ConfigError: If the value contains itself or an unsupported object.
     """
     if type(value) is str:
         return value
@@ -62,7 +63,7 @@ def _key(value: Any) -> Hashable:
     if isinstance(value, BaseModel):
         return kind, _key(value.model_dump())
     if kind.__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
-        # Use dtype, shape and content, but not the device. PyTorch is not imported here.
+        # The key contains the dtype, shape and content, but not the device. PyTorch is not imported here.
         here = value.detach().cpu()
         if getattr(here, "is_sparse", False):
             here = here.to_dense()
@@ -85,7 +86,10 @@ def _key(value: Any) -> Hashable:
 
 
 def stable_text(key: Hashable) -> str:
-    """Return a typed key as text that is the same in every process, unlike `hash` and the order of a set."""
+    """Convert a typed key to a string that is the same in every process.
+
+    In contrast, `hash` and the order of a set can change from process to process.
+    """
     if isinstance(key, frozenset):
         return f"{{{','.join(sorted(map(stable_text, key)))}}}"
     if isinstance(key, tuple):
@@ -107,9 +111,9 @@ class NamedHash:
     """A named hash with fixed options.
 
     Attributes:
-        read: a function that returns the source and the value of a step's state; states are equal only if both are
-            equal.
-        threshold: the minimum similarity of two texts that count as one state; None if they must be equal.
+        read: a function that returns the state of a step as a pair of its source and its value. Two states are equal
+            only if both are equal.
+        threshold: the minimum similarity at which two strings count as the same state. If None, they must be equal.
     """
 
     read: Reader
@@ -117,15 +121,17 @@ class NamedHash:
 
 
 def check_state_hash(state_hash: StateHash) -> None:
-    """Raise a ConfigError for an unknown hash, or for an unknown, missing or invalid option."""
+    """Raise a ConfigError if the hash is unknown or if an option is unknown, missing or invalid."""
     _prepared(state_hash)
 
 
 def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) -> Codes:
-    """Return (S,) a number for each pair of group and state; steps with equal numbers share an anchor state.
+    """Return (S,) a number for each step; steps with equal numbers share an anchor state.
+
+    Two steps share an anchor state if they belong to the same group and have the same state.
 
     Raises:
-        ConfigError: the hash cannot be used, or returned a value that cannot be a key.
+        ConfigError: If the hash cannot be used or returns a value that cannot be a key.
     """
     prepared = _prepared(state_hash)
     if isinstance(prepared, NamedHash) and prepared.threshold is not None:
@@ -141,10 +147,12 @@ def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) ->
 
 
 def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
-    """Return (S,) the state key of each step; for "similarity", the key of the compared text.
+    """Return (S,) the state key of each step.
+
+    For the hash "similarity", the key is the key of the string that is compared.
 
     Raises:
-        ConfigError: the hash cannot be used, or returned a value that cannot be a key.
+        ConfigError: If the hash cannot be used or returns a value that cannot be a key.
     """
     prepared = _prepared(state_hash)
     if isinstance(prepared, NamedHash) and (texts := _texts_alone(batch, prepared.read)) is not None:
@@ -153,7 +161,10 @@ def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
 
 
 def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
-    """Return (S,) the states if all of them are texts from one source; this common case is ten times as fast."""
+    """Return (S,) the states if all of them are strings from a single source, or None if they are not.
+
+    This common case is ten times as fast as the general one.
+    """
     if read is _recorded_key:
         recorded: list[Any] = [step.step_info.get("state_key") for step in chain.from_iterable(batch)]
         kinds = set(map(type, recorded))
@@ -168,10 +179,11 @@ def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
 
 
 def readable_keys(batch: Batch, state_hash: StateHash = None) -> list[str]:
-    """Return (S,) a readable key for each step; the texts are equal if and only if the keys are.
+    """Return (S,) a readable key for each step. Two readable keys are equal if and only if the keys are equal.
 
-    Short text is unchanged; long text becomes its beginning and a digest. Any other value is followed by the digest of
-    its typed key. For "similarity", the key is the step's own text, since similar texts do not share a single key.
+    A short string is left unchanged. A long string is cut off and followed by a digest. Any other value is followed by
+    the digest of its typed key. For the hash "similarity", each step has the key of its string, because similar strings
+    do not have a common key.
     """
     known: dict[tuple[str, Hashable], str] = {}
     readable = []
@@ -210,8 +222,8 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
         if _is_reference(state_hash):
             return _load_function(name)
         near = did_you_mean(name, STATE_HASHES)
-        own = "" if near.endswith("?") else "; write your own function as file.py:function"
-        raise ConfigError(f"unknown state hash {name!r}{near}{own}")
+        hint = "" if near.endswith("?") else "; to use your own function, write file.py:function"
+        raise ConfigError(f"unknown state hash {name!r}{near}{hint}")
     maker = STATE_HASHES[name]
     known = inspect.signature(maker).parameters
     for option in options:
@@ -219,12 +231,12 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
             raise ConfigError(f"state hash {name!r} has no option {option!r}{did_you_mean(str(option), known)}")
     missing = [key for key, item in known.items() if item.default is item.empty and key not in options]
     if missing:
-        raise ConfigError(f"state hash {name!r} needs {missing[0]!r}: {{name: {name}, {missing[0]}: …}}")
+        raise ConfigError(f"state hash {name!r} needs the option {missing[0]!r}: {{name: {name}, {missing[0]}: …}}")
     return maker(**options)
 
 
 def _is_reference(one: Any) -> TypeGuard[str]:
-    """Return True if a value has the form "file.py:function" or "package.module:function"."""
+    """Return True if the value has the form "file.py:function" or "package.module:function"."""
     return isinstance(one, str) and ":" in one
 
 
@@ -239,12 +251,12 @@ def _load_function(reference: str) -> Callable[..., Any]:
 
 
 def hash_references(state_hash: Any) -> list[str]:
-    """Return the functions that a state hash refers to as `file.py:function` or `package.module:function`."""
+    """Return the references to functions in a state hash, such as `file.py:function` or `package.module:function`."""
     return list(filter(_is_reference, state_hash if isinstance(state_hash, list | tuple) else [state_hash]))
 
 
 def locate_references(state_hash: Any, folder: Path) -> Any:
-    """Return the state hash with absolute paths for the files of its functions."""
+    """Return the state hash with function references to files changed to absolute paths."""
     if isinstance(state_hash, list | tuple):
         return [locate_references(one, folder) for one in state_hash]
     is_file = _is_reference(state_hash) and state_hash.rpartition(":")[0].endswith(".py")
@@ -252,12 +264,14 @@ def locate_references(state_hash: Any, folder: Path) -> Any:
 
 
 def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
-    """Return a hash that combines several hashes."""
+    """Combine several hashes into one."""
     if not hashes or any(one is None or isinstance(one, list | tuple) for one in hashes):
-        raise ConfigError(f"a list of state hashes needs at least one name, mapping or function; got {hashes!r}")
+        raise ConfigError(
+            f"a list of state hashes needs at least one name, mapping or function, and nothing else; got {hashes!r}"
+        )
     prepared = [_prepared(one) for one in hashes]
     if any(isinstance(one, NamedHash) and one.threshold is not None for one in prepared):
-        raise ConfigError("state hash 'similarity' compares texts approximately and cannot be in a list")
+        raise ConfigError("state hash 'similarity' compares strings approximately, so it cannot be part of a list")
     readers = [_reader_of(one) for one in prepared]
     return NamedHash(lambda step: ("all", [read(step) for read in readers]))
 
@@ -273,7 +287,7 @@ def _reader_of(prepared: NamedHash | Callable[..., Any]) -> Reader:
             key = prepared(step=step) if takes_step else prepared(_seen(step))
             if key is None:
                 raise ConfigError(
-                    f"the state hash {name!r} returned None; return a constant to treat all states as one"
+                    f"the state hash {name!r} returned None; to treat all states as equal, return a constant"
                 )
             if inspect.iscoroutine(key):
                 key.close()
@@ -294,13 +308,13 @@ def _takes_step(function: Callable[..., Any]) -> bool:
 
 
 def _seen(step: StepData) -> Any:
-    """Return the conversation before the action; the observation if the step has no messages."""
+    """Return the conversation before the action, or the observation if the step has no messages."""
     messages = step.resulting_messages_history
     return History(messages, _before_action(step)) if messages else step.observation_data
 
 
 def _read(batch: Batch, prepared: NamedHash | Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (S,) the source and the value of each step's state."""
+    """Yield (S,) the state of each step, as a pair of its source and its value."""
     return map(_reader_of(prepared), chain.from_iterable(batch))
 
 
@@ -309,7 +323,7 @@ def _read(batch: Batch, prepared: NamedHash | Callable[..., Any]) -> Iterator[tu
 
 def _recorded_key(step: StepData) -> tuple[str, Any]:
     recorded = step.step_info.get("state_key")
-    # The source distinguishes the two kinds of key, so that a text never equals a recorded key.
+    # The source distinguishes the two kinds of key, so that an observation never equals a recorded key.
     return ("state_key", recorded) if recorded is not None else ("observation", step.observation_data)
 
 
@@ -327,11 +341,13 @@ def _reader(name: str, of: Any) -> Reader:
 
 
 def _last_messages(*, count: int) -> NamedHash:
-    """Read the last `count` messages before the action: role, content, and calls without their ids, which always
-    differ.
+    """Read the last `count` messages before the action.
+
+    The role, the name, the content and the calls of each message are read. The ids of the calls are ignored because
+    they always differ.
     """
     if type(count) is not int or count < 1:
-        raise ConfigError(f"state hash 'last_messages': count must be a positive whole number, got {count!r}")
+        raise ConfigError(f"state hash 'last_messages': count must be a positive integer, got {count!r}")
 
     def read(step: StepData) -> tuple[str, Any]:
         messages, end = [], _before_action(step)
@@ -347,17 +363,18 @@ def _last_messages(*, count: int) -> NamedHash:
 
 
 def _before_action(step: StepData) -> int:
-    """Return the number of messages of the history before the action."""
+    """Return the number of messages in the history that precede the action."""
     history = step.resulting_messages_history
     # Each action is one assistant message, followed by its answers, so the last assistant message is this action.
     return next((i for i in range(len(history) - 1, -1, -1) if history[i].role == "assistant"), len(history))
 
 
 def _last_match(*, pattern: str) -> NamedHash:
-    """Read the last match of `pattern` in the messages to the policy before the action: its groups, or the whole match.
+    """Read the last match of `pattern` in the messages that the policy received before the action.
 
-    The policy's own messages and the system message are ignored. A missing match and a match whose group is unset are
-    equivalent.
+    The value consists of the groups of the match, or of the whole match if the pattern has no groups. The system
+    message and the messages of the policy are ignored. A match in which no group is set is treated as if there were no
+    match.
     """
     if not isinstance(pattern, str) or not pattern:
         raise ConfigError(f"state hash 'last_match': pattern must be a regular expression, got {pattern!r}")
@@ -380,7 +397,11 @@ def _last_match(*, pattern: str) -> NamedHash:
 
 
 def _read_json(step: StepData) -> tuple[str, Any]:
-    """Read a text observation as JSON: key order and white space are ignored, but not the types of numbers."""
+    """Read an observation that is a JSON string as data.
+
+    The order of keys and white space are ignored, but the types of numbers are not. A string that is not JSON is read
+    as it is.
+    """
     observation = step.observation_data
     if not isinstance(observation, str):
         return "json", observation
@@ -393,14 +414,17 @@ def _read_json(step: StepData) -> tuple[str, Any]:
 
 
 def _regex(*, replace: Mapping[str, str], of: str = "observation_text") -> NamedHash:
-    """Read `of` after replacing every match of each pattern, in order; use it for times, ids or counters."""
+    """Read the source `of` and replace every match of each pattern, in order.
+
+    This hash is meant for observations that contain times, ids or counters.
+    """
     if not isinstance(replace, Mapping) or not replace:
-        raise ConfigError(f"state hash 'regex': replace must be a mapping from patterns to texts, got {replace!r}")
+        raise ConfigError(f"state hash 'regex': replace must map patterns to replacement strings, got {replace!r}")
     rules: list[tuple[re.Pattern[str], str]] = []
     pairs: list[tuple[Any, Any]] = [*replace.items()]
     for pattern, text in pairs:
         if not isinstance(pattern, str) or not isinstance(text, str):
-            raise ConfigError(f"state hash 'regex': pattern and replacement must be texts, got {pattern!r}: {text!r}")
+            raise ConfigError(f"state hash 'regex': pattern and replacement must be strings, got {pattern!r}: {text!r}")
         try:
             rules.append((re.compile(pattern), text))
             rules[-1][0].sub(text, "")  # fails if the text refers to a missing group
@@ -416,7 +440,7 @@ def _regex(*, replace: Mapping[str, str], of: str = "observation_text") -> Named
 
 
 def _replaced(value: Any, rules: list[tuple[re.Pattern[str], str]]) -> Any:
-    """Rewrite every text in `value` except the keys of mappings."""
+    """Apply the rules to every string in `value`, except for the keys of mappings."""
     if isinstance(value, str):
         for pattern, text in rules:
             value = pattern.sub(text, value)
@@ -429,7 +453,7 @@ def _replaced(value: Any, rules: list[tuple[re.Pattern[str], str]]) -> Any:
 
 
 def _similarity(*, threshold: float = 0.95, of: str = "observation_text") -> NamedHash:
-    """Read `of` and treat texts with at least this similarity as equal; see `credit.similarity`."""
+    """Read the source `of` and treat strings that are at least this similar as equal; see `credit.similarity`."""
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0.0 < threshold <= 1.0:
         raise ConfigError(f"state hash 'similarity': threshold must be in (0, 1], got {threshold!r}")
     if importlib.util.find_spec("rapidfuzz") is None:
@@ -442,8 +466,8 @@ def _texts(batch: Batch, prepared: NamedHash) -> list[str]:
     for source, value in _read(batch, prepared):
         if not isinstance(value, str):
             raise ConfigError(
-                f"state hash 'similarity' compares texts; step {len(texts)} of the batch has {type_name(value)} "
-                f"({source}); use 'observation_text' or 'canonical_json', or a function that returns text"
+                f"state hash 'similarity' compares strings, but step {len(texts)} of the batch has {type_name(value)} "
+                f"({source}); use 'observation_text', 'canonical_json' or a function that returns a string"
             )
         texts.append(value)
     return texts
@@ -458,6 +482,8 @@ STATE_HASHES: Mapping[str, Callable[..., NamedHash]] = {
     "regex": _regex,
     "similarity": _similarity,
 }
-"""Factories that create a hash from its options, by name. "state_key" is the resource's key recorded before the action,
-or else the observation; "observation_text" is the observation that is new to the policy in this step.
+"""Factories that create a state hash from its options, by name.
+
+"state_key" reads the key that the resource recorded before the action, or the observation if no key was recorded.
+"observation_text" reads the observation that is new to the policy in this step.
 """

@@ -1,7 +1,8 @@
-"""A batch of trajectories as flat arrays, with discounted sums and values relative to the group.
+"""A batch of trajectories as flat arrays, and the array operations that estimators use.
 
-`StepArrays` contains the input of every estimator. Estimators are composed of two operations, `discounted` and
-`relative`; only `relative` subtracts a baseline or divides by a scale.
+`StepArrays` is the input of every estimator. Estimators are composed of two operations: `discounted`, which computes
+discounted sums, and `relative`, which compares values with their group. Only `relative` subtracts a baseline or divides
+by a scale.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _FEW = 64
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """A batch of B trajectories with S steps in total, as flat arrays in order.
+    """A batch of B trajectories with S steps in total, stored as flat arrays in the order of the batch.
 
     Attributes:
         steps: (S,) the steps.
-        lengths_B: (B,) the number of steps of each trajectory.
-        scores_B: (B,) the scores, NaN if unscored.
+        lengths_B: (B,) the number of steps in each trajectory.
+        scores_B: (B,) the scores; NaN for an unscored trajectory.
         groups_B: (B,) the group numbers, counted from 0 in order of first appearance.
-        rewards_S: (S,) the base rewards, NaN if unset.
+        rewards_S: (S,) the base rewards; NaN for a reward that is not set.
     """
 
     steps: list[StepData]
@@ -47,24 +48,24 @@ class StepArrays:
     def from_batch(
         cls, batch: Batch, scores: Sequence[float | None], group_ids: Sequence[Hashable] | None = None
     ) -> StepArrays:
-        """Return the arrays of a batch.
+        """Create the arrays for a batch.
 
         Args:
             batch: B trajectories.
-            scores: (B,) the scores, None if unscored.
-            group_ids: (B,) the group of each trajectory; None for `step_info["group_id"]` of the first steps or, if
-                none is recorded, a single group.
+            scores: (B,) the scores; None for an unscored trajectory.
+            group_ids: (B,) the group of each trajectory. If None, `step_info["group_id"]` of the first step of each
+                trajectory is used. If no group is recorded, all trajectories form a single group.
 
         Raises:
-            ConfigError: `batch` is not a batch of trajectories, the number of scores or group ids differs from the
-                number of trajectories, or only some of them record a group.
-            InvalidResultError: a score or a base reward is not finite.
+            ConfigError: If `batch` is not a list of trajectories, if the number of scores or group ids differs from the
+                number of trajectories, or if only some of the trajectories record a group.
+            InvalidResultError: If a score or a base reward is not finite.
         """
         if any(isinstance(steps, StepData) for steps in batch):
             raise ConfigError("batch must be a list of trajectories, each a list of steps, got a list of steps")
-        for what, given in (("scores", scores), ("group ids", group_ids)):
-            if given is not None and len(given) != len(batch):
-                raise ConfigError(f"{len(batch)} trajectories require {len(batch)} {what}, got {len(given)}")
+        for name, values in (("scores", scores), ("group ids", group_ids)):
+            if values is not None and len(values) != len(batch):
+                raise ConfigError(f"expected {len(batch)} {name}, one for each trajectory, got {len(values)}")
         check_scores(scores)
         scores_B = np.array([math.nan if score is None else score for score in scores], dtype=np.float64)
         if group_ids is None:
@@ -72,7 +73,7 @@ class StepArrays:
             # A trajectory that failed before its first step records no group and earns no credit.
             without = [index for index, steps in enumerate(batch) if steps and group_ids[index] is None]
             if without and any(group_id is not None for group_id in group_ids):
-                raise ConfigError(f"trajectory {without[0]} has no group_id, but others do; pass group_ids")
+                raise ConfigError(f"trajectory {without[0]} has no group_id, but other trajectories do; pass group_ids")
         lengths_B = np.fromiter(map(len, batch), dtype=np.int64, count=len(batch))
         steps = list(chain.from_iterable(batch))
         rewards = [step.base_reward for step in steps]
@@ -84,27 +85,28 @@ class StepArrays:
 
     @property
     def is_scored_S(self) -> Flags:
-        """(S,) True if the step's trajectory is scored."""
+        """(S,) True for each step of a scored trajectory."""
         return self.to_steps(~np.isnan(self.scores_B))
 
     @property
     def values_S(self) -> Floats:
-        """(S,) the policy's value estimates, NaN if missing."""
+        """(S,) The value estimates of the policy; NaN for a missing estimate."""
         # float64 converts None to NaN.
         return np.array([step.policy_value_estimate for step in self.steps], dtype=np.float64)
 
     @property
     def is_valid_S(self) -> Flags:
-        """(S,) False if `step_info["is_action_valid"]` is recorded as False."""
+        """(S,) False for each step that records `step_info["is_action_valid"]` as False."""
         flags = [step.step_info.get("is_action_valid") is not False for step in self.steps]
         return np.array(flags, dtype=np.bool_)
 
     @property
     def is_truncated_B(self) -> Flags:
-        """(B,) True if the trajectory was truncated, that is, if its last step records `truncated`, or `terminated` as
-        False.
+        """(B,) True for each truncated trajectory.
 
-        A recorded termination takes precedence. A trajectory that records neither counts as terminated.
+        A trajectory is truncated if its last step records `truncated` as true or `terminated` as False. If the last
+        step records `terminated` as true, the trajectory is not truncated. A trajectory that records neither counts as
+        terminated.
         """
         truncated_B = np.zeros(len(self.lengths_B), dtype=np.bool_)
         ends_B = np.cumsum(self.lengths_B)
@@ -115,29 +117,31 @@ class StepArrays:
         return truncated_B
 
     def to_steps(self, values_B: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return (S,) each trajectory's value, repeated for all its steps."""
+        """Return (S,) the value of the trajectory of each step."""
         return np.repeat(values_B, self.lengths_B)
 
     def describe_step(self, position: int) -> str:
-        """Describe the trajectory and the step at a position of the flat arrays, for messages."""
+        """Return the number of the trajectory and of the step at a position in the flat arrays, for use in messages."""
         trajectory, step = locate_step(position, self.lengths_B)
         return f"trajectory {trajectory}, step {step}"
 
     def sums_B(self, values_S: Floats) -> Floats:
-        """Return (B,) the sum of each trajectory's values."""
+        """Return (B,) the sum of the values of each trajectory."""
         codes_S = self.to_steps(np.arange(len(self.lengths_B)))
         return np.bincount(codes_S, values_S, minlength=len(self.lengths_B)).astype(np.float64, copy=False)
 
     def returns_S(self, gamma: float, default: float = 0.0, penalties_S: Floats | None = None) -> Floats:
-        """Return (S,) G_k = r_k + gamma G_{k+1} of every step; NaN on the steps of an unscored trajectory.
+        """Return (S,) the discounted return of each step: G_k = r_k + gamma G_{k+1}.
+
+        The steps of an unscored trajectory have the return NaN.
 
         Args:
-            gamma: the discount.
-            default: the value of an unset base reward.
-            penalties_S: (S,) subtracted from r_k before discounting.
+            gamma: the discount factor.
+            default: the value used for a base reward that is not set.
+            penalties_S: (S,) penalties that are subtracted from r_k before discounting. If None, nothing is subtracted.
 
         Raises:
-            InvalidResultError: a return is not finite.
+            InvalidResultError: If a return is not finite.
         """
         rewards_S = self.earned_S(default)
         if penalties_S is not None:
@@ -147,10 +151,11 @@ class StepArrays:
         return returns_S
 
     def earned_S(self, default: float = 0.0) -> Floats:
-        """Return (S,) r_k, the base rewards with missing values filled in; NaN on the steps of an unscored trajectory.
+        """Return (S,) the reward r_k of each step.
 
-        In a trajectory with any unset base reward, unset ones count as `default`, and the score is added at the last
-        step.
+        In a trajectory in which all base rewards are set, these are the base rewards. In all other trajectories, a base
+        reward that is not set counts as `default`, and the score is added at the last step. The steps of an unscored
+        trajectory have the reward NaN.
         """
         unset_S = np.isnan(self.rewards_S)
         rewards_S = np.where(unset_S, default, self.rewards_S)
@@ -163,7 +168,7 @@ class StepArrays:
 
 
 def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
-    """Return (S,) x_k + decay x_{k+1} + decay² x_{k+2} … to the end of each trajectory."""
+    """Return (S,) x_k + decay x_{k+1} + decay² x_{k+2} + … for each step, summed to the end of its trajectory."""
     out_S = values_S.copy()
     # Sort longest first: the trajectories that have a step at a given distance from their end then come first.
     order_B = np.argsort(-lengths_B, kind="stable")
@@ -182,27 +187,33 @@ def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
 
 
 def overflow_allowed() -> np.errstate:
-    """Allow overflow in sums that `check_finite` checks afterwards."""
+    """Return a context in which sums may overflow, because `check_finite` checks them afterwards."""
     return np.errstate(over="ignore", invalid="ignore")
 
 
 def check_finite(values_S: Floats, lengths_B: Codes, what: str, *, missing_S: Flags) -> None:
-    """Raise an InvalidResultError that names the trajectory if a value is neither finite nor missing."""
+    """Raise an InvalidResultError if a value is neither finite nor missing.
+
+    The message names the trajectory and the step.
+    """
     bad_S = ~np.isfinite(values_S) & ~missing_S
     if bad_S.any():
         trajectory, step = locate_step(int(np.argmax(bad_S)), lengths_B)
-        raise InvalidResultError(f"trajectory {trajectory}: {what} is not finite, at step {step}")
+        raise InvalidResultError(f"trajectory {trajectory}, step {step}: {what} is not finite")
 
 
 def locate_step(position: int, lengths_B: Codes) -> tuple[int, int]:
-    """Return the trajectory and its step at a position of the flat arrays."""
+    """Convert a position in the flat arrays to the number of a trajectory and of a step in it."""
     ends_B = np.cumsum(lengths_B)
     trajectory = int(np.searchsorted(ends_B, position, side="right"))
     return trajectory, position - int(ends_B[trajectory] - lengths_B[trajectory])
 
 
 def factorize(keys: Iterable[Hashable]) -> Codes:
-    """Return (N,) a number for each distinct key, counted from 0 in order of first appearance."""
+    """Return (N,) the number of each key; equal keys have equal numbers.
+
+    The numbers are counted from 0 in order of first appearance.
+    """
     keys = list(keys)
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.fromiter(map(numbers.__getitem__, keys), dtype=np.int64, count=len(keys))
@@ -214,10 +225,10 @@ def check_scores(scores: Sequence[float | None]) -> None:
         try:
             is_finite = score is None or math.isfinite(score)
         except (TypeError, OverflowError):
-            problem = f"must be a number, or None if unscored; got {score!r:.80}"
+            problem = f"must be a number, or None if the trajectory is unscored; got {score!r:.80}"
             raise ConfigError(f"the score of trajectory {index} {problem}") from None
         if not is_finite:
-            raise InvalidResultError(f"the score of trajectory {index} is {score}; use None if it is unscored")
+            raise InvalidResultError(f"the score of trajectory {index} is {score}; use None for an unscored trajectory")
 
 
 # Values between these limits, and their differences, can be squared and summed without overflow or underflow.
@@ -234,27 +245,29 @@ def relative(
     weights_N: Floats | None = None,
     min_group_size: int = 1,
 ) -> Floats:
-    """Return (N,) each value relative to its group; NaN values are ignored and remain NaN.
+    """Return (N,) each value relative to its group. NaN values are ignored and remain NaN.
 
-    With the mean and the unbiased standard deviation over the group (over `weights_N` copies of each value):
+    The mean and the unbiased standard deviation are taken over the group, with `weights_N` copies of each value:
 
         "std"            (x - mean) / (std + epsilon)
         "mean"           x - mean
         "constant"       (x - mean) / normalization_constant
         "leave_one_out"  x - the mean of the others = (x - mean) n / (n - 1)
 
-    Values are first taken relative to the first value of their group, so that a constant group becomes exactly zero and
-    a large offset costs no precision. A group of one becomes zero. Values whose squares would overflow or underflow are
-    first scaled to a unit of their group; a result is infinite only if it is too large for a float.
+    Before anything else, the first value of each group is subtracted from its values. Equal values therefore become
+    exactly zero, and a large offset does not reduce the precision. In a group of one, the value becomes zero. Values
+    whose squares would overflow or underflow are scaled within their group first, so a result is infinite only if it is
+    too large for a float.
 
     Args:
         values_N: (N,) the values.
-        groups_N: (N,) the nonnegative group number of each value.
+        groups_N: (N,) the group number of each value; not negative.
         normalization: one of the four names above.
-        epsilon: a constant added to each standard deviation.
+        epsilon: a constant that is added to each standard deviation.
         normalization_constant: the divisor for "constant".
-        weights_N: (N,) the number of copies of each value; leaving one out leaves out all its copies.
-        min_group_size: the minimum group size; smaller groups get zeros.
+        weights_N: (N,) the number of copies of each value; "leave_one_out" leaves out all copies of the value. If None,
+            each value counts once.
+        min_group_size: the minimum size of a group; values in smaller groups become zero.
     """
     valued_N = ~np.isnan(values_N)
     values, groups = values_N[valued_N], renumber_groups(groups_N[valued_N])
@@ -275,7 +288,10 @@ def relative(
 
 
 def _units(values: Floats, groups: Codes) -> Floats:
-    """Return the unit of each group's values: 1 or, if needed, the power of two near the largest value."""
+    """Return the unit in which to compute with each value.
+
+    The unit is 1 or, if squares could overflow or underflow, the power of two near the largest value of the group.
+    """
     sizes = np.abs(values)
     if not ((sizes > _LARGE) | ((sizes < _SMALL) & (sizes > 0.0))).any():
         return np.ones(1)
@@ -288,7 +304,7 @@ def _units(values: Floats, groups: Codes) -> Floats:
 def _scales(
     centered: Floats, groups: Codes, weights: Floats, normalization: str, epsilons: Floats, constant: float | None
 ) -> Floats:
-    """Return the divisor of each centered value; zero if its group has no other values to compare with."""
+    """Return the divisor of each centered value, or zero if its group has no other values to compare it with."""
     if normalization == "mean":
         return np.ones_like(centered)
     if normalization == "constant":
@@ -301,7 +317,7 @@ def _scales(
 
 
 def first_positions(groups: Codes) -> Codes:
-    """Return the position at which each group appears first."""
+    """Return the position of the first value of each group."""
     first = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
     # If a position is written twice, the last value remains.
     first[groups[::-1]] = np.arange(len(groups))[::-1]
@@ -309,7 +325,7 @@ def first_positions(groups: Codes) -> Codes:
 
 
 def renumber_groups(groups: Codes) -> Codes:
-    """Renumber groups if their numbers would make tables over groups much longer than the values."""
+    """Renumber the groups if tables indexed by their numbers would be much longer than the values."""
     if int(groups.max(initial=0)) <= 4 * len(groups):
         return groups
     return np.asarray(np.unique(groups, return_inverse=True)[1], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""`StepCredit`, an estimator's result for every step of a batch, and `with_credit`, which copies it to the steps."""
+"""The result of an estimator, and a function that copies it to the steps."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from reward_kit.credit.step_arrays import Batch, Codes, Floats, StepArrays, chec
 
 
 class StepCredit(NamedTuple):
-    """The credit of every step of a batch, as flat arrays in order; NaN on the steps of an unscored trajectory.
+    """The credit of every step of a batch, as flat arrays in the order of the batch.
 
-    An estimator that has no episode advantages or no step advantages sets them to zero.
+    The values on the steps of an unscored trajectory are NaN. An estimator that does not compute episode advantages or
+    step advantages sets them to zero.
 
     Attributes:
         episode_advantages_S: (S,) A_E, the advantage of the trajectory within its group.
-        step_advantages_S: (S,) A_S, the advantage of the action itself; for GiGPO, among actions taken in the same
-            state.
+        step_advantages_S: (S,) A_S, the advantage of the action. GiGPO computes it among actions that were taken in the
+            same state.
         advantages_S: (S,) A, the combination of A_E and A_S.
-        returns_S: (S,) G_k, the discounted return from this step on.
-        anchors_S: (S,) a number for each distinct pair of group and state; -1 if the estimator does not use states.
+        returns_S: (S,) G_k, the discounted return from this step to the end of the trajectory.
+        anchors_S: (S,) a number for each distinct pair of group and state, or -1 if the estimator does not use states.
     """
 
     episode_advantages_S: Floats
@@ -35,29 +36,28 @@ class StepCredit(NamedTuple):
 
 
 def episode_credit(arrays: StepArrays, advantages_B: Floats, returns_S: Floats) -> StepCredit:
-    """Return the credit of an estimator with one advantage per trajectory."""
+    """Create the credit for an estimator that computes one advantage per trajectory."""
     credit = step_credit(arrays, arrays.to_steps(advantages_B), returns_S)
     return credit._replace(episode_advantages_S=credit.step_advantages_S, step_advantages_S=credit.episode_advantages_S)
 
 
 def step_credit(arrays: StepArrays, advantages_S: Floats, returns_S: Floats) -> StepCredit:
-    """Return the credit of an estimator with one advantage per step."""
+    """Create the credit for an estimator that computes one advantage per step."""
     check_advantages(arrays, advantages_S)
     no_anchors_S = np.full(len(arrays.steps), -1, dtype=np.int64)
     return StepCredit(0.0 * advantages_S, advantages_S, advantages_S, returns_S, no_anchors_S)
 
 
 def check_advantages(arrays: StepArrays, advantages_S: Floats) -> None:
-    """Raise an InvalidResultError if an advantage of a scored trajectory is not finite; NaN marks unscored
-    trajectories.
-    """
+    """Raise an InvalidResultError if an advantage of a scored trajectory is not finite."""
     check_finite(advantages_S, arrays.lengths_B, "an advantage", missing_S=~arrays.is_scored_S)
 
 
 def with_credit(batch: Batch, credit: StepCredit) -> list[list[StepData]]:
-    """Return copies of the steps with `advantage` and `return_to_go` set; None if the credit is NaN.
+    """Return copies of the steps in which `advantage` and `return_to_go` are set.
 
-    `return_to_go` is the target of a critic: A + V if the policy estimated V, else G_k.
+    Both are `None` if the credit is NaN. `return_to_go` is the target for a critic: A + V if the policy estimated V, or
+    G_k if it did not.
     """
     numbers = zip(credit.advantages_S.tolist(), credit.returns_S.tolist(), strict=True)
     # Pause the garbage collector: the new objects would make it scan the whole batch repeatedly.
@@ -82,7 +82,7 @@ _set_private = BaseModel.__dict__["__pydantic_private__"].__set__
 
 
 def known_value(value: float | None) -> float | None:
-    """Return the policy's V; None if it is missing or not finite."""
+    """Return the value estimate, or None if it is missing or not finite."""
     return value if value is not None and -math.inf < value < math.inf else None
 
 

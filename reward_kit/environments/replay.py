@@ -19,7 +19,7 @@ from reward_kit.environments.base import ForkableResource, ForkKind, StepOutcome
 from reward_kit.errors import EnvironmentFailure, ToolError
 
 Event = tuple[str, Mapping[str, Any], StepOutcome | None]
-"""An action, its arguments and its outcome; the outcome is None for `reseed_noise`."""
+"""An action, its arguments and its outcome; the outcome is `None` for `reseed_noise`."""
 
 
 class ReplayForkResource(ForkableResource):

@@ -288,7 +288,7 @@ class SokobanConfig(ResourceConfig):
 
 
 class Board(NamedTuple):
-    """A level and one of its shortest solutions. The solution is None only if the solver gave up on a configured
+    """A level and one of its shortest solutions. The solution is `None` only if the solver gave up on a configured
     level.
     """
 

@@ -146,11 +146,18 @@ class SqliteResource(ForkableResource):
             All rows; an empty list for statements without rows, such as INSERT.
 
         Raises:
-            ToolError: the statement failed, was not allowed, or took too long; it changed nothing.
+            ValueError: the statement is invalid or not allowed, or does not fit `params`, which is a bug in the tool.
+            ToolError: the statement failed with these values, or took too long; it changed nothing.
         """
 
         def run(database: GuardedConnection) -> list[tuple[Any, ...]]:
             with database.atomic() as connection:
+                try:
+                    connection.execute(f"EXPLAIN {sql}", params)
+                except sqlite3.DataError:  # a value is too large
+                    raise
+                except sqlite3.Error as error:
+                    raise ValueError(f"{database.explain(error)}, in the statement {sql[:1_000]!r}") from error
                 return connection.execute(sql, params).fetchall()
 
         return await anyio.to_thread.run_sync(run, self._open)

@@ -227,7 +227,7 @@ class GuardedConnection:
                 self.connection.execute("RELEASE tool_call")
             except (sqlite3.Error, sqlite3.Warning, OverflowError, MemoryError) as error:
                 self._roll_back()
-                raise ToolError(self._explain(error)) from None
+                raise ToolError(self.explain(error)) from None
             except BaseException:
                 self._roll_back()
                 raise
@@ -241,7 +241,8 @@ class GuardedConnection:
             self.connection.execute("ROLLBACK TO tool_call")
             self.connection.execute("RELEASE tool_call")
 
-    def _explain(self, error: Exception) -> str:
+    def explain(self, error: Exception) -> str:
+        """Return the reason why the current statement failed."""
         text = str(error)
         if isinstance(error, MemoryError):
             return "the statement needs too much memory; nothing was changed"

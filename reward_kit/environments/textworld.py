@@ -180,7 +180,7 @@ class TextworldConfig(ResourceConfig):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An answer of the game; unknown and untracked values are None.
+    """An answer of the game; unknown and untracked values are `None`.
 
     `moves` counts executed game actions, `expert` is the next command of a winning plan, `facts` are the true facts,
     sorted, and `state` identifies the game's state.

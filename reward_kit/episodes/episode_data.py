@@ -32,7 +32,7 @@ from reward_kit.models import Message
 from reward_kit.validation import describe_validation_error
 
 REWARD = "environment_reward"
-"""The key in a step's infos that is None if the environment returned no reward."""
+"""The key in a step's infos that is `None` if the environment returned no reward."""
 IDENTITY = ("id_", "is_terminated", "is_truncated", "t", "t_started", "agent_id", "module_id", "multi_agent_episode_id")
 COMPARED = (
     *IDENTITY,

@@ -29,7 +29,7 @@ def to_json_value(value: Any) -> Any:
     """Return `value` with only JSON types and without NaN or infinity.
 
     Raises:
-        EpisodeError: a value has no JSON form; the message names its type.
+        EpisodeError: a value cannot be converted to JSON; the message names its type.
     """
     kind = type(value)
     if kind is str and value.isascii():  # the common case
@@ -55,14 +55,14 @@ def to_json_value(value: Any) -> Any:
         return {TAG: "message", "value": to_json_value(value.to_chat())}
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject or value.dtype.fields:
-            raise EpisodeError(f"an array of {value.dtype} has no JSON form; use a list")
+            raise EpisodeError(f"an array of {value.dtype} cannot be converted to JSON; use a list")
         data = _base64(value.tobytes())
         return {TAG: "array", "dtype": value.dtype.str, "shape": list(value.shape), "value": data}
     if isinstance(value, np.bool_ | np.integer | np.float16 | np.float32) and value.dtype.kind in _SCALAR_KINDS:
         return {TAG: "scalar", "dtype": value.dtype.str, "value": to_json_value(value.item())}
     if isinstance(value, bytes | bytearray):
         return {TAG: "bytes", "value": _base64(value)}
-    raise EpisodeError(f"{type_name(value)} has no JSON form; use plain values, NumPy arrays or bytes")
+    raise EpisodeError(f"{type_name(value)} cannot be converted to JSON; use plain values, NumPy arrays or bytes")
 
 
 def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:

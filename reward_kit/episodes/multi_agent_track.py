@@ -27,7 +27,7 @@ _NOWHERE = 2**62  # beyond the end of any episode, so a column returns its fill
 
 
 class Move(NamedTuple):
-    """An agent's part of an environment step; missing values are None."""
+    """An agent's part of an environment step; missing values are `None`."""
 
     observation: Any
     action: Any

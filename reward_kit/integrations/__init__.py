@@ -1,3 +1,4 @@
-"""Integrations with trainers, environments, engines and test runners. Each module imports only the library that it
-integrates.
+"""Integrations with trainers, environments, inference engines and test runners.
+
+Each module imports only the library with which it integrates.
 """

@@ -1,5 +1,6 @@
-"""Conversion between Braintrust scorers, `(input, output, expected) -> float`, and reward functions, as in reward-kit
-0.4.
+"""Conversion between Braintrust scorers and reward functions, as in reward-kit 0.4.
+
+A scorer is a function `(input, output, expected) -> float`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ def scorer_to_reward_fn(
     messages_to_input: Callable[[Messages], Any] | None = None,
     ground_truth_to_expected: Callable[[Messages], Any] | None = None,
 ) -> Callable[..., Any]:
-    """Return a reward function that calls a scorer.
+    """Convert a scorer to a reward function.
 
-    The scorer's `input` is the content of the first message, and its `output` the content of the last. `expected` is
-    the content of the ground truth's last message. `messages_to_input` replaces the conversion to `input`, and
-    `ground_truth_to_expected` the conversion to `expected`.
+    The scorer receives the content of the first message as `input`, the content of the last message as `output`, and
+    the content of the last message of the ground truth as `expected`.
+
+    Args:
+        scorer: the scorer.
+        messages_to_input: a function that returns `input` instead.
+        ground_truth_to_expected: a function that returns `expected` instead.
     """
 
     @reward_function
@@ -39,7 +44,10 @@ def scorer_to_reward_fn(
 
 
 def reward_fn_to_scorer(reward_fn: Callable[..., Any]) -> Scorer:
-    """Return a scorer that calls a reward function with two messages, and with `expected` as an assistant message."""
+    """Convert a reward function to a scorer.
+
+    The reward function receives two messages with `input` and `output`, and `expected` as an assistant message.
+    """
 
     def scorer(input: Any, output: Any, expected: Any = None) -> float:
         messages = [Message(role="user", content=str(input)), Message(role="assistant", content=str(output))]

@@ -1,13 +1,14 @@
-"""A resource as a `gymnasium.Env`, for trainers and tools that expect one; the inverse of the resource `gymnasium`.
+"""A `gymnasium.Env` that wraps a resource, for trainers and tools that expect an environment.
 
-One thread runs the asynchronous resources of all environments of the process. An action has one of three forms:
+This is the inverse of the resource `gymnasium`. All environments of a process share one thread, in which their
+asynchronous resources run. An action has one of three forms:
 
-- `discrete`: the number of a call, if all arguments of all tools have finitely many values;
-- `text`: the only argument of the only tool, such as the command of a text game;
-- `tool_call`: a dict of the tool's `name` and its `arguments` as JSON text.
+- `discrete`: the number of a tool call, if the arguments of all tools have a finite number of values;
+- `text`: the argument of the only tool, such as the command of a text game;
+- `tool_call`: a dict with the `name` of the tool and its `arguments` as a JSON string.
 
-Observations are the resource's text, or JSON. A rejected action also returns an observation, with a reward of 0.0 and
-`is_action_valid` false in the infos.
+An observation is the resource's text, or a JSON string. If an action is rejected, the environment still returns an
+observation. The reward is then 0.0, and `is_action_valid` in the infos is false.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _Result = TypeVar("_Result")
 
 
 class _SharedLoop:
-    """An event loop in a thread, shared by all environments of the process."""
+    """An event loop that runs in a thread and is shared by all environments of the process."""
 
     def __init__(self) -> None:
         self._lock, self._users = threading.Lock(), 0
@@ -67,27 +68,27 @@ os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
 
 
 class AnyText(spaces.Text):
-    """A space of texts with any characters. Samples are drawn from letters and digits, as in `spaces.Text`."""
+    """A space that contains all strings. Samples consist of letters and digits, as in `spaces.Text`."""
 
     def contains(self, x: Any) -> bool:
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
 
 
 class ResourceEnv(gymnasium.Env[str, Any]):
-    """An instance of a resource as a Gymnasium environment.
+    """A Gymnasium environment that wraps a resource.
 
     Args:
         resource: the name of a built-in resource, `module:Class`, or the class.
-        config: the configuration for its `setup`.
-        actions: the form of an action; "auto" selects the first of discrete, text and tool_call that the tools allow.
-        max_text: the maximum length of an observation and of an action's text.
-        render_mode: "ansi" makes `render` return the current observation.
+        config: the configuration that is passed to `setup`.
+        actions: the form of an action. "auto" selects the first of discrete, text and tool_call that the tools allow.
+        max_text: the maximum length of an observation, and of the string in an action.
+        render_mode: "ansi" if `render` should return the current observation.
 
     Attributes:
-        calls: with discrete actions, the tool and the arguments of each number.
+        calls: the tool and the arguments for each number, if actions are discrete.
 
     Raises:
-        ConfigError: the resource is unknown, its configuration is invalid, or its tools do not allow `actions`.
+        ConfigError: If the resource is unknown, its configuration is invalid, or its tools do not allow `actions`.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
@@ -127,7 +128,8 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         if not fits[self._form]:
             why = {
                 "discrete": (
-                    f"every argument needs an enum, a boolean or bounds, and there can be at most {_MOST_CALLS} calls"
+                    "every argument must be a boolean or have an enum or bounds, "
+                    f"and there can be at most {_MOST_CALLS} calls"
                 ),
                 "text": "it requires exactly one tool with exactly one argument, a string",
             }
@@ -145,7 +147,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         """The resource.
 
         Raises:
-            EnvironmentFailure: the environment is closed, or was created before this process was forked.
+            EnvironmentFailure: If the environment is closed, or was created before this process was forked.
         """
         if self._world is None:
             raise EnvironmentFailure("the environment is closed")
@@ -156,11 +158,12 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return self._world
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Reset the resource with `seed`; without one, draw the seed from the generator of the last seed that was
-        passed.
+        """Reset the resource with `seed`.
+
+        Without a seed, one is drawn from a generator that the last seed initialized.
 
         Raises:
-            ConfigError: options were passed, but none of them has an effect.
+            ConfigError: If `options` is not empty. Options are not supported.
         """
         super().reset(seed=seed)
         if options:
@@ -170,7 +173,10 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return self._shown(_shared.run(self.world.get_observation())), {}
 
     def step(self, action: Any) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one action. The infos contain the resource's `environment_reward`; if it is None, the reward is 0.0."""
+        """Take one action. If the resource returns no reward, the reward is 0.0.
+
+        The infos contain the original reward as `environment_reward`.
+        """
         try:
             name, arguments = self._call(action)
             outcome: StepOutcome = _shared.run(self.world.step(name, arguments))
@@ -181,7 +187,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         return self._shown(outcome.observation), reward, outcome.terminated, outcome.truncated, info
 
     def _call(self, action: Any) -> tuple[str, Mapping[str, Any]]:
-        """Return the tool and the arguments of an action."""
+        """Return the tool and the arguments that an action represents."""
         if self._form == "discrete":
             if not self.action_space.contains(action):
                 raise ToolError(f"{action!r} is not a number below {len(self.calls)}")
@@ -200,7 +206,9 @@ class ResourceEnv(gymnasium.Env[str, Any]):
     def _shown(self, observation: Any) -> str:
         text = as_text(observation)
         if len(text) > self._max_text:
-            raise EnvironmentFailure(f"an observation has {len(text)} characters; raise max_text")
+            raise EnvironmentFailure(
+                f"an observation has {len(text)} characters, more than {self._max_text}; raise max_text"
+            )
         return text
 
     def render(self) -> Any:
@@ -218,7 +226,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
 
 
 def _text_argument(specs: Sequence[ToolSpec]) -> tuple[str, str] | None:
-    """Return the only tool and its only argument, if that argument is a text."""
+    """Return the names of the tool and of its argument, if there is only one of each and the argument is a string."""
     properties = specs[0]["function"].get("parameters", {}).get("properties", {}) if len(specs) == 1 else {}
     if len(properties) != 1:
         return None
@@ -227,7 +235,7 @@ def _text_argument(specs: Sequence[ToolSpec]) -> tuple[str, str] | None:
 
 
 def _list_calls(specs: Sequence[ToolSpec]) -> list[tuple[str, Mapping[str, Any]]]:
-    """List every call of every tool; [] if there are too many or they cannot be listed."""
+    """List all possible tool calls, or return [] if there are too many of them, or infinitely many."""
     calls: list[tuple[str, Mapping[str, Any]]] = []
     for spec in specs:
         properties = spec["function"].get("parameters", {}).get("properties", {})

@@ -1,7 +1,7 @@
-"""Tasks and reward functions as pytest tests, with score thresholds, numbers of episodes, and reports on failure.
+"""A pytest plugin that runs tasks and reward functions as tests with score thresholds.
 
-pytest loads the plugin if the package is installed. A marked test runs its task before its body, and checks the
-threshold afterwards:
+pytest loads the plugin if the package is installed. A marked test runs its task before the body of the test, and checks
+the threshold afterwards. If the test fails, the report shows the scores and the failed episodes:
 
     @pytest.mark.reward_kit("task.yaml", policies="expert", threshold=0.9, rollouts=4)
     def test_the_expert(reward_kit_run): ...
@@ -35,7 +35,7 @@ _RUN = pytest.StashKey["FinishedRun"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("reward-kit")
     group.addoption(
-        "--reward-kit-log-dir", metavar="DIR", help="directory of the runs; default: pytest's temporary directory"
+        "--reward-kit-log-dir", metavar="DIR", help="directory for the runs; default: pytest's temporary directory"
     )
 
 
@@ -43,13 +43,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"{MARK}(task, *, threshold, thresholds, lower_bound, max_errors, …): run a task file before the test and "
-        "check its means afterwards; with reward= and data= instead of a task, score transcripts",
+        "check its mean scores afterwards; with reward= and data= instead of a task, score transcripts",
     )
 
 
 @pytest.fixture
 def reward_kit_run(request: pytest.FixtureRequest) -> FinishedRun:
-    """The finished run that the test's mark describes."""
+    """The finished run of the task in the mark of the test."""
     from reward_kit.errors import RewardKitError
     from reward_kit.runs.evaluation import evaluate, score_transcripts
 
@@ -120,7 +120,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _properties(run: FinishedRun) -> list[tuple[str, str]]:
-    """Return the properties of a test's report, which `--junitxml` writes and the terminal summary shows."""
+    """Return the properties that `--junitxml` writes and that the terminal summary shows."""
     from reward_kit.display_text import pluralize
     from reward_kit.runs.display import interval_text
 
@@ -148,7 +148,7 @@ def _printable(text: str) -> str:
 
 
 def _problem_with_gates(gates: Mapping[str, Any]) -> str:
-    """Check the gates before a run that may cost money."""
+    """Return a description of an invalid gate, or "". This runs before the run, which may cost money."""
     thresholds = gates["thresholds"]
     if not isinstance(thresholds, Mapping) or not all(isinstance(name, str) for name in thresholds):
         return f"thresholds={thresholds!r}): expected a dict from names of metrics to numbers"
@@ -168,7 +168,7 @@ def _problem_with_gates(gates: Mapping[str, Any]) -> str:
 
 
 def _check_metrics(task: Path, overrides: Mapping[str, Any] | None, metrics: Iterable[str]) -> None:
-    """Raise a ConfigError if no reward of the task gives one of the metrics, as far as this is known before the run."""
+    """Raise a ConfigError if it is known before the run that no reward returns one of the metrics."""
     from reward_kit.errors import ConfigError
     from reward_kit.runs.summary import Threshold
     from reward_kit.runs.task_file import LocatedYaml, parse_task
@@ -182,7 +182,7 @@ def _check_metrics(task: Path, overrides: Mapping[str, Any] | None, metrics: Ite
 
 
 def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:
-    """Return the mark's arguments for the run, without its gates."""
+    """Return the arguments of the mark that are passed to the run, without the gates."""
     from reward_kit.errors import ConfigError, did_you_mean
 
     given = {name: value for name, value in mark.kwargs.items() if name not in _GATES}
@@ -219,13 +219,13 @@ def _missed_gates(run: FinishedRun, gates: Mapping[str, Any]) -> Iterator[str]:
         for policy in run.policies:
             value = threshold.value(policy)
             if value is None:
-                yield f"{policy.policy}: the {threshold.what} is unknown; threshold is {least:g}"
+                yield f"{policy.policy}: the {threshold.what} is unknown; the threshold is {least:g}"
             elif value < least:
                 yield f"{policy.policy}: the {threshold.what} is {value:.3f}, below the threshold {least:g}"
 
 
 def _summary(run: FinishedRun) -> str:
-    """Return the section of the report for a failed test: scores, failed episodes with their reasons, and the page."""
+    """Return the report section of a failed test, with the scores, the failed episodes and the path of the page."""
     shown = {row.rollout_id for row in run.failed[:_MOST_SHOWN]}
     reasons = {}
     for result in run.results():

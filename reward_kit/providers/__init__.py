@@ -1,6 +1,6 @@
-"""Access to model endpoints: transport, retries, prices, and the assignment of keys to servers.
+"""Access to model endpoints: the transport, retries, prices, and the keys that each server may receive.
 
-Names load on first use, so that importing this package is fast.
+Names are imported on first use, so that importing this package is fast.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Recording of exchanges with endpoints to a file, and replay without network access.
 
-The file consists of JSON lines. A header opens each recording session; every other line is one exchange:
+The file consists of JSON lines. The first line of each recording session is a header. Every other line is one exchange:
 
     {"schema_version": 1, "created": "2026-01-31T12:00:00+00:00"}
     {"key": …, "scope": …, "occurrence": 0, "url": …, "request": {…}, "answer": {…}, "retries": 0}
     {"key": …, "scope": …, "occurrence": 1, "url": …, "request": {…}, "error": {"class": …, "message": …}}
 
-`key` is the SHA-256 of the canonical request: all its fields as JSON with sorted keys. `scope` is the episode that sent
-the request, and `occurrence` counts equal requests within the scope. HTTP headers and API keys are not stored. A line
-is flushed when its exchange is complete, so that a killed run loses at most the line being written.
+`key` is the SHA-256 of the request as JSON with sorted keys. `scope` is the episode that sent the request, and
+`occurrence` counts equal requests in the same scope. HTTP headers and API keys are not stored. Each line is flushed
+when its exchange is complete, so a killed run loses at most the line that it was writing.
 
-Only offsets are kept in memory; a line is read again when it is needed.
+Only the offsets of the lines are kept in memory. A line is read again when it is needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "Limi
 
 
 class CassetteRequest(NamedTuple):
-    """A request in the form used for lookup; the module docstring describes its fields."""
+    """A request to look up in the recording. The module docstring describes the fields."""
 
     key: str
     scope: str
@@ -51,17 +51,17 @@ class CassetteRequest(NamedTuple):
     request: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields for a line of the file."""
+        """Return the fields to write to the file."""
         path = "/" + self.url.partition("://")[2].partition("/")[2]
         return {**self._asdict(), "url": path}
 
 
 class Cassette:
-    """A recording, opened by `record` or `replay`; only one process may record at a time.
+    """A recording, which `record` or `replay` opens. Only one process may record to a file at a time.
 
     Attributes:
         held: the number of exchanges in the file when it was opened.
-        redact: applied to each line before it is written; a replay returns the redacted answer.
+        redact: a function that is applied to each line before it is written. A replay returns the redacted answer.
     """
 
     def __init__(self, path: Path, file: IO[bytes], index: CassetteIndex | None) -> None:
@@ -74,23 +74,26 @@ class Cassette:
 
     @classmethod
     def record(cls, path: str | Path) -> Cassette:
-        """Record to `path`. Existing exchanges remain; running an episode again replaces its earlier exchanges.
+        """Open a file to record to. Existing exchanges remain in the file.
+
+        If an episode runs again, its new exchanges replace the earlier ones.
 
         Raises:
-            ConfigError: the file exists and is not a cassette, another process records to it, or it cannot be written.
+            ConfigError: If the file exists and is not a cassette, another process records to it, or it cannot be
+                written.
         """
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = open(path, "a+b", opener=private_opener)  # noqa: SIM115 - takes an opener, and is kept
         except OSError as error:
-            raise ConfigError(f"cassette {path} cannot be written: {error.strerror}") from error
+            raise ConfigError(f"the recording {path} cannot be written: {error.strerror}") from error
         with ExitStack() as undo:
             undo.callback(file.close)
             try:
                 lock_file(file.fileno())
             except OSError as error:
-                raise ConfigError(f"cassette {path} is being recorded by another process") from error
+                raise ConfigError(f"the recording {path} is being written by another process") from error
             cassette = cls(path, file, None)
             if path.stat().st_size:
                 # Continue an existing file: drop an incomplete last line, and count on from the recorded occurrences.
@@ -107,16 +110,16 @@ class Cassette:
 
     @classmethod
     def replay(cls, path: str | Path) -> Cassette:
-        """Replay from `path`.
+        """Open a file to replay from.
 
         Raises:
-            ConfigError: the file cannot be read or is not a cassette.
+            ConfigError: If the file cannot be read, or is not a cassette.
         """
         path = Path(path)
         try:
             file = path.open("rb")
         except OSError as error:
-            raise ConfigError(f"cassette {path} cannot be read: {describe_read_error(path, error)}") from error
+            raise ConfigError(f"the recording {path} cannot be read: {describe_read_error(path, error)}") from error
         with ExitStack() as undo:
             undo.callback(file.close)
             cassette = cls(path, file, CassetteIndex.read(path, file))
@@ -132,7 +135,7 @@ class Cassette:
         return self._index is not None
 
     def lookup(self, body: bytes, scope: str, url: str) -> CassetteRequest:
-        """Return the lookup form of a request sent by `scope`, such as an episode id; count this occurrence."""
+        """Count this occurrence of a request from `scope`, such as an episode id, and return the request to look up."""
         request = json.loads(body)
         canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
         key = hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -141,9 +144,12 @@ class Cassette:
         return CassetteRequest(key, scope, occurrence, url, request)
 
     def answer(self, question: CassetteRequest) -> tuple[Any, int]:
-        """Return the recorded answer and its retries.
+        """Return the recorded answer to a request, and the number of retries that it took.
 
-        The answer comes from the same episode, else it is the first unused answer to an equal request.
+        The answer is that of the same episode. If none exists, it is the first unused answer to an equal request.
+
+        Raises:
+            ProviderError: If the recording has no unused answer. A recorded error of any type is raised again.
         """
         assert self._index is not None, "this cassette is recording"
         line = self._index.take(question)
@@ -156,12 +162,10 @@ class Cassette:
         self._write({**question.to_json(), "answer": value, "retries": retries})
 
     def record_error(self, question: CassetteRequest, error: EndpointError) -> None:
-        """Record the endpoint's failure."""
         kind = next(name for name, kind in _ERRORS.items() if isinstance(error, kind))
         self._write({**question.to_json(), "error": {"class": kind, "message": str(error)}})
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -172,7 +176,7 @@ class Cassette:
 
 @dataclass(slots=True)
 class _Exchange:
-    """The offset of an exchange, and its request."""
+    """An exchange in the file: its offset and its request."""
 
     offset: int
     number: int
@@ -196,10 +200,10 @@ class CassetteIndex:
 
     @classmethod
     def read(cls, path: Path, file: IO[bytes]) -> CassetteIndex:
-        """Return the index of an open file.
+        """Read the index of an open file.
 
         Raises:
-            ConfigError: the file is not a cassette, or is damaged before its last line.
+            ConfigError: If the file is not a cassette, or is damaged before its last line.
         """
         index = cls(path, file)
         _check_header(path, file)
@@ -233,7 +237,11 @@ class CassetteIndex:
         return index
 
     def take(self, question: CassetteRequest) -> dict[str, Any]:
-        """Return the line that answers a request; raise a ProviderError if no unused exchange is left."""
+        """Return the line that answers a request, and mark it as used.
+
+        Raises:
+            ProviderError: If no unused exchange is left.
+        """
         own = self._queues.get((question.scope, question.key), [])
         if question.occurrence < len(own) and not own[question.occurrence].is_taken:
             exchange = own[question.occurrence]
@@ -252,7 +260,7 @@ class CassetteIndex:
         return line
 
     def _miss(self, question: CassetteRequest, recorded: int) -> str:
-        """Describe a request without a recorded answer, and how it differs from the nearest recorded request."""
+        """Describe a request that has no recorded answer, and how it differs from the most similar recorded request."""
         asked = question.request
         what = f"{self._path} has no answer to {describe(asked, question.scope)}"
         if recorded:
@@ -274,8 +282,8 @@ class CassetteIndex:
         if nearest is None:
             return f"{what}: the recording is empty"
         exchange, request = nearest[0], nearest[1]["request"]
-        near = f"line {exchange.number}, {describe(request, exchange.scope)}"
-        return f"{what}; the nearest is {near}; they differ{_difference(request, asked)}"
+        near = f"in line {exchange.number}, {describe(request, exchange.scope)}"
+        return f"{what}; the most similar request is {near}; they differ{_difference(request, asked)}"
 
 
 def _check_header(path: Path, file: IO[bytes]) -> None:
@@ -283,18 +291,18 @@ def _check_header(path: Path, file: IO[bytes]) -> None:
         file.seek(0)
         first = file.readline(_LONGEST_HEADER)
     except OSError as error:
-        raise ConfigError(f"cassette {path} cannot be read: {describe_read_error(path, error)}") from error
+        raise ConfigError(f"the recording {path} cannot be read: {describe_read_error(path, error)}") from error
     if not first.endswith(b"\n") and _HEADER_START.startswith(first[: len(_HEADER_START)]):
         return  # empty, or with a header whose writer was killed
     header = _parsed(first)
     if header is None or not isinstance(header.get("schema_version"), int):
-        raise ConfigError(f"{path} is not a cassette: its first line is {excerpt(first, limit=80)!r}")
+        raise ConfigError(f"{path} is not a recording: its first line is {excerpt(first, limit=80)!r}")
     if header["schema_version"] > SCHEMA_VERSION:
         raise ConfigError(f"{path} was recorded by a later version (schema_version {header['schema_version']})")
 
 
 def describe(request: Mapping[str, Any], scope: str) -> str:
-    """Describe a request briefly."""
+    """Return a short description of a request."""
     messages = request.get("messages") or [{}]
     last = messages[-1] if isinstance(messages[-1], Mapping) else {}
     content = last.get("content")
@@ -318,8 +326,9 @@ def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """Describe the first difference between two requests: in a message, in the number of messages, or in another
-    field.
+    """Describe the first difference between two requests.
+
+    It may be in a message, in the number of messages, or in another field.
     """
     before, now = _messages(recorded), _messages(asked)
     for number, (old, new) in enumerate(zip(before, now, strict=False)):

@@ -1,6 +1,6 @@
-"""Chat completions from an OpenAI-compatible endpoint: encode, send, retry, parse, and price them.
+"""Chat completions from an OpenAI-compatible endpoint: encoding, sending, retrying, parsing and pricing.
 
-Each message of a conversation is encoded only once, not in every later turn.
+Each message of a conversation is encoded only once, and not again in every later turn.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class EncodedMessages:
-    """A conversation as JSON texts, one per message.
+    """A conversation as JSON strings, one for each message.
 
     Args:
-        to_chat: converts a message to the format of the endpoint.
+        to_chat: a function that converts a message to the format of the endpoint.
     """
 
     __slots__ = ("_encoded", "_messages", "_to_chat")
@@ -55,7 +55,7 @@ class EncodedMessages:
         self._encoded: list[str] = []
 
     def update(self, conversation: Sequence[Message]) -> None:
-        """Set the conversation, encoding only messages that are not the same objects as before."""
+        """Set the conversation. A message is encoded only if it is not the same object as before."""
         known = 0
         for old, new in zip(self._messages, conversation, strict=False):
             if old is not new:
@@ -74,15 +74,19 @@ class EncodedMessages:
 
 
 def encode_json(value: Any) -> str:
-    """Return `value` as compact ASCII JSON; raise a ProviderError if it has no JSON form."""
+    """Encode a value as compact ASCII JSON.
+
+    Raises:
+        ProviderError: If the value cannot be converted to JSON.
+    """
     try:
         return _encode(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ProviderError(f"the request cannot be sent, because it has no JSON form: {error}") from error
+        raise ProviderError(f"the request cannot be sent, because it cannot be converted to JSON: {error}") from error
 
 
 def encode_request(request: Mapping[str, Any]) -> bytes:
-    """Return a request as the body to send; its `messages` may be an `EncodedMessages`."""
+    """Return the body for a request. Its `messages` may be an `EncodedMessages`."""
     messages = request.get("messages")
     if not isinstance(messages, EncodedMessages):
         return encode_json(dict(request)).encode("ascii")
@@ -97,30 +101,30 @@ _MOST_NAMES = 8
 
 
 def _model_names(listed: Any) -> list[str]:
-    """Return the model names in the answer of `/models`, shortened since they are untrusted."""
+    """Return the names of the models in an answer of `/models`. They are untrusted, so they are shortened."""
     rows = listed.get("data") if isinstance(listed, Mapping) else None
     found = [row.get("id") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
     return [excerpt(name, limit=80) for name in found if isinstance(name, str)]
 
 
 class ChatEndpoint:
-    """An endpoint and its connections, shared by all its users in a run.
+    """An endpoint and its connections, which all of its users in a run share.
 
     Args:
-        base_url: the base URL, such as "http://127.0.0.1:8000/v1"; "/chat/completions" is appended to its path.
-        api_key: sent as a bearer token; None sends no key.
-        idle_timeout_s: seconds without a byte after which an attempt ends and is retried.
-        total_timeout_s: seconds after which an attempt ends and is not retried.
+        base_url: the base URL, such as "http://127.0.0.1:8000/v1". "/chat/completions" is appended to its path.
+        api_key: the key to send as a bearer token. If None, no key is sent.
+        idle_timeout_s: the time in seconds without a byte after which an attempt ends and is retried.
+        total_timeout_s: the time in seconds after which an attempt ends and is not retried.
         retry: the retry policy.
-        jitter: the random generator of retry waits; by default seeded with 0.
+        jitter: the random generator for the waits between retries. By default, its seed is 0.
         prices: the prices for `Usage.cost`.
-        trust_env: use the proxies set in the environment.
-        transport: sends the requests; by default a `Transport` with the timeouts above.
-        traffic: the state shared with the other endpoints of a run: queues, outages, recordings. Without it and without
+        trust_env: whether to use the proxies that are set in the environment.
+        transport: the object that sends requests. The default is a `Transport` with the timeouts above.
+        traffic: the state that all endpoints of a run share: queues, outages and recordings. Without it and without
             rates, requests wait neither for each other nor for an endpoint that is down.
-        rates: the user's rate limits for each model.
-        no_key: the reason why no key is sent, which is shown if the endpoint requires a key.
-        headers: headers sent with each request; they override headers with the same name, ignoring case.
+        rates: the rate limits that the user has set for each model.
+        no_key: the reason why no key is sent. It is shown if the endpoint requires a key.
+        headers: headers to send with each request. They replace headers with the same name, ignoring case.
     """
 
     def __init__(
@@ -167,10 +171,10 @@ class ChatEndpoint:
         return f"ChatEndpoint({self._url!r})"
 
     def queue(self, model: str) -> RequestQueue | None:
-        """Return the queue for a model; None without a `ProviderSession`.
+        """Return the queue for a model, or None if there is no `ProviderSession`.
 
         Raises:
-            ConfigError: another endpoint of the same session has different rates for the model.
+            ConfigError: If another endpoint in the same session has different rates for the model.
         """
         if self._traffic is None:
             return None
@@ -182,14 +186,14 @@ class ChatEndpoint:
         """Send a request and return the first choice of the completion.
 
         Args:
-            request: the body of a chat completion request. `messages` may be an `EncodedMessages`; with `stream: true`,
-                the answer is streamed but returned as a whole.
-            scope: the sender, such as an episode id; recordings are separated by scope.
+            request: the body of a chat completion request. Its `messages` may be an `EncodedMessages`. With `stream:
+                true`, the answer is streamed, but it is returned as a whole.
+            scope: the sender, such as an episode id. Recordings are separated by scope.
 
         Raises:
-            ProviderError: the endpoint rejected the request, all retries failed, or a replay has no answer.
-            DeadlineError: the request took too long; the message names the limit and how to raise it.
-            LimitError: the conversation no longer fits the model.
+            ProviderError: If the endpoint rejected the request, all retries failed, or a replay has no answer.
+            DeadlineError: If the request took too long. The message names the limit and says how to raise it.
+            LimitError: If the conversation no longer fits the context of the model.
         """
         if request.get("stream") and "stream_options" not in request:
             request = {**request, "stream_options": {"include_usage": True}}
@@ -214,14 +218,14 @@ class ChatEndpoint:
         return completion
 
     async def _ask_for_advice(self, model: str) -> str:
-        """Return advice on a wrong URL or model; all requests that fail at the same time share it."""
+        """Return advice for a wrong URL or model. Requests that fail at the same time share it."""
         loop = asyncio.get_running_loop()
         if self._advice is None or self._advice.get_loop() is not loop:
             self._advice = loop.create_task(self._find_advice(model))
         return await asyncio.shield(self._advice)
 
     async def _find_advice(self, model: str) -> str:
-        """Return advice on a wrong URL or model, derived from the endpoint's list of models."""
+        """Request the list of models from the endpoint, and derive advice for a wrong URL or model from it."""
         is_versioned = re.search(r"/v\d", urlsplit(self._base).path) is not None
         for base in [self._base] if is_versioned else [self._base, f"{self._base}/v1"]:
             names = _model_names(await self._transport.get(f"{base}/models", self._headers, _ADVICE_TIMEOUT_S))
@@ -232,15 +236,13 @@ class ChatEndpoint:
         return "; check base_url" if is_versioned else "; check base_url, which usually ends in /v1"
 
     async def aclose(self) -> None:
-        """Close the connections. Call it once, when no request is in flight."""
+        """Close the connections. Call this once, when no requests are in flight."""
         await self._transport.aclose()
 
     async def _ask_cached(
         self, cache: ResponseCache, scope: str, request: Mapping[str, Any], body: bytes, facts: RequestFacts
     ) -> ChatCompletion:
-        """Return the cached answer of an earlier run, at no cost; without one, send the request and store the
-        answer.
-        """
+        """Return the cached answer of an earlier run, which costs nothing. If none exists, send the request."""
         key = cache.key(self._url, body, scope)
         if (known := cache.find(key)) is None:
             value, completion = await self._ask(request, body, facts)
@@ -252,7 +254,7 @@ class ChatEndpoint:
         return dataclasses.replace(completion, usage=dataclasses.replace(completion.usage, cost=0.0))
 
     async def _ask(self, request: Mapping[str, Any], body: bytes, facts: RequestFacts) -> tuple[Any, ChatCompletion]:
-        """Send a request; return the JSON value of the answer, and the completion that it contains."""
+        """Send a request, and return the JSON value of the answer and the completion in it."""
         began = time.monotonic()
 
         async def attempt() -> tuple[Any, ChatCompletion]:

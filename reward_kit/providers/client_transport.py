@@ -1,6 +1,6 @@
-"""Transport over the user's own client: an `openai.AsyncOpenAI`, an `AsyncAzureOpenAI` or an `httpx.AsyncClient`.
+"""A transport that uses a client of the user: an `AsyncOpenAI`, an `AsyncAzureOpenAI` or an `httpx.AsyncClient`.
 
-The client's own proxies, certificates, headers and tokens are used; retries and queues are those of the run.
+The client determines the proxies, certificates, headers and tokens. The run determines the retries and queues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Send = Callable[[str, Mapping[str, str], bytes, float], AbstractAsyncContextMana
 
 
 class ClientTransport(Transport):
-    """A transport that sends requests with the user's client, and leaves the client open."""
+    """A transport that sends requests with a client of the user. It does not close the client."""
 
     def __init__(self, send: Send, *, idle_timeout_s: float, total_timeout_s: float) -> None:
         super().__init__(idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
@@ -45,10 +45,10 @@ class ClientTransport(Transport):
             ) from error
 
     async def get(self, url: str, headers: Mapping[str, str], timeout_s: float) -> Any:
-        """Return None, since the user's client sends only what the run needs."""
+        """Return None, because the client should send only the requests that the run needs."""
 
     async def aclose(self) -> None:
-        """Do nothing, since the owner of the client closes it."""
+        """Do nothing, because the owner of the client closes it."""
 
 
 async def _read_answer(response: Any, url: str, secrets: list[str], on_chunk: Callable[[bytes], bool] | None) -> Any:
@@ -71,7 +71,11 @@ async def _read_answer(response: Any, url: str, secrets: list[str], on_chunk: Ca
 
 
 def http_sender(client: Any, query: str = "") -> Send:
-    """Return a function that sends with an `httpx.AsyncClient`; raise ConfigError for other objects."""
+    """Return a function that sends requests with an `httpx.AsyncClient`.
+
+    Raises:
+        ConfigError: If the client has another type.
+    """
     if not (hasattr(client, "stream") and hasattr(client, "__aenter__")):
         raise ConfigError(f"http_client: expected an httpx.AsyncClient, got {type_name(client)}")
 
@@ -88,7 +92,11 @@ def http_sender(client: Any, query: str = "") -> Send:
 
 
 def openai_sender(client: Any) -> Send:
-    """Return a function that sends with an `AsyncOpenAI` or `AsyncAzureOpenAI`; raise ConfigError for other objects."""
+    """Return a function that sends requests with an `AsyncOpenAI` or `AsyncAzureOpenAI`.
+
+    Raises:
+        ConfigError: If the client has another type.
+    """
     if not (hasattr(client, "chat") and hasattr(client, "with_options") and hasattr(client, "__aenter__")):
         raise ConfigError(f"client: expected an AsyncOpenAI or AsyncAzureOpenAI, got {type_name(client)}")
     create = client.with_options(max_retries=0).chat.completions.with_streaming_response.create

@@ -1,6 +1,6 @@
-"""Parsing of chat completions from many servers with slightly different formats, streamed or not.
+"""Parsing of chat completions from many servers, whose formats differ slightly, with or without streaming.
 
-A missing value, such as `usage` or `token_ids`, is None, never zero.
+A value that is missing, such as `usage` or `token_ids`, is `None` and never zero.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _TOKEN_ID_PREFIX = "token_id:"  # vLLM writes tokens in this form with return_to
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The tokens and cost of one completion.
+    """The tokens and the cost of one completion.
 
     Attributes:
         prompt_tokens: the number of tokens read, including cached ones.
         completion_tokens: the number of tokens written, including reasoning.
-        cached_tokens: the number of prompt tokens in the provider's cache.
-        cost: the cost in US dollars by the price file, else as reported by the provider; None without either.
+        cached_tokens: the number of prompt tokens that were in the cache of the provider.
+        cost: the cost in US dollars according to the price file. If the file does not list the model, this is the cost
+            that the provider reported. None if both are missing.
     """
 
     prompt_tokens: int
@@ -49,17 +50,17 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """A model's answer.
+    """An answer of a model.
 
     Attributes:
-        message: the assistant's message, with `tool_calls` and `reasoning_content` if present.
-        finish_reason: the reason for the end of the answer that the provider reports ("stop", "length", "tool_calls",
+        message: the message of the assistant, with `tool_calls` and `reasoning_content` if it has any.
+        finish_reason: the reason why the answer ended, as the provider reports it ("stop", "length", "tool_calls",
             "content_filter").
-        usage: the usage; None if the provider reports none.
-        prompt_ids: (P,) the token ids of the prompt as the model read it.
-        token_ids: (N,) the sampled token ids.
-        logprobs: (N,) the natural logarithms of their probabilities.
-        retries: the number of failed attempts before the answer.
+        usage: the usage. None if the provider reports none.
+        prompt_ids: (P,) the token ids of the prompt, as the model read it.
+        token_ids: (N,) the ids of the sampled tokens.
+        logprobs: (N,) the log-probabilities of the sampled tokens, with the natural logarithm.
+        retries: the number of attempts that failed before the answer.
     """
 
     message: Message
@@ -73,7 +74,7 @@ class ChatCompletion:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """The facts about a request that are needed to parse its answer."""
+    """The data about a request that is needed to parse its answer."""
 
     where: str  # the URL, for messages
     model: str  # the requested model, used to look up prices
@@ -82,10 +83,10 @@ class RequestFacts:
 
 
 def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = None) -> ChatCompletion:
-    """Return the completion in a server's JSON value.
+    """Parse the JSON value that a server returned as a completion.
 
     Raises:
-        ProviderError: the value has no choice, or the choice is malformed.
+        ProviderError: If the value has no choice, or the choice is malformed.
     """
     choices = data.get("choices") if isinstance(data, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -136,7 +137,7 @@ def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
 
 
 def _clean(text: Any) -> Any:
-    """Return text that UTF-8 can encode: surrogate pairs split by a stream are joined, lone surrogates are replaced."""
+    """Make a string valid in UTF-8: join surrogate pairs that a stream has split, and replace lone surrogates."""
     if not isinstance(text, str):
         return text
     try:
@@ -168,7 +169,7 @@ def _count(value: Any) -> int | None:
 
 
 def _logprobs(raw: Any) -> tuple[list[float] | None, list[int] | None]:
-    """Return log-probabilities, and token ids if the tokens are written as ids; None for values that a token lacks."""
+    """Return the log-probabilities, and the token ids if the tokens are written as ids. Missing values are `None`."""
     entries = raw.get("content") if isinstance(raw, Mapping) else None
     if not entries:
         return None, None
@@ -190,9 +191,10 @@ _PIECE_BYTES = 56
 
 
 class EventReader:
-    """Splits a byte stream into the `data` texts of server-sent events, even if an event spans several chunks.
+    """A parser that extracts the `data` fields of server-sent events from a stream of bytes.
 
-    Events follow the WHATWG standard (html.spec.whatwg.org, "Server-sent events"); chat completions use only `data`.
+    An event may span several chunks. Events follow the WHATWG standard (html.spec.whatwg.org, "Server-sent events"),
+    but chat completions use only `data`.
     """
 
     def __init__(self) -> None:
@@ -223,9 +225,9 @@ class EventReader:
 
 
 class StreamedCompletion:
-    """Combines the chunks of a streamed chat completion into the JSON value of the same answer without streaming.
+    """Combines the chunks of a streamed completion into the JSON value of an answer without streaming.
 
-    Messages include the URL `where` and hide the `secrets`.
+    Error messages name the URL `where`, and the `secrets` in them are masked.
     """
 
     def __init__(self, where: str, secrets: Iterable[str] = ()) -> None:
@@ -245,10 +247,10 @@ class StreamedCompletion:
         self._done = False
 
     def feed(self, chunk: bytes) -> bool:
-        """Process bytes of the stream; return True once its end marker was read.
+        """Process bytes of the stream, and return True after the end marker.
 
         Raises:
-            ProviderError: the stream contains an error, an event that is not JSON, or more data than `safe_input`
+            ProviderError: If the stream contains an error, an event that is not JSON, or more data than `safe_input`
                 allows.
         """
         try:
@@ -265,7 +267,11 @@ class StreamedCompletion:
         return self._done
 
     def result(self) -> dict[str, Any]:
-        """Return the completion as if it had not been streamed; raise a TransientError if the stream was cut short."""
+        """Return the completion as if it had not been streamed.
+
+        Raises:
+            TransientError: If the stream was interrupted.
+        """
         if not self._done and self._choice.get("finish_reason") is None:
             raise TransientError(f"{self._where} closed the stream early, without a finish_reason or {_DONE}")
         if not self._choice:
@@ -355,7 +361,7 @@ class StreamedCompletion:
 
 @dataclass(slots=True)
 class _CallParts:
-    """A tool call assembled from streamed pieces."""
+    """A tool call that is assembled from the pieces in a stream."""
 
     index: int | None
     call_id: str | None = None

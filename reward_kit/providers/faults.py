@@ -1,7 +1,8 @@
-"""Errors of endpoints: messages that suggest a fix, and whether a retry may help.
+"""Errors of endpoints. Their types say whether a retry may help, and their messages suggest a fix.
 
-These error types are used between a transport and a `ChatEndpoint`, which raises a plain `ProviderError` or
-`DeadlineError` when it gives up. Secrets are masked before a text is truncated, so that no part of a secret remains.
+These types are used between a transport and a `ChatEndpoint`. When the `ChatEndpoint` gives up, it raises an ordinary
+`ProviderError` or `DeadlineError`. Secrets are masked before a message is shortened, so that no part of a secret
+remains in it.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ _PROVIDER_TEXT_CHARS = 1_000
 
 
 class TransientError(ProviderError):
-    """A failure that a retry may avoid.
+    """Raised for a failure that a retry may avoid.
 
     Attributes:
-        retry_after_s: the endpoint's Retry-After in seconds, None without one.
-        status: the HTTP status, None for other failures.
+        retry_after_s: the Retry-After of the endpoint in seconds. None if none exists.
+        status: the HTTP status. None for other failures.
     """
 
     def __init__(self, message: str, retry_after_s: float | None = None, status: int | None = None) -> None:
@@ -60,31 +61,34 @@ class TransientError(ProviderError):
 
     @property
     def is_overloaded(self) -> bool:
-        """True if lower concurrency may help."""
+        """True if fewer concurrent requests may help."""
         return self.status in _OVERLOADED
 
 
 class UnreachableError(TransientError):
-    """The connection could not be established."""
+    """Raised if the connection cannot be established."""
 
 
 class UnknownHostError(ProviderError):
-    """The host name does not resolve, or its certificate is rejected; the URL is wrong, or the network is down."""
+    """Raised if the name of the host cannot be resolved, or if its certificate is rejected.
+
+    Either the URL is wrong or the network is down.
+    """
 
 
 class WrongEndpointError(ProviderError):
-    """The URL does not belong to a model endpoint, or the endpoint does not have the model (HTTP 404 or 405)."""
+    """Raised if the URL is not that of a model endpoint, or the endpoint does not have the model (HTTP 404 or 405)."""
 
 
 class HtmlError(TransientError):
-    """The answer is an HTML page; it comes from a proxy that may recover, or the URL is wrong."""
+    """Raised if the answer is an HTML page. It may come from a proxy that recovers, or the URL may be wrong."""
 
 
 class AccessError(ProviderError):
-    """The key or account was rejected.
+    """Raised if the key or the account was rejected.
 
     Attributes:
-        is_certain: True if every request with this key will fail; a 403 may concern this request only.
+        is_certain: True if all requests with this key will fail. Status 403 may concern only this request.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -95,18 +99,18 @@ class AccessError(ProviderError):
     def explained(self, no_key: str) -> AccessError:
         """Return this error with the reason why no key was sent.
 
-        Return `self` if a key was sent, or if the account lacks credit.
+        If a key was sent, or if the account has no credit, the error is returned unchanged.
         """
         is_about_key = no_key and self._status in (401, 403)
         return AccessError(f"{self}; no key was sent: {no_key}", self._status) if is_about_key else self
 
 
 class IdleTimeoutError(DeadlineError):
-    """The endpoint sent nothing for too long; a retry may help."""
+    """Raised if the endpoint sent nothing for too long. A retry may help."""
 
 
 def too_large_error(where: str, limit: TooLargeError) -> ProviderError:
-    """Return the error for an answer that exceeds a limit of `safe_input`; a retry would not help."""
+    """Return the error for an answer that exceeds a limit of `safe_input`. A retry would not help."""
     return ProviderError(
         f"{where} sent an answer that exceeds the limit of {limit}; the rest was not read. Lower max_tokens "
         "or top_logprobs, or check that base_url is a model endpoint"
@@ -116,9 +120,11 @@ def too_large_error(where: str, limit: TooLargeError) -> ProviderError:
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = (), advice: str = ""
 ) -> ProviderError | LimitError:
-    """Return the error for an HTTP status that is not a success, with the provider's own text and the given advice."""
+    """Return the error for an HTTP status. It contains the message of the provider and the given advice."""
     if 300 <= status < 400:
-        return ProviderError(f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to it")
+        return ProviderError(
+            f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to that URL"
+        )
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
@@ -139,8 +145,9 @@ def status_error(
 
 
 def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError:
-    """Return the error for a body `{"error": …}` with a success status, which routers send once they have started to
-    answer.
+    """Return the error for a body `{"error": …}` that was sent with a successful status.
+
+    Routers send such a body if the error occurs after they have begun to answer.
     """
     code = error.get("code") if isinstance(error, Mapping) else None
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
@@ -150,7 +157,7 @@ def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> Provid
 
 
 def excerpt(text: bytes | str, secrets: Iterable[str] = (), limit: int = EXCERPT_CHARS) -> str:
-    """Return at most `limit` characters of a text as one line, without secrets."""
+    """Return at most `limit` characters of a string, on one line and without secrets."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     for secret in secrets:
@@ -168,7 +175,7 @@ def _text_of(error: Any) -> str:
 
 
 def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
-    """Return the seconds to wait, never negative; None if the headers contain no valid value."""
+    """Return the number of seconds to wait, at least 0. None if the headers contain no valid value."""
     milliseconds = _number(headers.get("Retry-After-Ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -220,22 +227,22 @@ _LONGEST_CHAIN = 10
 
 
 class TransientFailure(NamedTuple):
-    """A temporary failure of an endpoint, and its Retry-After if it sent one."""
+    """A temporary failure of an endpoint, with its Retry-After if it sent one."""
 
     retry_after_s: float | None
 
 
 def find_transient_failure(error: BaseException) -> TransientFailure | None:
-    """Return the temporary failure that an error of any client, or its cause, reports; None without one."""
+    """Return the temporary failure that caused an error of any client, or None if none exists."""
     fault = client_error(error, "the endpoint")
     return TransientFailure(fault.retry_after_s) if isinstance(fault, TransientError) else None
 
 
 def client_error(error: BaseException, where: str) -> EndpointError | None:
-    """Return the endpoint error that corresponds to an error of a model or HTTP client, or to its cause; else None.
+    """Return the endpoint error for an error of a model client or HTTP client. None if it is another error.
 
-    A client's error is recognized by an HTTP status, its own or its response's, or by the name of its class: openai,
-    anthropic, httpx, aiohttp, requests and others.
+    The error or one of its causes is recognized by its HTTP status, by the HTTP status of its response, or by the name
+    of its class. This covers openai, anthropic, httpx, aiohttp, requests and others.
     """
     cause: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
@@ -279,7 +286,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 class client_errors:
-    """Context manager that converts errors of model and HTTP clients to endpoint errors; other errors pass unchanged.
+    """A block in which errors of model clients and HTTP clients become endpoint errors. Other errors do not change.
 
     Args:
         where: the endpoint, for messages.
@@ -300,7 +307,7 @@ class client_errors:
 
 
 def _status(source: Any) -> int:
-    """Return the HTTP status of an error or an answer; 0 if it has no status."""
+    """Return the HTTP status of an error or a response, or 0 if it has none."""
     values = (getattr(source, name, None) for name in ("status_code", "status", "code"))
     return next((value for value in values if type(value) is int and 400 <= value < 600), 0)
 

@@ -1,15 +1,17 @@
 """Selection of the endpoint, and of the keys that each server may receive.
 
-A key is sent only to the origins (scheme, host, port) configured for it. A task file, train file or `.env` may name
-servers and variables but cannot configure origins, because it may be untrusted. The origins of a variable are
+A key is sent only to the origins (scheme, host and port) that are configured for it. A task file, a train file or
+`.env` may name servers and variables, but cannot configure origins, because it may be untrusted. The origins of a
+variable are
 
-1. the provider's own, from `PROVIDERS`; for OPENAI_API_KEY, that of OPENAI_BASE_URL if it is set in the same place;
-2. each origin that REWARD_KIT_KEY_ORIGINS pairs with it, which is read only from the process's environment.
+1. the origin of the provider in `PROVIDERS`. For OPENAI_API_KEY, it is the origin of OPENAI_BASE_URL if that is set in
+   the same place.
+2. each origin that is listed for it in REWARD_KIT_KEY_ORIGINS, which is read only from the environment of the process.
 
-Values on the command line (`--base-url`, `-T policy.base_url=…`) or in Python are the user's choice and are not
-checked. The endpoint and its key are taken from arguments, then the environment, then the nearest `.env` in the working
-directory or above it. The `.env` file never overrides a set variable, and its values are not exported. A key never
-appears in a repr or a message.
+Values that the user sets on the command line (`--base-url`, `-T policy.base_url=…`) or in Python are not checked. The
+endpoint and its key are taken from the arguments, from the environment, or from the nearest `.env` in the working
+directory or above it, in this order. The values in `.env` are not exported. A key never appears in a repr or a
+message.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ _SAME_AS = {"ws": "http", "wss": "https"}
 
 
 def url_origin(url: str) -> str:
-    """Return the scheme, host and port of a URL without a default port; `ws` counts as `http`, `wss` as `https`."""
+    """Return the scheme, host and port of a URL, without a default port.
+
+    `ws` counts as `http`, and `wss` as `https`.
+    """
     parts = urlsplit(url)
     scheme, host = _SAME_AS.get(parts.scheme, parts.scheme), parts.hostname or ""
     if scheme not in _USUAL_PORTS or not _HOST.fullmatch(host):
@@ -61,7 +66,10 @@ def url_origin(url: str) -> str:
 
 
 def configured_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Return the origins that REWARD_KIT_KEY_ORIGINS in the process's environment allows, by variable."""
+    """Return the origins that REWARD_KIT_KEY_ORIGINS allows for each variable.
+
+    `shell` is the environment of the process.
+    """
     origins: dict[str, frozenset[str]] = {}
     for entry in re.split(r"[\s,]+", shell.get(ORIGINS_VARIABLE, "").strip()):
         name, separator, url = entry.partition("=")
@@ -80,13 +88,17 @@ def configured_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
 
 
 def configured_variables(shell: Mapping[str, str]) -> set[str]:
-    """Return the variables that REWARD_KIT_KEY_ORIGINS names, even if another entry is invalid."""
+    """Return the names of the variables in REWARD_KIT_KEY_ORIGINS, even if another entry is invalid."""
     entries = re.split(r"[\s,]+", shell.get(ORIGINS_VARIABLE, ""))
     return {entry.partition("=")[0] for entry in entries if "=" in entry}
 
 
 def allowed_origins(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> frozenset[str]:
-    """Return the origins that are configured for a variable."""
+    """Return the origins to which the value of a variable may be sent.
+
+    For OPENAI_API_KEY, OPENAI_BASE_URL is read from `beside`, which defaults to the environment of the process,
+    `shell`.
+    """
     own = PROVIDERS.get(name)
     if name == OPENAI_KEY and (url := (shell if beside is None else beside).get(OPENAI_URL)):
         try:
@@ -97,13 +109,17 @@ def allowed_origins(name: str, shell: Mapping[str, str], beside: Mapping[str, st
 
 
 def allow_command(name: str, origin: str, shell: Mapping[str, str]) -> str:
-    """Return the command that allows an origin for a variable in addition to those already allowed."""
+    """Return the shell command that allows another origin for a variable."""
     before = f"${ORIGINS_VARIABLE} " if shell.get(ORIGINS_VARIABLE, "").strip() else ""
     return f'export {ORIGINS_VARIABLE}="{before}{name}={origin}"'
 
 
 def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> None:
-    """Raise a ConfigError if a variable is not configured for a URL; see `allowed_origins` for the arguments."""
+    """Check that the value of a variable may be sent to a URL. The arguments are those of `allowed_origins`.
+
+    Raises:
+        ConfigError: If it must not be sent there.
+    """
     try:
         origin = url_origin(url)
     except ValueError as error:
@@ -122,10 +138,12 @@ NO_KEY = ""
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """A base URL such as "http://127.0.0.1:8000/v1" and its key; the key is None if none is needed.
+    """The base URL of an endpoint, such as "http://127.0.0.1:8000/v1", and its key.
+
+    If the endpoint needs no key, the key is `None`.
 
     Attributes:
-        no_key: the reason why no key is sent and how to change that; "" if a key is sent.
+        no_key: the reason why no key is sent, and how to change that. If a key is sent, it is "".
     """
 
     base_url: str
@@ -134,7 +152,7 @@ class EndpointSettings:
 
 
 class _Variables(NamedTuple):
-    """The variables of the process and those of the nearest `.env`."""
+    """The environment variables of the process and the variables in the nearest `.env`."""
 
     shell: Mapping[str, str]
     dotenv: Mapping[str, str]
@@ -153,7 +171,10 @@ class _Variables(NamedTuple):
         return self.shell if name in self.shell else {**self.dotenv, **self.shell}
 
     def may_get(self, name: str, url: str) -> bool:
-        """Return True if a variable may be sent to a URL; False if the URL has no origin."""
+        """Return True if the value of a variable may be sent to a URL.
+
+        Nothing may be sent to a URL without an origin.
+        """
         try:
             origin = url_origin(url)
         except ValueError:
@@ -170,18 +191,21 @@ def resolve_endpoint(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> EndpointSettings:
-    """Return the endpoint to use, given arguments that the user set; `key_variable` checks those of a file.
+    """Return the endpoint to use, given arguments that the user has set.
+
+    If they come from a file, use `key_variable` first.
 
     Args:
-        base_url: by default OPENAI_BASE_URL, else OpenAI's own URL.
-        api_key: by default the value of `api_key_env`, else of OPENAI_API_KEY.
-        api_key_env: the name of the variable that contains the key, which is then required; "" sends no key.
-        needs_key: False for a replay, which needs no key.
-        environ: by default the process's environment.
-        folder: the directory in which the search for `.env` begins; by default the working directory.
+        base_url: the base URL. The default is OPENAI_BASE_URL or, if that is not set, the URL of OpenAI.
+        api_key: the key. The default is the value of `api_key_env` or, if that is not set, of OPENAI_API_KEY.
+        api_key_env: the name of the variable that contains the key. If it is set, there must be a key. If it is "", no
+            key is sent.
+        needs_key: False if a key is never required, as for a replay.
+        environ: the environment variables. The default is the environment of the process.
+        folder: the directory in which the search for `.env` begins. The default is the working directory.
 
     Raises:
-        ConfigError: a required key is missing, or a value is invalid.
+        ConfigError: If a required key is missing, or a value is invalid.
     """
     for name, value in (("base_url", base_url), ("api_key", api_key), ("api_key_env", api_key_env)):
         if value is not None and not isinstance(value, str):
@@ -213,12 +237,17 @@ def key_variable(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> str | None:
-    """Return the `api_key_env` with which to resolve the endpoint of a section of a task file.
+    """Return the `api_key_env` to use for an endpoint that a task file names.
 
-    Only this function decides on keys that a file names. Such a variable is sent only to an origin that the user
-    configured for it. The default key is not sent (`NO_KEY`) unless the file's URL is such an origin. `of_user`
-    contains those of the names `base_url` and `api_key_env` that the user, not the file, set on the command line or in
-    Python.
+    Only this function decides about keys that a file names. The value of such a variable is sent only to an origin that
+    the user has configured for it. The default key is not sent (`NO_KEY`), unless the URL in the file has such an
+    origin.
+
+    `of_user` contains the names among `base_url` and `api_key_env` that the user has set on the command line or in
+    Python, and not in the file.
+
+    Raises:
+        ConfigError: If the variable must not be sent to the URL.
     """
     if api_key_env == NO_KEY:
         return NO_KEY
@@ -247,7 +276,7 @@ def _is_url_of_dotenv(variables: _Variables) -> bool:
 
 
 def _why_no_key(name: str, url: str, variables: _Variables) -> str:
-    """Return the reason why no key is sent to a URL and how to change that."""
+    """Return the reason why no key is sent to a URL, and how to change that."""
     if not variables.get(name):
         return (
             f"set {name} in the environment or in a .env file, or set base_url (now {OPENAI_URL}) to an "
@@ -266,8 +295,9 @@ def _why_no_key(name: str, url: str, variables: _Variables) -> str:
 
 
 def _checked_url(url: str) -> str:
-    """Return `url` without a trailing slash; reject a URL that may contain a credential, without showing the
-    credential.
+    """Return a URL without a trailing slash.
+
+    If the URL may contain a credential, it is rejected with a message that does not show it.
     """
     scheme, separator, rest = url.partition("://")
     if scheme not in ("http", "https") or not separator or not rest.strip("/"):
@@ -287,7 +317,7 @@ def _checked_url(url: str) -> str:
 
 
 def read_dotenv(folder: Path) -> dict[str, str]:
-    """Return the variables of the nearest `.env` in `folder` or above it; {} if no such file can be read."""
+    """Return the variables in the nearest `.env` in a directory or above it. If no file can be read, return {}."""
     for parent in (folder, *folder.parents):
         try:
             text = (parent / ".env").read_text(encoding="utf-8-sig")

@@ -1,7 +1,7 @@
-"""Token prices from a file maintained by the user, since prices change more often than this package.
+"""Token prices from a file that the user maintains, because prices change more often than this package.
 
 The file has lines such as `gpt-4.1-mini: {input: 0.40, output: 1.60, cached: 0.10}`, in US dollars per million tokens.
-A model missing from the file has no cost: None, never 0.
+If a model is not in the file, its cost is `None` and never 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIELDS = ("input", "output", "cached")
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Prices in US dollars per million tokens; `cached` applies to prompt tokens in the provider's cache."""
+    """Prices in US dollars per million tokens. `cached` is the price of prompt tokens in the cache of the provider."""
 
     input: float
     output: float
@@ -29,13 +29,14 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """The prices of models."""
+    """The price of each model, by name."""
 
     models: Mapping[str, Price]
 
     def cost(self, model: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
-        """Return the cost of one completion in US dollars; None for an unknown model. `prompt_tokens` includes cached
-        ones.
+        """Return the cost of a completion in US dollars, or None if the model is not in the table.
+
+        `prompt_tokens` includes the cached tokens.
         """
         price = self.models.get(model)
         if price is None:
@@ -46,12 +47,12 @@ class PriceTable:
 
 
 def load_prices(path: str | Path) -> PriceTable:
-    """Load the prices in a YAML or JSON file, which maps a model to `input`, `output` and optionally `cached`.
+    """Load a YAML or JSON file that maps each model to its prices `input`, `output` and, optionally, `cached`.
 
-    `cached` defaults to the price of `input`.
+    The default for `cached` is the price for `input`.
 
     Raises:
-        ConfigError: the file cannot be read or is invalid; the message names the file and the field.
+        ConfigError: If the file cannot be read or is invalid. The message names the file and the field.
     """
     path = Path(path)
     try:

@@ -1,7 +1,7 @@
-"""The queue for one model of an endpoint: rate limits, concurrency, outages and retries of all requests of a run.
+"""The queue for one model at an endpoint: rate limits, concurrency, outages and retries for all requests of a run.
 
-A request holds a `Permit` of its `RequestQueue` and waits for its turn before each attempt; the wait counts neither as
-an attempt nor toward the retry budget. `development/traffic.md` explains the reasons.
+Each request has a `Permit` from its `RequestQueue`, with which it waits for its turn before each attempt. This wait
+counts neither as an attempt nor toward the retry budget. `development/traffic.md` explains the reasons.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ _MEMORY = 0.1  # the weight of the latest answer in a running average
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rate limits that the user sets for one model of one endpoint; None means unlimited.
+    """The rate limits that the user sets for one model at one endpoint. None means that no limit applies.
 
     Attributes:
-        requests_per_minute: the number of attempts that may begin in a minute.
-        tokens_per_minute: the number of prompt and answer tokens; see `TokenEstimate` for their estimation in advance.
+        requests_per_minute: the maximum number of attempts that begin in a minute.
+        tokens_per_minute: the maximum number of prompt and answer tokens in a minute. `TokenEstimate` estimates the
+            tokens of a request in advance.
         max_connections: the maximum number of concurrent requests.
 
     Raises:
-        ConfigError: a value is not a positive number.
+        ConfigError: If a value is not a positive number.
     """
 
     requests_per_minute: float | None = None
@@ -68,13 +69,13 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Limits on the number and duration of attempts.
+    """Limits on the number and the duration of attempts.
 
     Attributes:
         max_attempts: the maximum number of attempts, including the first.
-        budget_s: seconds after the first attempt during which further attempts may begin.
-        base_s: the upper bound in seconds of the first random wait; it doubles with each retry.
-        cap_s: the upper bound in seconds of every random wait.
+        budget_s: the number of seconds after the first attempt during which further attempts may begin.
+        base_s: the upper bound in seconds for the first random wait. It doubles with each retry.
+        cap_s: the upper bound in seconds for every random wait.
     """
 
     max_attempts: int = 5
@@ -83,20 +84,21 @@ class RetryPolicy:
     cap_s: float = 30.0
 
     def wait_s(self, retry: int, retry_after_s: float | None, jitter: random.Random) -> float:
-        """Return the seconds to wait before retry number `retry` (from 0): the Retry-After plus full jitter.
+        """Return the number of seconds to wait before a retry: the Retry-After plus a random wait.
 
-        The jitter is uniform in [0, min(cap_s, base_s * 2**retry)], so that requests rejected together are not retried
-        together.
+        `retry` is the number of earlier retries. The random wait is uniform in [0, min(cap_s, base_s * 2**retry)], so
+        that requests that were rejected together are not retried together.
         """
         # Far beyond 2**64 the cap applies anyway; the bound keeps the power a float.
         return (retry_after_s or 0.0) + jitter.uniform(0.0, min(self.cap_s, self.base_s * 2.0 ** min(retry, 64)))
 
 
 class Bucket:
-    """A token bucket that holds the supply of one second, at least 1.
+    """A token bucket that holds the supply of one second, but at least 1.
 
-    In any window of w minutes, the total taken is at most `per_minute` * w, plus one bucket, plus one amount larger
-    than the bucket: a full bucket allows such an amount, and later requests wait until the overdraft is refilled.
+    In any window of w minutes, the total taken is at most `per_minute` * w plus one bucket, plus one amount that is
+    larger than the bucket. A full bucket allows such an amount, and later requests wait until the overdraft is
+    refilled.
     """
 
     __slots__ = ("_at", "_capacity", "_level", "_rate")
@@ -107,21 +109,21 @@ class Bucket:
         self._at = now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Return the seconds until `amount` may be taken."""
+        """Return the number of seconds until `amount` can be taken."""
         self._level = min(self._capacity, self._level + (now - self._at) * self._rate)
         self._at = now
         lacking = min(amount, self._capacity) - self._level
         return lacking / self._rate if lacking > _EPSILON else 0.0
 
     def take(self, amount: float) -> None:
-        """Take `amount` from the bucket; a negative amount is returned to it."""
+        """Take `amount` from the bucket. A negative amount is put back."""
         self._level = min(self._capacity, self._level - amount)
 
 
 class TokenEstimate:
-    """An estimate of a request's tokens, learned from the usage of earlier requests.
+    """An estimate of the number of tokens in a request, based on the usage of earlier requests.
 
-    Before the first answer, it assumes 4 bytes of the request per token and an answer of maximum length.
+    Before the first answer, it assumes that a token has 4 bytes and that the answer has the maximum length.
     """
 
     __slots__ = ("_completion", "_tokens_per_byte")
@@ -131,7 +133,7 @@ class TokenEstimate:
         self._completion: float | None = None
 
     def tokens(self, size: int, max_completion: float) -> float:
-        """Return the estimated tokens of a `size`-byte request and an answer of at most `max_completion` tokens."""
+        """Return the estimate for a request of `size` bytes with an answer of at most `max_completion` tokens."""
         return size * self._tokens_per_byte + (max_completion if self._completion is None else self._completion)
 
     def learn(self, size: int, prompt_tokens: int, completion_tokens: int) -> None:
@@ -148,17 +150,17 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class Concurrency:
-    """The limit on concurrent requests, learned from the endpoint's rejections.
+    """The limit on concurrent requests, which is learned from rejections by the endpoint.
 
-    The rule is that of TCP (RFC 5681): a cut after a rejection, then doubling per round trip up to the size that last
-    caused a rejection, and growth by one per round trip from there. The cut is to 70 % as in CUBIC (RFC 9438), or to
-    the number of requests that the endpoint did not reject, whichever is less. As in BBRv2, rejections that are rare
-    and do not depend on the load cause no cut: once a request was answered, the share of rejections, averaged over
-    about two round trips, must exceed 10 %.
+    The rule is that of TCP (RFC 5681). A rejection cuts the limit: to 70% of the requests in flight, as in CUBIC (RFC
+    9438), or to the number of requests that the endpoint did not reject if that is lower. After that, the limit doubles
+    in each round trip until it reaches the 70%, and then grows by one in each round trip. As in BBRv2, rejections that
+    are rare and do not depend on the load cause no cut: once a request has been answered, the share of rejections,
+    averaged over about two round trips, must exceed 10%.
 
     Attributes:
-        limit: the current limit; infinite until the first rejection unless `most` is set.
-        tolerates: true if the latest rejection caused no cut because rejections are rare.
+        limit: the current limit. It is infinite until the first rejection, unless `most` is set.
+        tolerates: True if the latest rejection caused no cut because rejections are rare.
     """
 
     __slots__ = (
@@ -179,7 +181,7 @@ class Concurrency:
         self._rejections = 0  # that caused or followed the last cut
 
     def answered(self, is_scarce: bool, in_flight: int = 1) -> None:
-        """Record an answer; the limit grows if requests are waiting because of it (`is_scarce`)."""
+        """Record an answer. If requests are waiting because of the limit (`is_scarce`), the limit grows."""
         self._cuts_in_a_row = 0
         self._has_answers = True
         self._share -= self._weight(in_flight) * self._share
@@ -188,9 +190,9 @@ class Concurrency:
             self.limit = min(self.limit + step, self._most)
 
     def refused(self, number: int, latest: int, in_flight: int) -> bool:
-        """Record a rejection of attempt `number`; return True if it cuts the limit.
+        """Record that the attempt with this number was rejected, and return True if this reduces the limit.
 
-        A burst of rejections causes one cut: attempts sent before the cut do not count against the new limit.
+        A burst of rejections reduces the limit once. Attempts that were sent before the cut do not reduce it again.
         """
         is_news = number > self._cut_at
         self.tolerates = False
@@ -211,17 +213,18 @@ class Concurrency:
 
     @property
     def is_isolated(self) -> bool:
-        """True if the latest rejection is a single one: others of the same round trip may be accepted."""
+        """True if only the latest request was rejected, so that others in the same round trip may be accepted."""
         return self._rejections == 1 and self._cuts_in_a_row <= 1 and self._unrefused > 0
 
     @staticmethod
     def _weight(in_flight: int) -> float:
-        """Return the weight of one answer in the share of rejections; the average spans about two round trips."""
+        """Return the weight of one answer in the share of rejections, which is averaged over about two round trips."""
         return min(0.2, 0.5 / max(in_flight, 1))
 
     def pause_s(self) -> float:
-        """Return the seconds to pause after a rejection that states no time; the pause grows with each consecutive
-        cut.
+        """Return the number of seconds to pause after a rejection without a Retry-After.
+
+        The pause grows with each consecutive cut of the limit.
         """
         doublings = self._cuts_in_a_row - (2 if self._unrefused > 0 else 1)
         return 0.0 if doublings < 0 else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(doublings, 64))
@@ -233,7 +236,7 @@ _LONGEST_PROBE_S = 30.0
 
 
 class Fault(Enum):
-    """The state of the endpoint that a failed attempt reveals."""
+    """The problem that a failed attempt reveals."""
 
     REFUSED = "rate limited"
     FAILED = "no answer, or not in time"
@@ -241,11 +244,11 @@ class Fault(Enum):
 
 
 class Outage:
-    """The failures of one endpoint since its last answer, and whether they constitute an outage.
+    """The failures of one endpoint since its last answer, which may amount to an outage.
 
-    An outage begins with `STREAK` consecutive failures of at least two different requests. A single request that keeps
-    failing while no other is in flight is assumed to be the cause, and its own retry limits end it; but a failure to
-    connect is never blamed on the request.
+    An outage begins after `STREAK` consecutive failures of at least two different requests. If a single request keeps
+    failing while no other is in flight, that request is assumed to be the cause, and its retry limits end it. A failure
+    to connect is never attributed to a request.
     """
 
     __slots__ = ("_first", "_interval_s", "count", "is_open", "is_shared", "next_probe", "since")
@@ -259,7 +262,7 @@ class Outage:
         self._interval_s = _FIRST_PROBE_S
 
     def answered(self) -> float | None:
-        """Record an answer; return the time since which the endpoint was down, or None if it was not."""
+        """Record an answer. If the endpoint was down, return the time since which it was, otherwise None."""
         since = self.since if self.is_open else None
         self.is_open = self.is_shared = False
         self.since, self.count, self._first = None, 0, -1
@@ -267,8 +270,9 @@ class Outage:
         return since
 
     def failed(self, request: int, fault: Fault, now: float, *, is_last: bool = False) -> bool:
-        """Record a failed attempt; return True if it begins an outage. `is_last` marks the last attempt of a
-        request.
+        """Record a failed attempt, and return True if an outage begins.
+
+        If it was the last attempt of its request, `is_last` is True.
         """
         if self.since is None:
             self.since, self._first = now, request
@@ -285,7 +289,7 @@ class Outage:
         return True
 
     def probe_later(self, now: float) -> None:
-        """Schedule the next probe after twice the previous wait, at most 30 s."""
+        """Schedule the next probe. Each wait is twice as long as the previous one, up to 30 s."""
         self.next_probe = now + self._interval_s
         self._interval_s = min(_LONGEST_PROBE_S, 2 * self._interval_s)
 
@@ -309,19 +313,18 @@ class Timer(Protocol):
 
 
 class Clock:
-    """The time of the running loop; can be replaced in tests."""
+    """The clock and the timers of the event loop, which tests can replace."""
 
     def now(self) -> float:
         """Return the time in seconds."""
         return time.monotonic()
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
-        """Schedule `callback`."""
         return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
 class EndpointWatcher(Protocol):
-    """A receiver of an endpoint's status, which decides how long to wait for it."""
+    """An object that receives notices about an endpoint and decides how long to wait for it."""
 
     outage_time_s: float | None
 
@@ -331,7 +334,7 @@ class EndpointWatcher(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Permit:
-    """A request's right to use a queue, for all its attempts."""
+    """The permission of one request to use a queue for all its attempts."""
 
     queue: RequestQueue
     request: int  # number of the request
@@ -347,15 +350,23 @@ class Permit:
     is_probe: bool = False
 
     async def enter(self) -> None:
-        """Wait until the next attempt may be made; raise a ProviderError if the run has given up on the endpoint."""
+        """Wait until the next attempt may start.
+
+        Raises:
+            ProviderError: If the run has given up on the endpoint.
+        """
         await self.queue.enter(self)
 
     def answered(self, prompt_tokens: int | None = None, completion_tokens: int = 0) -> None:
-        """Report an answer to the attempt, with its usage if known."""
+        """Report that the attempt was answered, with the usage if it is known."""
         self.queue.answered(self, prompt_tokens, completion_tokens)
 
     def failed(self, error: EndpointError, *, is_last: bool) -> bool:
-        """Report a failed attempt; return True if the endpoint is the cause and the attempt does not count."""
+        """Report that the attempt failed.
+
+        Returns:
+            True if the endpoint is the cause, so that the attempt does not count.
+        """
         return self.queue.failed(self, error, is_last)
 
     def leave(self) -> None:
@@ -370,14 +381,14 @@ class _Waiter(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """The time for which a request has been sent, or queued."""
+    """The time that a request has been in flight or in the queue."""
 
     seconds: float
     is_queued: bool
 
 
 class RequestQueue:
-    """The queue of all requests of a run to one model of one endpoint."""
+    """The queue for all requests that a run sends to one model at an endpoint."""
 
     def __init__(self, name: str, rates: Rates, watcher: EndpointWatcher, clock: Clock | None = None) -> None:
         self.rates = rates
@@ -406,18 +417,18 @@ class RequestQueue:
 
     @property
     def in_flight(self) -> int:
-        """The number of concurrent requests."""
+        """The number of requests that have been sent and not answered."""
         return len(self._sending)
 
     def longest_wait(self) -> Wait | None:
-        """Return the longest current wait of a request; None without requests."""
+        """Return the longest time for which a request has been waiting, or None if there are no requests."""
         now = self._clock.now()
         waits = [Wait(now - permit.admitted, False) for permit in self._sending.values()]
         waits += [Wait(now - waiter.since, True) for waiter in self._waiting]
         return max(waits, default=None)
 
     def permit(self, size: int, max_completion: float = 0.0, budget_s: float = 300.0) -> Permit:
-        """Return a permit for one request."""
+        """Return a permit for one request, which has a body of `size` bytes."""
         self._known += 1
         return Permit(self, self._known, size, max_completion, budget_s)
 
@@ -454,7 +465,7 @@ class RequestQueue:
             permit.waited_s += self._clock.now() - began
 
     def _admit_waiting(self) -> None:
-        """Admit the requests that may be sent now and schedule the next check."""
+        """Admit the requests that may be sent now, and schedule the next check."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -473,7 +484,7 @@ class RequestQueue:
             self._waiting.popleft()
 
     def _wait_s(self, permit: Permit, now: float) -> float | None:
-        """Return the seconds until the request may be sent; None if it waits for a request in flight."""
+        """Return the number of seconds until the request may be sent. None if it waits for a request in flight."""
         if self._outage.is_open:
             return None if self._outage.next_probe is None else max(0.0, self._outage.next_probe - now)
         if self.in_flight + 1 > self._concurrency.limit + _EPSILON:
@@ -500,7 +511,7 @@ class RequestQueue:
             self._tokens.take(permit.tokens)
 
     def _release(self, permit: Permit) -> bool:
-        """Release the slot; return whether the attempt was a probe."""
+        """Release the slot of an attempt, and return True if the attempt was a probe."""
         self._sending.pop(permit.request, None)
         was_probe, permit.is_in, permit.is_probe = permit.is_probe, False, False
         return was_probe
@@ -570,7 +581,7 @@ class RequestQueue:
         return excused
 
     def _rejected(self, error: EndpointError) -> None:
-        """Stop the run if every request so far was rejected, since further requests would be rejected too."""
+        """Stop the run if all requests so far were rejected, because further ones would be too."""
         if self._has_completed or isinstance(error, AccessError | LimitError):
             return
         self._rejections += 1
@@ -580,7 +591,7 @@ class RequestQueue:
             self._stop_soon(f"the first {STREAK} requests all failed; the latest error: {error}")
 
     def _fault(self, error: EndpointError) -> Fault | None:
-        """Return the endpoint state that an error reveals; None if the error concerns only the request."""
+        """Return the problem that an error reveals about the endpoint, or None if it concerns only the request."""
         has_answered = self._last_answer >= 0
         if isinstance(error, AccessError) and (error.is_certain or not has_answered):
             self._stop_soon(str(error))
@@ -596,9 +607,10 @@ class RequestQueue:
         return Fault.FAILED if isinstance(error, DeadlineError) else None
 
     def _refused(self, number: int, asked_s: float | None, now: float) -> None:
-        """Reduce the concurrency, and pause as long as the endpoint requests, or longer with each consecutive cut.
+        """Reduce the concurrency after a rejection, and pause.
 
-        A rare rejection delays only its own request.
+        The pause is as long as the endpoint requests. If it requests none, the pause grows with each consecutive cut. A
+        rare rejection delays only its own request.
         """
         is_news = self._concurrency.refused(number, self._sent, self.in_flight + 1)
         if asked_s is not None:
@@ -615,9 +627,11 @@ class RequestQueue:
 
     def _notify_limit(self) -> None:
         wait_s = self._paused_until - self._clock.now()
-        pause = f", and none for {wait_s:.0f} s" if wait_s >= 1 else ""
+        pause = f", after a pause of {wait_s:.0f} s" if wait_s >= 1 else ""
         most = int(self._concurrency.limit)
-        self._watcher.tell(f"{self._name} limits the rate; at most {most} requests in flight from now on{pause}")
+        self._watcher.tell(
+            f"{self._name} limits the rate; at most {most} requests will be in flight from now on{pause}"
+        )
 
     def _patience_s(self, error: EndpointError) -> float:
         if self._watcher.outage_time_s is not None:
@@ -627,12 +641,12 @@ class RequestQueue:
         return _FIRST_REFUSAL_S if self._is_first_refusal(error) else _FIRST_OUTAGE_S
 
     def _is_first_refusal(self, error: EndpointError) -> bool:
-        """Return True if no server ever listened at the address, and the user set no time to wait for it."""
+        """Return True if nothing has ever listened at the address, and the user has not set how long to wait for it."""
         is_default = self._watcher.outage_time_s is None
         return is_default and self._last_answer < 0 and isinstance(error, UnreachableError)
 
     def _pause(self, error: EndpointError, now: float) -> None:
-        """Report an outage, and stop the run when it lasts too long."""
+        """Report an outage, and stop the run if it lasts too long."""
         began = now if self._outage.since is None else self._outage.since
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - began)))
         times = "once" if self._outage.count == 1 else f"{self._outage.count} times in a row since {since}"
@@ -652,16 +666,17 @@ class RequestQueue:
         self._patience = self._clock.call_later(left_s, lose_patience)
 
     def _what(self, message: str) -> str:
-        """Return an error's message without the URL that this queue's name begins with."""
+        """Return the message of an error without the URL, which the name of this queue already contains."""
         return message.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
 
     def _stop_soon(self, reason: str, *, fail: bool = False) -> None:
-        """Stop outside of any request, so that the request that revealed the problem can be cancelled too."""
+        """Stop the run outside of any request, so that the request that revealed the problem can be cancelled."""
         asyncio.get_running_loop().call_soon(lambda: self._stop(reason, fail=fail))
 
     def _stop(self, reason: str, *, fail: bool) -> None:
-        """Notify the run, which may cancel waiting requests; if `fail` is true, raise an error in those that still
-        wait.
+        """Notify the run, which may cancel the waiting requests.
+
+        If `fail` is true, requests that are still waiting after that raise an error.
         """
         self._watcher.give_up(reason)
         if not fail:
@@ -678,16 +693,17 @@ async def with_retries(
 ) -> tuple[T, int]:
     """Return the result of `attempt`, and the number of retries.
 
-    The number of attempts is limited, as is the time in which they may begin. A wait that would exceed the budget is
-    not started. A Retry-After is never shortened, since an earlier request would be rejected again.
+    The number of attempts is limited, and so is the time in which they may begin. A wait that would exceed this time is
+    not started. A Retry-After is never shortened, because an earlier request would be rejected again.
 
-    Only `TransientError` and `IdleTimeoutError` are retried; all other errors are raised at once. With a permit, each
-    attempt waits for its turn, and a failure caused by an outage or overload of the endpoint counts neither as an
-    attempt nor as time. The caller reports an answer to the permit.
+    Only a `TransientError` or an `IdleTimeoutError` is retried. All other errors are raised at once. With a permit,
+    each attempt waits for its turn. A failure that is caused by an outage or an overload of the endpoint then counts
+    neither as an attempt nor as time. The caller must report an answer to the permit.
 
     Raises:
-        ProviderError, DeadlineError: the last failure, once attempts or budget are used up; the message states which.
-        LimitError: raised unchanged from the attempt.
+        ProviderError, DeadlineError: If all attempts failed or the time is used up. This is the last failure, and its
+            message says which limit was reached.
+        LimitError: If the attempt raises it.
     """
     started = time.monotonic()
     retries = counted = 0
@@ -712,7 +728,7 @@ async def with_retries(
             if is_last:
                 why = f"; gave up after {counted} attempts (max_attempts)" if counted > 1 else ""
             elif asked_s is not None and asked_s > left_s:
-                why = f"; its Retry-After of {asked_s:g} s exceeds the rest of {budget}"
+                why = f"; its Retry-After of {asked_s:g} s exceeds what is left of {budget}"
                 why += "; raise retry_budget_s to wait for it"
             else:
                 wait_s = policy.wait_s(counted - 1, asked_s, jitter)

@@ -1,7 +1,7 @@
-"""`ResponseCache`, which stores model answers of earlier runs, so that an unchanged request costs nothing.
+"""A cache of model answers from earlier runs, so that a request that has not changed costs nothing.
 
-Unlike a cassette, a cache answers only the requests that it contains; other requests go to the endpoint. The file is an
-SQLite database, which several runs may use at the same time.
+Unlike a cassette, which must contain every request, a cache sends the requests that it does not contain to the
+endpoint. The file is an SQLite database, which several runs may use at the same time.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _WAIT_S = 10.0  # to wait for another process that is writing
 
 
 class ResponseCache:
-    """A cache of answers by the hash of URL and request; errors are not stored.
+    """A cache of answers, keyed by a hash of the URL and the request. Errors are not stored.
 
     Args:
-        path: the file; it is created if it does not exist.
+        path: the path of the file. If the file does not exist, it is created.
 
     Attributes:
-        hits: the number of requests answered from the cache.
+        hits: the number of requests that were answered from the cache.
         misses: the number of requests without a cached answer.
-        redact: applied to each answer before it is written.
+        redact: a function that is applied to each answer before it is written.
 
     Raises:
-        ConfigError: the file cannot be read or written, or is not a response cache.
+        ConfigError: If the file cannot be read or written, or is not a response cache.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -65,10 +65,10 @@ class ResponseCache:
         self._database.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer BLOB) WITHOUT ROWID")
 
     def key(self, url: str, body: bytes, scope: str) -> bytes:
-        """Return the key of a request that `scope`, such as an episode, sends to a URL.
+        """Return the key for a request that `scope`, such as an episode, sends to a URL.
 
-        The answer to a request with a seed or at temperature 0 is the same for all scopes. Any other request is a new
-        sample: its key also contains the scope, and the number of equal requests that the scope has sent before.
+        With a seed or at temperature 0, the answer is the same for all scopes. Any other request is a new sample. Its
+        key also contains the scope, and the number of equal requests that the scope has already sent.
         """
         request = json.loads(body)
         parts = [url, json.dumps(request, sort_keys=True, separators=(",", ":"))]
@@ -80,7 +80,7 @@ class ResponseCache:
         return hashlib.sha256("\n".join(parts).encode()).digest()
 
     def find(self, key: bytes) -> Any:
-        """Return the JSON value of a cached answer, else None."""
+        """Return the JSON value of a cached answer, or None if none exists."""
         row = self._execute("SELECT answer FROM answers WHERE key = ?", key)
         if row is None:
             self.misses += 1
@@ -93,16 +93,14 @@ class ResponseCache:
         self._execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", key, answer)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts for `summary.json`."""
+        """Return the path and the numbers of hits and misses for `summary.json`."""
         return {"path": str(self.path), "hits": self.hits, "misses": self.misses}
 
     def close(self) -> None:
         self._database.close()
 
     def _execute(self, statement: str, *values: bytes) -> tuple[bytes] | None:
-        """Execute a statement and return its first row; after an error, such as a full disk, only this entry is
-        lost.
-        """
+        """Run a statement and return its first row. If it fails, for example on a full disk, log a warning."""
         try:
             with self._lock:
                 row: tuple[bytes] | None = self._database.execute(statement, values).fetchone()

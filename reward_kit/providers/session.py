@@ -1,4 +1,4 @@
-"""`ProviderSession`, the queues, the cassette and the notices that all requests of one run share."""
+"""The queues, the cassette and the notices that all requests of a run share."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _log = logging.getLogger(__name__)
 
 
 class ProviderSession:
-    """The shared request state of one run. Policies with the same session share rates, outages and recordings.
+    """The state that all requests of one run share. Policies in the same session share rates, outages and recordings.
 
     Args:
-        cassette: the cassette for recording or replaying exchanges.
-        cache: the answers of earlier runs.
-        outage_time_s: the seconds to wait for an endpoint that is down or requests a pause. By default 600; for an
-            endpoint that has never answered, 60, or 3 if it refuses the connection.
-        is_dry_run: True if no request will be made; a missing key is then a notice instead of an error.
+        cassette: the cassette that records or replays the exchanges.
+        cache: the cache with answers of earlier runs.
+        outage_time_s: the number of seconds to wait for an endpoint that is down or requests a pause. The default is
+            600. For an endpoint that has never answered, it is 60, or 3 if the endpoint refuses the connection.
+        is_dry_run: True if no request will be made. In that case, a missing key is a notice instead of an error.
 
     Attributes:
-        notice: called with one line when an endpoint goes down, recovers, or limits the rate.
-        gave_up: called once with the reason when further requests are pointless: the waiting time is exhausted, or the
-            key, the account or the host is rejected. It is called outside of any request, before the waiting requests
-            fail, so that it can cancel them.
+        notice: a function that receives a line when an endpoint goes down, recovers, or limits the rate.
+        gave_up: a function that is called once, with the reason, when further requests are pointless: the endpoint has
+            not answered in time, or the key, the account or the host is rejected. It is called outside of any request
+            and before the waiting requests fail, so that it can cancel them.
 
     Raises:
-        ConfigError: `outage_time_s` is not a positive number.
+        ConfigError: If `outage_time_s` is not a positive number.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ProviderSession:
 
     @property
     def is_replaying(self) -> bool:
-        """True if answers come only from a recording."""
+        """True if all answers come from a recording."""
         return self.cassette is not None and self.cassette.is_replaying
 
     @property
@@ -70,18 +70,18 @@ class ProviderSession:
         return any(queue.is_down for queue in self._queues.values())
 
     def longest_wait(self) -> tuple[float, str] | None:
-        """Return the seconds and the reason of the longest current wait of a request; None without requests."""
+        """Return the longest wait of a request in seconds, and a description of it. None if there are no requests."""
         waits = ((wait, model) for (_, model), queue in self._queues.items() if (wait := queue.longest_wait()))
         wait, model = max(waits, default=(None, ""))
         if wait is None:
             return None
-        return wait.seconds, f"a request queued for {model}" if wait.is_queued else f"an answer of {model}"
+        return wait.seconds, f"a queued request to {model}" if wait.is_queued else f"an answer from {model}"
 
     def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
-        """Return the queue of a model at an endpoint; the same pair always returns the same queue.
+        """Return the queue for a model at an endpoint. The same pair always has the same queue.
 
         Raises:
-            ConfigError: the queue exists with other rates.
+            ConfigError: If the queue exists with different rates.
         """
         rates = rates or Rates()
         queue = self._queues.get((url, model))
@@ -95,17 +95,17 @@ class ProviderSession:
         return queue
 
     def report_missing_key(self, problem: str) -> None:
-        """Report a missing key that a real run would need; reported once."""
+        """Report a missing key that an actual run would need. Each problem is reported only once."""
         if problem not in self._reported:
             self._reported.add(problem)
             self.tell(problem)
 
     def tell(self, line: str) -> None:
-        """Pass on a line to `notice`."""
+        """Pass a line to `notice`."""
         self.notice(line)
 
     def give_up(self, reason: str) -> None:
-        """Pass on the first reason to `gave_up`."""
+        """Call `gave_up` with the reason. Only the first call has an effect."""
         if not self._has_given_up and self.gave_up is not None:
             self._has_given_up = True
             self.gave_up(reason)
@@ -123,7 +123,7 @@ def endpoint_for(
     api_key: str | None = None,
     api_key_env: str | None = None,
 ) -> EndpointSettings:
-    """Call `resolve_endpoint` for this session: a replay needs no key, and in a dry run a missing key is a notice."""
+    """Call `resolve_endpoint` for this session. A replay needs no key. A dry run only reports a missing key."""
     named = (base_url, api_key, api_key_env)
     if traffic is None or not traffic.is_dry_run:
         return resolve_endpoint(*named, needs_key=traffic is None or not traffic.is_replaying)
@@ -137,7 +137,7 @@ def endpoint_for(
 
 
 def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
-    """Call `key_variable` for this session: a replay sends no key, and in a dry run an error is a notice."""
+    """Call `key_variable` for this session. A replay sends no key. A dry run only reports an error."""
     base_url, named = options.get("base_url"), options.get("api_key_env")
     if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):
         return named  # the file's own; a wrong value is rejected where it is used

@@ -1,7 +1,7 @@
-"""The only module that sends bytes to a model endpoint: a POST over aiohttp that distinguishes every failure.
+"""The module that sends requests to model endpoints, with aiohttp. Each kind of failure has its own error.
 
-`development/transport.md` explains, with measurements, why aiohttp is used instead of an SDK. All higher layers call
-`Transport.post`, so a test or a recorder replaces only that method. aiohttp is imported with the first request.
+`development/transport.md` explains with measurements why aiohttp is used instead of an SDK. All other modules call
+`Transport.post`, so a test or a recorder only needs to replace this method. The first request imports aiohttp.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ _DRAIN_BYTES = 2**20
 
 
 class Transport:
-    """POST requests over one pool of kept-alive connections, created with the first request.
+    """A client for POST requests with one pool of connections that are kept alive. The first request creates the pool.
 
     Args:
-        idle_timeout_s: seconds without a single byte from the endpoint after which an attempt ends.
-        total_timeout_s: seconds after which an attempt ends in any case.
-        trust_env: use the proxies set in the environment (`HTTPS_PROXY`). Passwords in `~/.netrc` are ignored.
-        query: appended to each URL, and not shown in messages.
+        idle_timeout_s: the number of seconds without a byte from the endpoint after which an attempt ends.
+        total_timeout_s: the number of seconds after which an attempt ends in any case.
+        trust_env: True to use the proxies that are set in the environment (`HTTPS_PROXY`). Passwords in `~/.netrc` are
+            ignored.
+        query: a query that is appended to each URL and is not shown in messages.
     """
 
     def __init__(
@@ -77,21 +78,22 @@ class Transport:
     ) -> Any:
         """Send one request and return the JSON value of the answer.
 
-        For an event stream, pass its bytes to `on_chunk` and return None.
+        If the answer is an event stream, its bytes are passed to `on_chunk`, and the result is `None`.
 
         Args:
-            url: the URL, shown in messages, so it must not contain a secret.
-            headers: the headers; long values, such as credentials, are masked in messages.
+            url: the URL. Messages contain it, so it must not contain a secret.
+            headers: the headers. Long values, such as credentials, are masked in messages.
             body: the bytes to send.
-            on_chunk: receives the bytes of an event stream as they arrive and returns True once it needs no more.
+            on_chunk: a function that receives the bytes of an event stream as they arrive. It returns True once it
+                needs no more.
 
         Raises:
-            TransientError: no connection (`UnreachableError`), a dropped connection, a status worth retrying, or an
-                answer that is HTML or not JSON.
-            ProviderError: any other failure, including `UnknownHostError`, `AccessError`, and an answer that is larger
-                than `MODEL_ANSWER_BYTES`.
-            IdleTimeoutError: no byte arrived for `idle_timeout_s`.
-            DeadlineError: the attempt took longer than `total_timeout_s`.
+            TransientError: If there is no connection (`UnreachableError`), the connection is dropped, the status is
+                worth a retry, or the answer is HTML or not JSON.
+            ProviderError: For any other failure, including `UnknownHostError`, `AccessError`, and an answer that is
+                larger than `MODEL_ANSWER_BYTES`.
+            IdleTimeoutError: If no byte arrived for `idle_timeout_s`.
+            DeadlineError: If the attempt took longer than `total_timeout_s`.
         """
         import aiohttp
 
@@ -122,7 +124,7 @@ class Transport:
             raise self._fault(error, url, secrets) from error
 
     async def get(self, url: str, headers: Mapping[str, str], timeout_s: float) -> Any:
-        """Return the JSON value at a URL; None if no answer arrives within `timeout_s`."""
+        """Return the JSON value at a URL, or None if it does not arrive within `timeout_s` seconds."""
         import aiohttp
 
         session = await self._session_of_this_loop()
@@ -134,7 +136,7 @@ class Transport:
         return None
 
     async def aclose(self) -> None:
-        """Close every connection. A later request opens new ones."""
+        """Close all connections. A later request opens new ones."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -196,7 +198,7 @@ class Transport:
 
 
 def header_secrets(headers: Mapping[str, str]) -> list[str]:
-    """Return the header values that messages must not show."""
+    """Return the header values that messages must not contain."""
     values = (value.removeprefix("Bearer ") for name, value in headers.items() if name != "Content-Type")
     return [value for value in values if len(value) >= _SECRET_CHARS]
 
@@ -205,8 +207,8 @@ def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]
     """Parse the JSON value of an answer.
 
     Raises:
-        TransientError: the answer is not JSON.
-        TooLargeError: it has too many values.
+        TransientError: If the answer is not JSON.
+        TooLargeError: If the answer has too many values.
     """
     if "html" in content_type.lower() or answer[:64].lstrip()[:1] == b"<":
         raise HtmlError(f"{what} with an HTML page: {excerpt(answer, secrets)}")
@@ -219,7 +221,7 @@ def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]
 
 
 async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]) -> None:
-    """Pass an event stream to its reader until the reader needs no more."""
+    """Pass the bytes of an event stream to `on_chunk` until it needs no more."""
     import aiohttp
 
     async for chunk in content.iter_any():

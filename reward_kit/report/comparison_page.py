@@ -61,7 +61,7 @@ def comparison_page(comparison: Comparison, folder: Path) -> str:
     page = {
         "title": f"{len(sides)} runs compared"
         if len(sides) > 2
-        else f"{escape_text(sides[1].label, NAME_LENGTH)} beside {baseline}",
+        else f"{escape_text(sides[1].label, NAME_LENGTH)} compared with {baseline}",
         "version": software_versions()["reward_kit"],
         "facts": [
             f"baseline {baseline}",
@@ -76,7 +76,7 @@ def comparison_page(comparison: Comparison, folder: Path) -> str:
         "forest": draw_forest(comparison),
         "labels": [escape_text(side.label, NAME_LENGTH) for side in sides],
         "lines": [(name, [escape_text(cell, NAME_LENGTH) for cell in cells]) for name, cells in figures],
-        "metrics": metric_lines(comparison),
+        "metrics": metric_lines(comparison.differences),
         "samples": samples,
     }
     return render(

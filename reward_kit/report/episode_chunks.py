@@ -250,7 +250,7 @@ class TokenTexts:
 def token_texts(header: RunHeader) -> TokenTexts | None:
     """Return the token texts of a run whose policy is a model in a local directory.
 
-    The result is None for other policies, or if the task has a redaction hook.
+    The result is `None` for other policies, or if the task has a redaction hook.
     """
     task, folder = header.task, Path(header.task_path).parent if header.task_path else Path()
     redacts = bool(task.get("redact"))

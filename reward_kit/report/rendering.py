@@ -42,7 +42,7 @@ _MINUTE, _HOUR = 60, 3600
 
 def status_text(status: str) -> str:
     """Return the status of a run, whose file is untrusted."""
-    return status if status in ("complete", "failed", "interrupted", "running") else "unknown"
+    return status if status in ("complete", "failed", "interrupted", "running", "killed") else "unknown"
 
 
 def href(view: str, *names: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from reward_kit.report.training_page import training_page
 from reward_kit.runs.display import metric_rows
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.label_file import EpisodeLabels
-from reward_kit.runs.run_folder import RunHeader
+from reward_kit.runs.run_folder import RunHeader, is_open_elsewhere
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary, summarize
 
@@ -91,13 +92,14 @@ def run_page(
     tables = (figures.samples_table(listed, run.pass_threshold), figures.groups_table(listed))
     spent = [figures.policy_usage(policy, run.episodes) for policy in policies]
     has_judge = any(one.judge_cost is not None or one.judge_unpriced for one in spent)
+    status = status_text(header.status_now(header.status == "running" and is_open_elsewhere(run.path)))
     page = {
         "title": escape_text(header.task_name, NAME_LENGTH),
         "run_id": escape_text(header.run_id or run.path.name, NAME_LENGTH),
-        "status": status_text(header.status),
+        "status": status,
         "version": header.versions.get("reward_kit", ""),
         "facts": _facts(run),
-        "notes": _notes(run, summaries),
+        "notes": _notes(run, summaries, status),
         "policies": [escape_text(policy, NAME_LENGTH) for policy in policies],
         "summaries": [(one, _is_share(one.score)) for one in summaries],
         "histograms": [
@@ -154,7 +156,7 @@ def _facts(run: RunFacts) -> list[str]:
     facts = [
         escape_text(header.run_id or run.path.name, NAME_LENGTH),
         f"began {header.timing.started_at:%Y-%m-%d %H:%M} UTC",
-        f"took {seconds(header.timing.worked_s)}",
+        *([f"took {seconds(header.timing.worked_s)}"] if header.timing.worked_s else []),  # unknown until a run stops
         f"{len(run.episodes):,} of {header.total:,} episodes",
         f"pass threshold {run.pass_threshold:g}",
     ]
@@ -164,12 +166,15 @@ def _facts(run: RunFacts) -> list[str]:
     return [*facts, f"concurrency {header.max_concurrency}"] if header.max_concurrency is not None else facts
 
 
-def _notes(run: RunFacts, summaries: Iterable[PolicySummary]) -> list[str]:
+def _notes(run: RunFacts, summaries: Iterable[PolicySummary], status: str) -> list[str]:
     """Return the notes to show before the figures."""
     notes = []
     missing = run.header.total - len(run.episodes)
     if missing > 0:
         notes.append(f"{missing:,} of {run.header.total:,} episodes are missing; the figures cover the others.")
+        if status in ("killed", "interrupted") and run.header.data is None:
+            again = shlex.join(["reward-kit", "run", "--resume", str(run.path)])
+            notes.append(f"Resume the run with: {escape_text(again, 400)}")
     if run.unfinished:
         notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run and are not counted.")
     if run.earlier_attempts:

@@ -349,7 +349,7 @@ class WatchedRun:
 
 
 def _read(path: Path, place: LineRange | None) -> bytes:
-    """Return the bytes of a line range, or b"" if it is None."""
+    """Return the bytes of a line range, or b"" if it is `None`."""
     if place is None:
         return b""
     with wrap_os_errors("read", path), path.open("rb") as file:
@@ -401,7 +401,7 @@ class RunRow(NamedTuple):
     low: float | None = None  # of the 95% interval
     high: float | None = None
     cost: float | None = None
-    began: str = ""  # in UTC, to the minute
+    began: str = ""  # in UTC, to the second
     note: str = ""
 
 
@@ -525,7 +525,7 @@ class RunCatalog:
             task=escape_text(header.task_name, NAME_LENGTH),
             status=header.status_now(entry.is_open),
             total=header.total,
-            began=f"{header.timing.started_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M}",
+            began=f"{header.timing.started_at.astimezone(datetime.UTC):%Y-%m-%d %H:%M:%S}",
         )
         if header.training is not None:
             done = header.training.get("updates")
@@ -576,7 +576,7 @@ def _with_figures(known: RunRow, summaries: Sequence[PolicySummary]) -> list[Run
             mean=summary.score.mean if summary.score else None,
             low=summary.score.low if summary.score else None,
             high=summary.score.high if summary.score else None,
-            cost=summary.cost,
+            cost=summary.total_cost,
         )
         for summary in summaries
     ] or [known]

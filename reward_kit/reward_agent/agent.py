@@ -1,7 +1,8 @@
-"""`AsyncRewardAgent`: submit a batch of rollouts and receive the scores group by group, concurrently with other work.
+"""`AsyncRewardAgent`, which accepts batches of rollouts and returns their scores group by group.
 
-A pointwise reward is called once per rollout, a batch reward once per group. Nothing polls: a result wakes the
-callers that wait for it. `call_scheduler.py` makes the calls; `tickets.py` stores a batch and delivers its results.
+Scoring runs concurrently with other work. A pointwise reward is called once for each rollout, and a batch reward is
+called once for each group. There is no polling: when a result arrives, it wakes the callers that wait for it.
+`call_scheduler.py` makes the calls. `tickets.py` stores the results of a batch and delivers them.
 """
 
 from __future__ import annotations
@@ -40,21 +41,24 @@ class AsyncRewardAgent:
 
     Args:
         scorer: a reward function or class, which is called in this process (with a warning if it requests a sandbox),
-            or an object that calls one elsewhere, such as `RemoteReward`.
-        max_concurrency: the maximum number of concurrent calls; a call for a group counts as one.
-        deadline_s: the time limit of one call in seconds, after which the call is cancelled and unscored with the class
-            `timeout`. It includes the wait for a worker, except for a synchronous reward in this process.
-        max_pending: the maximum number of unscored requests, above which `submit` waits.
-        rates: limits of calls per minute and in flight; by default the scorer's attribute `rates`.
-        retries: retries of failed calls; by default the scorer's attribute `retries`, or none.
-        cache: a cache that gives equal requests the same score, with one shared call for those in flight. None by
-            default, since two answers of a judge to the same question are two samples.
+            or an object that calls a reward elsewhere, such as `RemoteReward`.
+        max_concurrency: the maximum number of concurrent calls. A call for a group counts as one.
+        deadline_s: the time limit of a call in seconds. A call that exceeds it is cancelled, and its rollouts are
+            unscored with the class `timeout`. The time includes the wait for a worker, except for a synchronous
+            reward in this process.
+        max_pending: the maximum number of requests without a score. While a new batch would exceed it, `submit` waits.
+        rates: the limits on calls per minute and on concurrent calls. If None, the attribute `rates` of the scorer is
+            used.
+        retries: the policy for retrying failed calls. If None, the attribute `retries` of the scorer is used, and
+            without one, calls are not retried.
+        cache: a cache that gives equal requests the same score and makes only one call for those that are in flight.
+            If None, every request is scored, because two answers of a judge to the same question are two samples.
 
     Attributes:
-        scorer: the scorer that was passed, or the one created from the reward.
+        scorer: the scorer that was passed, or the one that was created for the reward.
 
     Raises:
-        ConfigError: a number is out of range, the rates count tokens, or the reward cannot be cached.
+        ConfigError: If a number is out of range, the rates limit tokens, or the reward cannot be cached.
     """
 
     def __init__(
@@ -152,17 +156,19 @@ class AsyncRewardAgent:
     async def submit(
         self, batch: Sequence[ScoringRequest], group_size: int = 1, *, deadline_s: float | None = None
     ) -> Ticket:
-        """Start scoring a batch. Waits while `max_pending` is exceeded, unless nothing else is pending.
+        """Start to score a batch.
+
+        While `max_pending` would be exceeded, this method waits, unless no other requests are pending.
 
         Args:
             batch: the requests.
-            group_size: the number of consecutive requests that form a group, which a batch reward scores in one call.
-            deadline_s: the time limit in seconds from now; requests without a score by then are unscored with the class
-                `timeout`.
+            group_size: the number of consecutive requests that form a group. A batch reward scores a group in one call.
+            deadline_s: the time limit in seconds from now. Requests that have no score by then are unscored with the
+                class `timeout`.
 
         Raises:
-            ConfigError: the batch size is not a multiple of the group size, or the deadline is not positive.
-            RewardError: the agent is not open.
+            ConfigError: If the size of the batch is not a multiple of the group size, or the deadline is not positive.
+            RewardError: If the agent is not open.
         """
         self._open_tasks()
         for index, request in enumerate(batch):
@@ -205,7 +211,10 @@ class AsyncRewardAgent:
         return ticket
 
     async def compute_reward_pipeline(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> int:
-        """Submit a batch for `get`, which serves the oldest batch first, and return the size of the batch."""
+        """Submit a batch, and return its size.
+
+        Without a ticket, `get` returns the results of the oldest batch first.
+        """
         return len((await self.submit(batch, group_size)).requests)
 
     @overload
@@ -224,23 +233,24 @@ class AsyncRewardAgent:
         cut_groups: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Return exactly `chunk_size` results of one batch, in whole groups, as soon as they are complete.
+        """Wait for `chunk_size` results of one batch, and return them sorted by their index in the batch.
 
-        Results are sorted by their index in the batch.
+        The results consist of whole groups.
 
         Args:
-            chunk_size: the number of results; a multiple of the group size, unless `cut_groups` is true.
-            hook_func: called with the chunk's three columns; its result, awaited if needed, is returned instead.
-            ticket: the batch; by default the oldest one with outstanding results.
+            chunk_size: the number of results. It must be a multiple of the group size unless `cut_groups` is true.
+            hook_func: a function to call with the three columns of the chunk. Its result, which is awaited if
+                necessary, is returned instead of the chunk.
+            ticket: the ticket of the batch. If None, it is the oldest batch that has results left.
             order: "completion" returns the groups that completed first, which favors fast rewards; "submission" returns
-                the groups that were submitted first, even if others complete earlier.
-            cut_groups: whether a group may be split; the rest of a split group comes first in the next chunk.
+                the groups that were submitted first, even if other groups complete earlier.
+            cut_groups: whether a group may be split. The rest of a split group comes first in the next chunk.
             **kwargs: keyword arguments for `hook_func`.
 
         Raises:
-            ConfigError: fewer results are outstanding, or a group would be split; raised at once, without losing
-                results.
-            RewardError: the agent is not open, or was closed while waiting.
+            ConfigError: If there are fewer results left, or a group would be split. It is raised immediately, and no
+                results are lost.
+            RewardError: If the agent is not open, or is closed while this method waits.
         """
         if kwargs and hook_func is None:
             raise ConfigError(f"get: {', '.join(sorted(kwargs))} can only be passed with hook_func")
@@ -251,7 +261,7 @@ class AsyncRewardAgent:
         elif not isinstance(ticket, Ticket):
             raise ConfigError(f"ticket must be the result of submit, got {type_name(ticket)}")
         elif not ticket.belongs_to(self) and ticket.requests:
-            raise ConfigError("the ticket belongs to another agent, or to a closed one")
+            raise ConfigError("the ticket belongs to another agent or to one that is closed")
         chunk = self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))
         if hook_func is None:
             return chunk
@@ -259,11 +269,11 @@ class AsyncRewardAgent:
         return await answer if inspect.isawaitable(answer) else answer
 
     async def score_all(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
-        """Submit a batch and return its scores in order. Cancelling the caller cancels the calls.
+        """Submit a batch and return its scores in order. If the caller is cancelled, the calls are cancelled too.
 
         Raises:
-            ConfigError: see `submit`.
-            RewardError: the agent is not open, or was closed while waiting.
+            ConfigError: As for `submit`.
+            RewardError: If the agent is not open, or is closed while this method waits.
         """
         ticket = await self.submit(batch, group_size)
         try:
@@ -275,11 +285,11 @@ class AsyncRewardAgent:
             raise
 
     async def get_group(self) -> ScoredChunk:
-        """Return the next complete group of any batch, except those that a `get` waits for.
+        """Wait for the next complete group of any batch, except for groups that a `get` is waiting for.
 
         Raises:
-            ConfigError: no results are outstanding.
-            RewardError: the agent is not open, or was closed while waiting.
+            ConfigError: If there are no results left.
+            RewardError: If the agent is not open, or is closed while this method waits.
         """
         wake_up = asyncio.Event()
         self._group_takers.append(wake_up)
@@ -299,10 +309,10 @@ class AsyncRewardAgent:
     async def mini_batches(
         self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
     ) -> AsyncIterator[ScoredChunk]:
-        """Yield the outstanding results of one batch in chunks, like `get`; the last chunk may be smaller.
+        """Yield the remaining results of one batch in chunks, as `get` returns them. The last chunk may be smaller.
 
         Raises:
-            ConfigError, RewardError: see `get`.
+            ConfigError, RewardError: As for `get`.
         """
         self._open_tasks()
         ticket = self._oldest(1) if ticket is None else ticket
@@ -311,7 +321,7 @@ class AsyncRewardAgent:
 
     @property
     def stats(self) -> AgentStats:
-        """Return figures of past and current calls; `stats.metrics()` returns them for logging."""
+        """The statistics of the agent. Use `stats.metrics()` to log them."""
         return self._tally.stats(self._pending)
 
     def _oldest(self, chunk_size: int) -> Ticket:
@@ -323,7 +333,7 @@ class AsyncRewardAgent:
         raise ConfigError(f"get({chunk_size}) cannot return, because no results are outstanding")
 
     def _with_ready_group(self) -> Ticket | None:
-        """Return the batch of the first complete group for which no `get` waits."""
+        """Return the batch of the first complete group that no `get` is waiting for."""
         return next((ticket for ticket, _ in self._completed if ticket.deliveries.has_ready_group()), None)
 
     def _handed_out(self, ticket: Ticket, indexes: list[int]) -> ScoredChunk:
@@ -369,9 +379,9 @@ _Result = TypeVar("_Result")
 
 
 class SyncRewardAgent:
-    """`AsyncRewardAgent` with blocking methods and the same arguments. Use it as a context manager, from any thread.
+    """An `AsyncRewardAgent` with blocking methods. Use it as a context manager in any thread.
 
-    It runs in a daemon thread, so a program that does not close the agent still exits.
+    It takes the same arguments and runs in a daemon thread, so a program can exit without closing it.
     """
 
     def __init__(self, scorer: Callable[..., Any] | RewardSpec | Scorer, **options: Any) -> None:
@@ -432,7 +442,7 @@ class SyncRewardAgent:
         return self._agent.stats
 
     def _do(self, method: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Run a method of the agent as a task with the caller's context variables."""
+        """Run a coroutine of the agent as a task that has the context variables of the caller."""
         if (thread := self._thread) is None:
             raise RewardError(_NOT_OPEN)
         try:
@@ -443,7 +453,7 @@ class SyncRewardAgent:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """The agent of one loop, and the task that opens and closes it."""
+    """The agent of an event loop, and the task that opens and closes it."""
 
     ready: asyncio.Future[AsyncRewardAgent]
     leave: asyncio.Event = field(default_factory=asyncio.Event)
@@ -453,8 +463,8 @@ class _Held:
 class PersistentAgent:
     """A reward agent that stays open between calls, for trainers that score in their own loops and tasks.
 
-    Each event loop has its own agent, which is opened by the first call and closed when the loop ends, since trainers
-    have no hook at the end. Opening a sandboxed reward for each rollout would take a third of a second each time.
+    Each event loop has its own agent. The first call opens it, and it is closed when the loop ends, because trainers
+    have no hook for their end. It would take a third of a second to open a sandboxed reward for each rollout.
     """
 
     def __init__(self, make: Callable[[], AsyncRewardAgent]) -> None:
@@ -463,7 +473,7 @@ class PersistentAgent:
         self._held: dict[asyncio.AbstractEventLoop, _Held] = {}
 
     async def score(self, request: ScoringRequest) -> Scored:
-        """Score one rollout; cancelling the caller cancels the call."""
+        """Score one rollout. If the caller is cancelled, the call is cancelled too."""
         loop = asyncio.get_running_loop()
         held = self._held.get(loop)
         if held is None:
@@ -475,14 +485,14 @@ class PersistentAgent:
         return (await agent.score_all([request]))[0]
 
     async def close(self) -> None:
-        """Close the agent of the running loop; another call opens a new one."""
+        """Close the agent of the running event loop. A later call opens a new one."""
         held = self._held.pop(asyncio.get_running_loop(), None)
         if held is not None and held.task is not None:
             held.leave.set()
             await held.task
 
     async def _hold(self, loop: asyncio.AbstractEventLoop, held: _Held) -> None:
-        """Keep the agent open until `close`, or until the loop cancels its tasks."""
+        """Keep the agent open until `close` is called or the loop cancels its tasks."""
         try:
             async with self._make() as agent:
                 held.ready.set_result(agent)
@@ -503,16 +513,18 @@ def score_all(
     group_size: int = 1,
     **options: Any,
 ) -> list[Scored]:
-    """Score requests concurrently and return the scores in order. Blocks; use `AsyncRewardAgent` to await scores.
+    """Score requests concurrently, and return the scores in order.
+
+    This function blocks. Use `AsyncRewardAgent` in asynchronous code.
 
     Args:
-        reward: as in `AsyncRewardAgent`.
+        reward: the reward or the scorer, as in `AsyncRewardAgent`.
         requests: the requests, for example `ScoringRequest.from_episode(episode, task)` for each episode.
         group_size: the number of consecutive requests that form a group.
         **options: options of `AsyncRewardAgent`, such as `max_concurrency` or `deadline_s`.
 
     Raises:
-        ConfigError: an option is invalid, or the number of requests is not a multiple of `group_size`.
+        ConfigError: If an option is invalid, or the number of requests is not a multiple of `group_size`.
     """
     with SyncRewardAgent(reward, **options) as agent:
         return agent.score_all(requests, group_size)

@@ -1,7 +1,8 @@
-"""The scheduling of a reward agent's calls: their order, concurrency and retries.
+"""The scheduler that determines the order, the concurrency and the retries of a reward agent's calls.
 
-Tickets take turns group by group, and started groups come before new ones. Retries have two budgets, one per call and
-one per agent, so that an endpoint that is down does not receive many times the usual number of requests.
+Tickets take turns after each group, and groups that have been started come before new ones. Retries are limited both
+for each call and for the whole agent, so that an endpoint that is down does not receive many times the usual number
+of requests.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ Finisher = Callable[[Sequence[ScoringRequest], Sequence[Scored]], Coroutine[Any,
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The policy for retrying failed calls. A failed rollout is never retried.
+    """The policy for retrying failed calls. If the rollout itself failed, there is no call to retry.
 
     Attributes:
-        policy: the attempts, the time budget of each call, and the waits between attempts, which are exponential with
-            full jitter and are added to the endpoint's Retry-After, as for model endpoints.
-        classes: the failure classes that count as temporary. Transient errors of the user's client are
-            `provider_error`; see `providers/faults.py`.
-        seed: the seed of the jitter; None draws it from the system.
-        max_share: the maximum ratio of retries to calls begun within the policy's time budget, plus `SPARE`; None for
-            no limit. Failures beyond this limit are not retried.
+        policy: the number of attempts, the time budget of each call, and the waits between attempts. As for model
+            endpoints, the waits grow exponentially with full jitter, and are added to the endpoint's Retry-After.
+        classes: the failure classes that are retried. A transient error of the client that the reward uses has the
+            class `provider_error`; see `providers/faults.py`.
+        seed: the seed of the jitter. If None, it is random.
+        max_share: the maximum ratio of retries to calls that were started within the time budget of the policy. `SPARE`
+            further retries are always allowed. Failures beyond this limit are not retried. If None, no limit applies.
 
     Raises:
-        ConfigError: a class is unknown, or the share is not positive.
+        ConfigError: If a class is unknown, or the share is not positive.
     """
 
     policy: RetryPolicy = field(default_factory=RetryPolicy)
@@ -75,7 +76,7 @@ class Retries:
 
 
 class SharedBudget:
-    """The retry budget of an agent: a share of the calls begun within a time window, plus `SPARE`."""
+    """The retry budget of an agent: a share of the calls that were started in a time window, plus `SPARE`."""
 
     def __init__(self, share: float, window_s: float) -> None:
         self._share, self._slice_s = share, window_s / _SLICES
@@ -88,7 +89,7 @@ class SharedBudget:
         self._calls += 1
 
     def take(self, now_s: float) -> bool:
-        """Take a retry from the budget; return False if none is left."""
+        """Use one retry of the budget, or return False if none is left."""
         current = self._slice(now_s)
         if self._retries >= SPARE + self._share * self._calls:
             return False
@@ -110,7 +111,7 @@ class SharedBudget:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of a scorer, for one request or for a group."""
+    """A call of a scorer, for one request or for a group."""
 
     ticket: Ticket
     start: int  # the index of its first request in the ticket
@@ -125,17 +126,17 @@ class Call:
 
     @property
     def requests(self) -> Sequence[ScoringRequest]:
-        """The requests to score."""
+        """The requests that the call scores."""
         return self.ticket.requests[self.start : self.start + self.count]
 
     @property
     def is_wanted(self) -> bool:
-        """True if results of this call or a follower are still missing."""
+        """True if this call or one of its followers still needs a result."""
         return self.ticket.results[self.start] is None or any(call.is_wanted for call in self.followers)
 
 
 class CallScheduler:
-    """Schedules the calls of all tickets."""
+    """Makes the calls of all tickets, with limits on concurrency and rates."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class CallScheduler:
         self._workers = 0
 
     def open(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Run workers in this task group."""
+        """Start to make calls in workers that run in this task group."""
         self._tasks, self._loop = tasks, asyncio.get_running_loop()
         per_minute = self._rates.requests_per_minute
         self._bucket = Bucket(per_minute, self._loop.time()) if per_minute else None
@@ -183,7 +184,7 @@ class CallScheduler:
         tasks.start_soon(self._wait_for_timers)
 
     def close(self) -> None:
-        """Discard all waiting calls."""
+        """Discard all calls that have not started."""
         self._tasks = None
         self._time_came.set()
         for timer in (*self._timers, *filter(None, [self._pause])):
@@ -200,7 +201,7 @@ class CallScheduler:
         self._start_workers()
 
     def cancel_unwanted(self) -> None:
-        """Cancel calls whose results are no longer wanted."""
+        """Cancel calls whose results are no longer needed."""
         for call in [call for call in self._making if not call.is_wanted]:
             self._promote_follower(call)
             if call.scope is not None:
@@ -217,7 +218,7 @@ class CallScheduler:
             self._tasks.start_soon(self._work, call)
 
     def _take(self) -> Call | None:
-        """Return the next call if the rate allows it now."""
+        """Return the next call, or None if none exists or the rate limit does not allow one yet."""
         while (call := self._next()) is not None:
             if not call.is_wanted:
                 self._promote_follower(call)
@@ -252,14 +253,14 @@ class CallScheduler:
         self._time_came.set()
 
     async def _wait_for_timers(self) -> None:
-        """Start workers after a timer has fired, since timers run outside of tasks and cannot start them."""
+        """Start workers after a timer has fired. Timers run outside of tasks, so they cannot start workers."""
         while self._tasks is not None:
             self._start_workers()
             await self._time_came.wait()
             self._time_came.clear()
 
     async def _work(self, first: Call) -> None:
-        """Make calls one after another; one task per call would cost as much as a short reward."""
+        """Make one call after another. A task for each call would cost as much as a short reward."""
         call: Call | None = first
         try:
             while call is not None:
@@ -277,7 +278,7 @@ class CallScheduler:
             self._workers -= 1
 
     async def _make(self, call: Call) -> list[Scored]:
-        """Return the results of one attempt, including failures."""
+        """Make one attempt of a call, and return its results, which may be failures."""
         began = self._loop.time()
         call.attempts += 1
         if call.attempts == 1:
@@ -319,7 +320,7 @@ class CallScheduler:
         return DeadlineError(f"the call exceeded deadline_s={self._deadline_s}")
 
     def _schedule_retry(self, call: Call, scored: Sequence[Scored]) -> bool:
-        """Schedule another attempt if it is allowed; a waiting call does not count as in flight."""
+        """Schedule another attempt if it is allowed. While the call waits, it does not count as in flight."""
         retries = self._retries
         if retries is None or not call.is_wanted:
             return False
@@ -335,7 +336,7 @@ class CallScheduler:
         asked_s = max((one.retry_after_s for one in scored if one.retry_after_s is not None), default=None)
         budget = f"budget_s={retries.policy.budget_s:g}"
         if asked_s is not None and asked_s > left_s:
-            call.given_up = f"its Retry-After of {asked_s:g} s exceeds the rest of {budget}"
+            call.given_up = f"its Retry-After of {asked_s:g} s exceeds what is left of {budget}"
             return False
         wait_s = retries.policy.wait_s(call.attempts - 1, asked_s, self._jitter)
         if asked_s is None and wait_s > left_s:
@@ -356,7 +357,7 @@ class CallScheduler:
         return True
 
     async def _settle(self, call: Call, scored: Sequence[Scored]) -> None:
-        """Pass results to the ticket, and to the tickets of equal calls."""
+        """Pass the results to the ticket of the call and to the tickets of equal calls."""
         self._promote_follower(call)
         if call.attempts > 1 or call.given_up:
             attempts = f"; {call.attempts} attempt{'' if call.attempts == 1 else 's'}"
@@ -375,7 +376,7 @@ class CallScheduler:
         await self._hand_over(call, scored)
 
     async def _hand_over(self, call: Call, scored: Sequence[Scored]) -> None:
-        """Store results in the ticket; if a group is complete, let the scorer finish it."""
+        """Store the results in the ticket. If a group is now complete, let the scorer finish it."""
         ticket, group = call.ticket, call.ticket.settle(call.start, scored, call.spans)
         if group is None or self._finisher is None:
             return
@@ -396,7 +397,7 @@ class CallScheduler:
             ticket.finish(group, _failed(requests, error or self._too_long()))
 
     async def _answer_without_call(self, call: Call, cache: ScoreCache) -> bool:
-        """Answer a call from the cache, or attach it to an equal call in flight."""
+        """Use the cached results for a call, or let it follow an equal call in flight. Return True if this worked."""
         if call.attempts:
             return False  # This call is now the one in flight.
         call.key = content_hash(call.requests)
@@ -418,7 +419,7 @@ class CallScheduler:
 
 
 def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> list[Scored]:
-    """Return the results if there is one per request, in the same order."""
+    """Return the results as a list, or raise an error unless there is one for each request, in the same order."""
     results = list(scored)
     if [getattr(one, "rollout_id", None) for one in results] != [request.rollout_id for request in requests]:
         raise RewardError(f"the scorer returned {len(results)} results that do not match the {len(requests)} requests")
@@ -431,7 +432,7 @@ def _failed(requests: Sequence[ScoringRequest], error: RewardKitError) -> list[S
 
 
 class CallTurn(Generic[_Result]):
-    """Awaits a coroutine like a task, in a copied context and yielding at least once, but at a lower cost."""
+    """Awaits a coroutine in a copy of a context, and yields at least once, as a task does, but at a lower cost."""
 
     __slots__ = ("_context", "_coroutine")
 

@@ -1,4 +1,4 @@
-"""Adapters that convert verl's `compute_score`, as a function or as a class that keeps a client, to rewards.
+"""Adapters for verl's `compute_score`, which can be a function or a method of a class that keeps a client.
 
     def compute_score(data_source, solution_str, ground_truth, extra_info) -> (score, query, response)
 
@@ -6,8 +6,9 @@
         def compute_score(self, data_source, solution_str, ground_truth, extra_info): ...
         def post_process_scores(self, scores): ...  # optional, once per group
 
-`build_spec` converts both to ordinary rewards with options, deadlines and sandbox levels. In reading order: signatures
-(`ScoreForm`), calls (`Calls`), answers. The sandboxed worker imports this file, so its imports are kept few.
+`build_spec` converts both to ordinary rewards with options, deadlines and sandbox levels. The file contains, in this
+order, the signatures (`ScoreForm`), the calls (`Calls`), and the conversion of return values. The sandboxed worker
+imports this file, so it has few imports.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 def build_spec(given: Any) -> RewardSpec:
-    """Return the spec of a reward in any form: `@reward_function`, a plain function, or a `compute_score`."""
+    """Return the spec of a reward: a `@reward_function`, a plain function, or a `compute_score`."""
     if isinstance(given, type):
         if hasattr(given, "score"):
             return reward_spec(given)
@@ -133,7 +134,7 @@ def _class_spec(kind: type) -> RewardSpec:
 
 
 def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
-    """Return a reward class that wraps the user's class, and sets up and closes it."""
+    """Return a reward class that wraps an instance of the user's class."""
 
     def start(self: Any) -> None:
         self.user = kind()
@@ -159,7 +160,7 @@ def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
 
 
 def _run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of a `Calls` coroutine of a synchronous reward, which never waits."""
+    """Run a coroutine of `Calls` without an event loop. It never waits, because the reward is synchronous."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -187,12 +188,12 @@ def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: Evaluatio
 
 
 def _nearly(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name of which this name is a misspelling; similarity alone is not enough."""
+    """Return the known name of which `name` is probably a misspelling, or None."""
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)), None)
 
 
 def _misspelled_method(kind: type, method: str) -> str | None:
-    """Return the method of a class whose name misspells `method`."""
+    """Return the name of a method of the class that is probably a misspelling of `method`, or None."""
     written = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
     return next((name for name in written if _nearly(name, (method,))), None)
 
@@ -211,7 +212,16 @@ class ScoreForm:
 
     @classmethod
     def read(cls, code: Callable[..., Any], id: str, *, has_self: bool) -> ScoreForm:
-        """Parse the signature of a `compute_score`."""
+        """Parse the signature of a `compute_score`.
+
+        Args:
+            code: the function.
+            id: the name of the reward, for messages.
+            has_self: whether the first parameter is `self`.
+
+        Raises:
+            ConfigError: If `solution_str` is missing, or a parameter or an annotation is invalid.
+        """
         parameters = list(inspect.signature(code).parameters.values())
         code = code.func if isinstance(code, functools.partial) else code
         where = f"{source_location(code)}{id}"
@@ -253,7 +263,7 @@ class ScoreForm:
         )
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call from a rollout's values and options."""
+        """Return the arguments for a call, given the values of a rollout and the options."""
         offered = _offered(values)
         named = {name: offered[name] for name in _GIVEN if name in self.names}
         return {**named, **{name: values[name] for name in self.own if name in values}}
@@ -266,7 +276,7 @@ class ScoreForm:
 
 
 def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the four standard values from a rollout's values; a trainer's values with these names take precedence."""
+    """Return the four standard arguments for a rollout. Values of a trainer with these names take precedence."""
     sample = values.get("sample") or {}
     source = values.get("data_source")
     solution = values.get("solution_str")
@@ -290,7 +300,7 @@ def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Calls:
-    """Calls a user's `compute_score`, `log` and post-processing. Only async functions are awaited."""
+    """Calls the `compute_score`, the `log` and the post-processing of a user. Only async functions are awaited."""
 
     def __init__(self, owner: Any, form: ScoreForm) -> None:
         self.form = form
@@ -313,7 +323,7 @@ class Calls:
         return result
 
     async def all(self, lists: Mapping[str, Any]) -> list[EvaluateResult]:
-        """Score a group; asynchronous calls run concurrently."""
+        """Score a group. Asynchronous calls run concurrently."""
         singular = {many: one for one, many in BATCH_NAMES.items()}
         per_rollout = {*singular, *_WANTED}
         rollouts = [
@@ -365,7 +375,10 @@ class Calls:
 
 
 def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | None:
-    """Return a user's `log` if it takes a score's values; with other parameters, it is an unrelated helper."""
+    """Return the user's `log` if it takes the values of a score.
+
+    A function with other parameters is not called, because it is probably an unrelated helper.
+    """
     if not callable(log):
         return None
     parameters = inspect.signature(log).parameters.values()
@@ -384,14 +397,14 @@ def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | No
 
 
 class CustomAnswer(EvaluateResult):
-    """A result in verl's form."""
+    """A result that was created from the return value of a `compute_score`."""
 
     # The other values of a returned mapping, unchanged; files contain them as text in `reason`.
     mapping_values: dict[Any, Any] = Field(default_factory=dict, exclude=True, repr=False)
 
 
 def read_answer(returned: Any, what: str) -> EvaluateResult:
-    """Convert a return value to a result; the score is invalid if it is None or NaN."""
+    """Convert a return value to a result. If it is `None` or NaN, the score of the result is invalid."""
     if isinstance(returned, EvaluateResult):
         return returned
     if inspect.isawaitable(returned):
@@ -422,13 +435,14 @@ def read_answer(returned: Any, what: str) -> EvaluateResult:
 
 
 def failed(why: str, **kept: str | None) -> CustomAnswer:
-    """Return a result that leaves its rollout unscored; its score is only a placeholder."""
+    """Return a result without a valid score. The score 0.0 is only a placeholder."""
     return CustomAnswer(score=0.0, is_score_valid=False, error=_plain(why), **kept)
 
 
 def _number(score: Any, what: str, forms: str = _FORMS) -> float:
-    """Convert a score to a float, which is NaN if the score is missing; accepts NumPy scalars and one-element
-    tensors.
+    """Convert a score to a float, which is NaN if the score is missing.
+
+    NumPy scalars and tensors with one element are accepted.
     """
     if score is None:
         return math.nan
@@ -449,7 +463,7 @@ def _number(score: Any, what: str, forms: str = _FORMS) -> float:
 
 
 def _text(value: Any) -> str | None:
-    """Convert a query or a response to the text that files store."""
+    """Convert a query or a response to the string that is stored in files."""
     if value is None or isinstance(value, str):
         return None if value is None else _plain(value)
     try:
@@ -459,31 +473,31 @@ def _text(value: Any) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """Escape lone surrogates, which models may write but files cannot store."""
+    """Escape lone surrogates, which a model may write but a file cannot store."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _scores(results: Sequence[EvaluateResult]) -> list[float]:
-    """Return the scores for post-processing; a missing score is NaN."""
+    """Return the scores for post-processing, with NaN for a missing score."""
     return [result.score if result.error is None and result.is_score_valid else math.nan for result in results]
 
 
 def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> list[EvaluateResult]:
-    """Return the results of a group with the scores from its post-processing.
+    """Return the results of a group with the scores that its post-processing returned.
 
-    A new score of an unscored rollout is marked as imputed. A changed score keeps the earlier score in `raw_score`. A
-    removed score leaves the rollout unscored.
+    If an unscored rollout gets a score, the result is marked as imputed. If a score changes, the result keeps the
+    original score in `raw_score`. If a score is removed, the rollout is unscored.
     """
     given = processed.tolist() if hasattr(processed, "tolist") else processed
     name = f"post_process_scores of {what}"
     if not isinstance(given, list | tuple):
         raise InvalidResultError(f"{name} returned {type_name(given)}; return a list of scores")
     if len(given) != len(results):
-        raise InvalidResultError(f"{name} returned {len(given)} scores for {len(results)}")
+        raise InvalidResultError(f"{name} returned {len(given)} scores for {len(results)} rollouts")
     forms = "return a list of numbers, with None for unscored rollouts"
     done: list[EvaluateResult] = []
     for index, (result, before) in enumerate(zip(results, _scores(results), strict=True)):
-        after = _number(given[index], f"{name}, [{index}],", forms)
+        after = _number(given[index], f"{name}, for rollout {index},", forms)
         changes: dict[str, Any] = {}
         if math.isnan(after) and not math.isnan(before):
             error = "post_process_scores returned no score for this rollout"

@@ -1,4 +1,4 @@
-"""The in-process scorer of a user's `compute_score`, which makes single calls, then post-processes each group."""
+"""The in-process scorer of a user's `compute_score`, which scores single rollouts and post-processes each group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_THREADS = 256
 
 
 class CustomScorer(InProcessScorer):
-    """Like `InProcessScorer`, for a user's `compute_score`."""
+    """An `InProcessScorer` for a user's `compute_score`."""
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
         super().__init__(spec, deadline_s, max_threads=max_threads)
@@ -41,7 +41,9 @@ class CustomScorer(InProcessScorer):
         if (policy := getattr(kind, "call_retries", None)) is not None:
             what, known = f"{kind.__name__}.call_retries", [each.name for each in fields(RetryPolicy)]
             if not isinstance(policy, Mapping):
-                raise ConfigError(f"{what} must be a mapping with some of {', '.join(known)}, got {type_name(policy)}")
+                raise ConfigError(
+                    f"{what} must be a mapping with some of the keys {', '.join(known)}, got {type_name(policy)}"
+                )
             for name, value in policy.items():
                 if name not in known:
                     raise ConfigError(f"{what}: unknown key {name!r}{did_you_mean(str(name), known)}")
@@ -50,7 +52,7 @@ class CustomScorer(InProcessScorer):
 
 
 class GroupScorer(CustomScorer):
-    """Calls `compute_score` for each rollout, and `post_process_scores` once a group is complete."""
+    """Calls `compute_score` for each rollout, and `post_process_scores` when a group is complete."""
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
         each: RewardSpec = spec.function.each  # type: ignore[attr-defined]
@@ -62,7 +64,7 @@ class GroupScorer(CustomScorer):
         return await self.finish_group(requests, await super().score_group(requests))
 
     async def finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:
-        """Return the scores of a group after post-processing, in order; if post-processing fails, all are unscored."""
+        """Post-process the scores of a group, and return them in order. On failure, the whole group is unscored."""
         indexes = [index for index, request in enumerate(requests) if request.failure is None]
         if self._opened is None or not indexes:  # Opening failed, and each call reports the reason.
             return list(scored)
@@ -108,7 +110,7 @@ class GroupScorer(CustomScorer):
 
 
 def in_process_scorer(spec: RewardSpec, deadline_s: float | None = None, **options: int) -> InProcessScorer:
-    """Create the scorer of a reward in this process; see `InProcessScorer` for the options."""
+    """Create a scorer that calls the reward in this process; see `InProcessScorer` for the options."""
     if hasattr(spec.function, "each"):
         return GroupScorer(spec, deadline_s, **options)
     return (CustomScorer if hasattr(spec.function, "custom_form") else InProcessScorer)(spec, deadline_s, **options)

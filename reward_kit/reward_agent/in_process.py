@@ -1,8 +1,9 @@
-"""Scoring in this process: a reward is called in a thread or in the event loop, without a sandbox.
+"""Scoring in this process without a sandbox. The reward is called in a thread or in the event loop.
 
-Most calls take less time than waking a thread, so calls wait in one queue. A thread makes them one after another and
-returns their results together: a burst of calls costs two thread switches, not two per call. To keep a slow call from
-delaying others, another thread starts when a call has waited for a millisecond, or at once if recent calls were slow.
+Most calls take less time than it takes to wake a thread, so calls wait in one queue. A thread makes one call after
+another, and returns the results together, so that a burst of calls costs two thread switches rather than two for each
+call. To ensure that a slow call does not delay the others, another thread is started when a call has waited for a
+millisecond, or immediately if recent calls were slow.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 class OverdueError(TimeoutError):
-    """A call exceeded its deadline and was abandoned. Its thread may still be running it."""
+    """Raised if a call exceeded its deadline and was abandoned. Its thread may still be running it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,10 +63,10 @@ class _Call:
 
 
 class CallThreads:
-    """Daemon threads for the running event loop, started on demand and kept until `close`.
+    """Daemon threads that make calls for the running event loop, and are kept until `close`.
 
-    The deadline is counted from the start of a call. A thread with an abandoned call ends with that call and does not
-    count toward `most`, the limit on working threads.
+    The time of a call is counted from its start. If a call is abandoned, its thread ends with the call and no longer
+    counts toward `most`, the maximum number of working threads.
     """
 
     def __init__(self, deadline_s: float | None = None, most: int = MAX_THREADS) -> None:
@@ -85,11 +86,12 @@ class CallThreads:
         self._is_closed = False
 
     async def run(self, function: Callable[[], Any], *, is_bounded: bool = True) -> Any:
-        """Call `function` in a thread, with a copy of the caller's context variables.
+        """Call `function` in a thread, with a copy of the context variables of the caller.
 
-        On cancellation, a waiting call is dropped. A running call is abandoned: a thread cannot be killed, so the call
-        continues and its result is discarded. A `KeyboardInterrupt` or other exception that is not an `Exception`
-        becomes the cause of a `RuntimeError`, since it would end the event loop.
+        If the caller is cancelled, a waiting call is dropped, and a running call is abandoned: a thread cannot be
+        killed, so the call continues and its result is discarded. If the function raises a `KeyboardInterrupt`, or
+        another exception that is not an `Exception`, a `RuntimeError` is raised from it, because it would end the event
+        loop.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         context = contextvars.copy_context()
@@ -118,7 +120,7 @@ class CallThreads:
             call.error = None  # The traceback references this frame.
 
     def close(self) -> None:
-        """End idle threads now, and the others when their call ends."""
+        """End idle threads immediately, and the others when their call ends."""
         with self._lock:
             self._is_closed = True
             while self._idle:
@@ -133,7 +135,7 @@ class CallThreads:
                 thread.join()
 
     def _look_after(self) -> None:
-        """Collect results, and start threads for waiting calls; called every millisecond while calls wait."""
+        """Collect results, and start threads for waiting calls. Called every millisecond while calls are waiting."""
         self._look = None
         self._deliver()
         with self._lock:
@@ -152,9 +154,9 @@ class CallThreads:
                 call.done.set_result(None)
 
     def _ring(self, deadline_s: float) -> None:
-        """Abandon overdue calls.
+        """Abandon the calls that have exceeded the deadline.
 
-        One timer suffices: no call is due before the running ones, or before `deadline_s`.
+        One timer is enough, because a call that starts later also becomes due later.
         """
         now = time.monotonic()
         with self._lock:
@@ -205,7 +207,7 @@ class CallThreads:
         self._notify()
 
     def _next(self, thread: _Thread) -> _Call | None:
-        """Wait for the thread's next call; return None if the thread must end."""
+        """Wait for the next call of this thread, or return None if the thread must end."""
         while True:
             with self._lock:
                 if thread.is_lost:
@@ -245,7 +247,7 @@ class CallThreads:
 
 
 class _Thread(threading.Thread):
-    """A thread and its current call; the thread is lost if that call is abandoned."""
+    """A thread and its current call. If the call is abandoned, the thread counts as lost."""
 
     def __init__(self, make_calls: Callable[[_Thread], None]) -> None:
         super().__init__(name="reward-kit calls", daemon=True)
@@ -256,7 +258,7 @@ class _Thread(threading.Thread):
         self.wake.acquire()
 
     def run(self) -> None:
-        """Make calls until the thread is released."""
+        """Make calls until the thread must end."""
         self._make_calls(self)
 
 
@@ -264,12 +266,14 @@ _Result = TypeVar("_Result")
 
 
 class InProcessScorer:
-    """Calls a reward in this process: a synchronous function in a thread, an async function in the loop. No sandbox.
+    """Calls a reward in this process without a sandbox.
+
+    A synchronous function is called in a thread, and an async function in the event loop.
 
     Args:
         spec: the reward. Its resources are opened and its instance is created before the first call.
-        deadline_s: the time limit in seconds of the opening, and of one call for a rollout or group, without its wait
-            for a thread. A call that exceeds it is unscored with the class `timeout`.
+        deadline_s: the time limit in seconds for opening the reward, and for one call. The wait for a thread is not
+            included. If a call exceeds it, its rollouts are unscored with the class `timeout`.
         max_threads: the maximum number of concurrent calls of a synchronous function.
     """
 
@@ -360,7 +364,7 @@ class InProcessScorer:
         return Scored(request.rollout_id, kept, failure, duration_s, self._sandbox, retry_after_s=asked_s)
 
     async def _closing(self, given: Iterable[Mapping[str, Any]], call: Coroutine[Any, Any, _Result]) -> _Result:
-        """Await a call within the deadline, then close the rollouts' states."""
+        """Await a call within the deadline, then close the states of its rollouts."""
         try:
             result = await self._in_time(call)
         except OverdueError:
@@ -399,7 +403,7 @@ def _close_states(given: Iterable[Mapping[str, Any]]) -> None:
 
 
 def warn_unconfined(spec: RewardSpec) -> None:
-    """Warn once if a reward requests a sandbox but is passed as a function, which runs unsandboxed."""
+    """Log a warning, once, if a reward requests a sandbox but was passed as a function, which runs without one."""
     if spec.sandbox not in (None, "in_process") and spec.weakened_from is None:
         _warn_unconfined(spec.id, spec.sandbox)
 
@@ -407,11 +411,11 @@ def warn_unconfined(spec: RewardSpec) -> None:
 @functools.lru_cache(maxsize=1000)
 def _warn_unconfined(id: str, level: str) -> None:
     advice = "to run it in the sandbox, pass a reference, as in load_reward('file.py:function')"
-    logger.warning("reward %r requests %s but runs in_process, without a sandbox: %s", id, level, advice)
+    logger.warning("reward %r requests %s but runs in_process, without a sandbox; %s", id, level, advice)
 
 
 async def score_one(spec: RewardSpec, request: ScoringRequest, deadline_s: float | None = None) -> Scored:
-    """Call a reward on one rollout in this process, and close its resources."""
+    """Call a reward for one rollout in this process, and close its resources."""
     warn_unconfined(spec)
     async with InProcessScorer(spec, deadline_s) as scorer:
         return await scorer.score(request)

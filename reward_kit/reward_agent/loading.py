@@ -1,8 +1,8 @@
-"""Selection of a reward's sandbox level, and loading of the reward for that level.
+"""Functions that choose the sandbox level of a reward and load the reward for this level.
 
-The level is set on the command line, else in the task file, else it is a default: `warm` for a user's own file,
-`in_process` for the rewards of this package. The reward's code can request a stricter level than the default, as
-built-in rewards that parse model text do; requests for a weaker level are ignored.
+The level comes from the command line or, if it is not set there, from the task file. The default is `warm` for a
+user's file and `in_process` for the rewards of this package. The code of a reward can request a stricter level than
+the default, as built-in rewards that parse the text of a model do. A request for a weaker level is ignored.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 @dataclass(frozen=True, slots=True)
 class SandboxChoice:
-    """The user's sandbox settings for a reward.
+    """The sandbox settings of a user for a reward.
 
     Attributes:
-        level: the sandbox level; None for the default.
-        limits: overrides for fields of `sandbox.Limits` except `wall_s`.
-        read_paths: readable files and directories, absolute or relative to the directory of the reference.
-        preload: installed modules to import once, before the first call.
-        reward_time_s: the time limit of one call in seconds; None for a day.
+        level: the sandbox level, or None for the default.
+        limits: values for fields of `sandbox.Limits`, except `wall_s`, that replace the defaults.
+        read_paths: the files and directories that the reward can read. A relative path is resolved in the `folder` of
+            `load_reward`.
+        preload: the installed modules to import once, before the first call.
+        reward_time_s: the time limit of a call in seconds. If None, the limit is one day.
     """
 
     level: SandboxLevel | None = None
@@ -56,7 +57,7 @@ class SandboxChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadedReward:
-    """A reward loaded in this process, or described by the sandbox or a server, with notes for the user."""
+    """A reward with notes for the user. It was loaded in this process, or described by the sandbox or a server."""
 
     reward: Reward
     notes: tuple[str, ...] = ()
@@ -68,17 +69,17 @@ def load_reward(
     choice: SandboxChoice | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> LoadedReward:
-    """Load a reward for its sandbox level. Unless the level is `in_process`, none of its code runs in this process.
+    """Load a reward for its sandbox level. Unless the level is `in_process`, this process runs none of its code.
 
     Args:
-        reference: `file.py:function` or `package.module:function` of a function or a class with `score`, or the URL of
-            a reward served by `reward-kit serve`.
-        folder: the directory to which a file path is relative; by default the working directory.
+        reference: a function or a class with `score`, as `file.py:function` or `package.module:function`; or the URL of
+            a reward that `reward-kit serve` provides.
+        folder: the directory for a relative file path. If None, it is the working directory.
         choice: the sandbox settings of the reward.
-        options: keyword parameters to fix, see `reward_calls.with_options`.
+        options: keyword arguments that are always passed to the reward; see `reward_calls.with_options`.
 
     Raises:
-        ConfigError: the reward cannot be loaded, `isolated` is requested but not available, its requirements are not
+        ConfigError: If the reward cannot be loaded, `isolated` is requested but not available, a requirement is not
             met, or an option is invalid.
     """
     choice, folder, options = choice or SandboxChoice(), (folder or Path.cwd()).resolve(), options or {}
@@ -101,19 +102,19 @@ def load_reward(
         run_blocking(best_strength("auto"))
     except ConfigError as reason:
         if level == "isolated":
-            problem = f"reward {reference!r} cannot run isolated: {reason}; `reward-kit doctor` shows more"
+            problem = f"reward {reference!r} cannot run isolated: {reason}; run `reward-kit doctor` for details"
             raise ConfigError(problem) from reason
         spec = load_in_process(load_object(reference, folder), options)
         if spec.sandbox == "isolated":
-            problem = f"reward {spec.id!r} requires the level isolated: {reason}; `reward-kit doctor` shows more"
+            problem = f"reward {spec.id!r} requires the level isolated: {reason}; run `reward-kit doctor` for details"
             raise ConfigError(problem) from reason
-        note = f"reward {spec.id!r} runs in_process, without a sandbox: {reason}; `reward-kit doctor` shows more"
+        note = f"reward {spec.id!r} runs in_process, without a sandbox: {reason}; run `reward-kit doctor` for details"
         return LoadedReward(replace(spec, weakened_from=level), (note,))
     return _described(reference, folder, choice, level, options)
 
 
 def load_in_process(reward: Any, options: Mapping[str, Any]) -> RewardSpec:
-    """Return the spec of a reward function or class, ready to be called in this process."""
+    """Return the spec of a reward function or class that is ready to be called in this process."""
     spec = fix_options(build_spec(reward), options)
     check_installed(spec.requirements, f"reward {spec.id!r}")
     for resource in spec.resources.values():
@@ -130,7 +131,7 @@ def resolve_reward(
     *,
     choice_is: str = "choice",
 ) -> Reward:
-    """Load the reward that a user passed to a trainer, as a reference or as an object, and log its notes."""
+    """Return the reward that a user passed to a trainer as a reference or as an object, and log its notes."""
     choice = choice or SandboxChoice()
     if isinstance(given, str):
         loaded = load_reward(given, folder, choice, options)
@@ -155,19 +156,19 @@ def load_custom_reward(
     choice: SandboxChoice | None = None,
     reward_kwargs: Mapping[str, Any] | None = None,
 ) -> LoadedReward:
-    """Load a reward that is specified by verl's settings `custom_reward_function.path` and `.name`.
+    """Load the reward that verl's settings `custom_reward_function.path` and `.name` specify.
 
-    It may be a `compute_score`, a class with one, or any other reward. Call it with `make_scorer(loaded.reward)`.
+    It can be a `compute_score`, a class with this method, or any other reward. Pass it to `make_scorer` to call it.
 
     Args:
-        path: the file, or a module's dotted name.
-        name: the function or class in it.
-        folder: the directory to which a path is relative; by default the working directory.
-        choice: the sandbox settings of the reward; a reward that calls an endpoint must run at the level `in_process`.
-        reward_kwargs: further keyword parameters.
+        path: the file, or the dotted name of a module.
+        name: the name of the function or class in it.
+        folder: the directory for a relative path. If None, it is the working directory.
+        choice: the sandbox settings of the reward. A reward that calls an endpoint must run at the level `in_process`.
+        reward_kwargs: further keyword arguments that are always passed to the reward.
 
     Raises:
-        ConfigError: the reward cannot be loaded, or cannot run at that level.
+        ConfigError: If the reward cannot be loaded, or cannot run at this level.
 
     Example:
         ```python
@@ -177,7 +178,7 @@ def load_custom_reward(
     """
     for key, value, names in (("path", str(path), "file"), ("name", name, "function or class")):
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f"custom_reward_function.{key} must be the reward's {names}, got {value!r}")
+            raise ConfigError(f"custom_reward_function.{key} must be the {names} of the reward, got {value!r}")
     return load_reward(f"{path}:{name}", folder, choice, reward_kwargs)
 
 
@@ -185,8 +186,9 @@ def make_scorer(reward: Reward, deadline_s: float | None = None) -> Scorer:
     """Create a scorer for a loaded reward.
 
     Args:
-        reward: the reward from `load_reward`.
-        deadline_s: the time limit in seconds of one call in this process; a sandboxed reward uses its own limits.
+        reward: the reward that `load_reward` returned.
+        deadline_s: the time limit of a call in seconds. It does not apply to a sandboxed reward, which has its own
+            limits.
     """
     if isinstance(reward, RewardSpec):
         return in_process_scorer(reward, deadline_s)
@@ -210,7 +212,7 @@ def _served(url: str, choice: SandboxChoice, options: Mapping[str, Any]) -> Load
     url = checked_address(url)
     decided_there = {f"sandbox.{name}": getattr(choice, name) for name in ("level", "read_paths", "preload", "limits")}
     if given := next((name for name, value in {**decided_there, "reward_options": options}.items() if value), None):
-        raise ConfigError(f"{given} has no effect on {url}; set it in the command `reward-kit serve`")
+        raise ConfigError(f"{given} has no effect on {url}; pass it to `reward-kit serve` instead")
     request_options = RequestOptions(timeout_s=min(choice.reward_time_s or _LONGEST_S, _LONGEST_S) + _ANSWER_S)
     try:
         reward = run_blocking(RemoteReward.connect(url, request_options=request_options))
@@ -264,7 +266,7 @@ def _described(
         raise
     if facts.calls_out:
         raise ConfigError(
-            f"reward {facts.id!r} calls a model or has its own sandbox, which is impossible at the "
+            f"reward {facts.id!r} calls a model or has its own sandbox, which is not possible at the "
             f"level {level}; run it with --sandbox in_process"
         )
     notes = tuple(line for line in output.splitlines() if line.strip())

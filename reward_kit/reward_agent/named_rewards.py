@@ -1,4 +1,4 @@
-"""Several rewards of one task: each has its own sandbox, and the score is their weighted mean."""
+"""The rewards of a task that has several. Each runs in its own sandbox, and the score is their weighted mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEVELS = ("in_process", "warm", "isolated")
 
 
 class RewardPart(NamedTuple):
-    """One of several rewards, and its weight in the score."""
+    """One of several rewards, with its weight in the score."""
 
     reward: Reward
     weight: float = 1.0
@@ -28,7 +28,7 @@ class RewardPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NamedRewards:
-    """The rewards of a task by name, described as one; see `scoring.Reward` for the fields."""
+    """The rewards of a task by name, with the interface of a single reward; see `scoring.Reward` for the fields."""
 
     parts: Mapping[str, RewardPart]
     origin: None = None
@@ -42,29 +42,29 @@ class NamedRewards:
 
     @property
     def mode(self) -> EvaluationMode:
-        """Batch if a reward scores whole groups."""
+        """The mode, which is "batch" if at least one of the rewards scores whole groups."""
         return "batch" if any(part.reward.mode == "batch" for part in self.parts.values()) else "pointwise"
 
     @property
     def requirements(self) -> tuple[str, ...]:
-        """The packages that any reward requires."""
+        """The packages that the rewards require."""
         return tuple(dict.fromkeys(text for part in self.parts.values() for text in part.reward.requirements))
 
     @property
     def parameters(self) -> frozenset[str] | None:
-        """The parameters of any reward; None if one takes all."""
+        """The parameters of all rewards, or None if one of them accepts any parameter."""
         taken = [part.reward.parameters for part in self.parts.values()]
         known = [names for names in taken if names is not None]
         return frozenset[str]().union(*known) if len(known) == len(taken) else None
 
     @property
     def required(self) -> frozenset[str]:
-        """The parameters that any reward requires."""
+        """The parameters that at least one of the rewards requires."""
         return frozenset[str]().union(*(part.reward.required for part in self.parts.values()))
 
 
 def each_call(reward: Reward) -> Iterator[Reward]:
-    """Yield every reward that a score calls, including the parts of combined rewards."""
+    """Yield every reward that is called for a score, including the parts of combined rewards."""
     for one in each_reward(reward).values():
         parts = getattr(one.function, "made_of", {}) if isinstance(one, RewardSpec) else {}
         if not parts:
@@ -74,17 +74,17 @@ def each_call(reward: Reward) -> Iterator[Reward]:
 
 
 def each_reward(reward: Reward) -> Mapping[str, Reward]:
-    """Return the rewards by name; a single reward has the name ""."""
+    """Return the rewards by name. A single reward has the name ""."""
     if isinstance(reward, NamedRewards):
         return {name: part.reward for name, part in reward.parts.items()}
     return {"": reward}
 
 
 class NamedScorer:
-    """Calls every reward, concurrently, and combines their results.
+    """Calls all rewards concurrently, and combines their results.
 
     Args:
-        scorers: the scorer of each reward, and its weight; weights are normalized to sum to 1.
+        scorers: the scorer and the weight of each reward. The weights are normalized so that their sum is 1.
     """
 
     def __init__(self, scorers: Mapping[str, tuple[Scorer, float]]) -> None:
@@ -95,7 +95,7 @@ class NamedScorer:
 
     @property
     def mode(self) -> EvaluationMode:
-        """Batch if a reward scores whole groups."""
+        """The mode, which is "batch" if at least one of the rewards scores whole groups."""
         return "batch" if any(scorer.mode == "batch" for scorer in self._scorers.values()) else "pointwise"
 
     async def __aenter__(self) -> Self:
@@ -116,7 +116,7 @@ class NamedScorer:
         return scored
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Score the rollouts of one group, in order."""
+        """Score the rollouts of one group, and return the scores in order."""
         return await score_unbroken(requests, self._score_complete)
 
     async def _score_complete(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
@@ -127,7 +127,7 @@ class NamedScorer:
         return [replace(self._combined(row), duration_s=duration_s) for row in rows]
 
     def _combined(self, scores: Mapping[str, Scored]) -> Scored:
-        """Return the weighted mean, or the failure of the first unscored reward."""
+        """Return the weighted mean of the scores, or the failure of the first reward without a score."""
         sandboxes = [scored.sandbox for scored in scores.values() if scored.sandbox]
         weakest = min(sandboxes, key=lambda one: _LEVELS.index(one.get("level", _LEVELS[0])), default=None)
         common = Scored(

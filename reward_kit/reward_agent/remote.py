@@ -1,8 +1,8 @@
-"""`RemoteReward`, a reward served by `reward-kit serve`, identified by its URL and used like any other reward.
+"""`RemoteReward`, a reward that `reward-kit serve` provides at a URL. It is used like any other reward.
 
-Scores and failures equal those of the same reward in process: values that JSON cannot represent are sent in the format
-of `episodes/json_codec.py`. Network errors are retried, then recorded as `provider_error`, `timeout` or `refused`. All
-answers are untrusted.
+The scores and failures are the same as if the reward were called in this process, because values that JSON cannot
+represent are sent in the format of `episodes/json_codec.py`. Network errors are retried. If they persist, the rollout
+is unscored with the class `provider_error`, `timeout` or `refused`. All responses are untrusted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 class FailureBody(BaseModel):
-    """The reason for a missing score."""
+    """The reason why a score is missing."""
 
     model_config = ConfigDict(strict=True, title="Failure", populate_by_name=True)
 
@@ -73,16 +73,20 @@ class FailureBody(BaseModel):
 
 
 class AnswerBody(BaseModel):
-    """One rollout's score, or the reason why it is missing. A missing score is null, not zero."""
+    """The score of a rollout, or the reason why it is missing. A missing score is null, not zero."""
 
     model_config = ConfigDict(strict=True, title="Score")
 
     rollout_id: str
-    score: float | None = Field(description="null if the rollout is unscored")
-    result: EvaluateResult | None = Field(description="The return value of the reward function; null if it failed.")
-    error: FailureBody | None = Field(description="The reason for a missing score.")
+    score: float | None = Field(description="The score; null if the rollout is unscored.")
+    result: EvaluateResult | None = Field(
+        description="The return value of the reward function; null if the function failed."
+    )
+    error: FailureBody | None = Field(description="The reason why the score is missing.")
     duration_s: float = Field(ge=0, description="Duration of the call, including the wait for a thread or worker.")
-    sandbox: dict[str, str] | None = Field(description="Where the reward ran.")
+    sandbox: dict[str, str] | None = Field(
+        description="The level and the strength of the sandbox; null without a call."
+    )
     stdout: str = ""
     stderr: str = ""
     is_output_cut: bool = False
@@ -90,7 +94,7 @@ class AnswerBody(BaseModel):
 
 
 class AboutBody(BaseModel):
-    """The description of a served reward."""
+    """The description of a reward on a server."""
 
     model_config = ConfigDict(strict=True, title="Reward")
 
@@ -101,19 +105,23 @@ class AboutBody(BaseModel):
     required: list[str] = Field(description="Parameters without a default.")
     level: str = Field(description="Sandbox level: in_process, warm or isolated.")
     digest: str = Field(
-        min_length=8, max_length=200, description="A digest that changes with the reward's code or options."
+        min_length=8, max_length=200, description="A digest that changes with the code or the options of the reward."
     )
     deadline_s: float | None = Field(gt=0, description="Deadline of one call, in seconds.")
     max_batch: int = Field(ge=1, description="Maximum number of rollouts in a request.")
 
 
 def is_address(reference: str) -> bool:
-    """Return True if a reference to a reward is a URL."""
+    """Return True if a reference is the URL of a reward."""
     return reference.startswith(("http://", "https://"))
 
 
 def checked_address(url: str) -> str:
-    """Return the URL of a reward without a trailing slash."""
+    """Check the URL of a reward, and return it without a trailing slash.
+
+    Raises:
+        ConfigError: If it is not the URL of a reward, or contains a user name or a password.
+    """
     if "@" in url:
         raise ConfigError(f"the URL of a reward must not contain a user name or password; set {KEY_VARIABLE} instead")
     address = url.rstrip("/")
@@ -123,16 +131,17 @@ def checked_address(url: str) -> str:
         is_right = False
     if not is_right:
         if address != (shown := re.split("[?#]", address)[0]):  # The rest of the URL may contain a key.
-            raise ConfigError(f"{shown + '…'!r} is not the address of a reward; it must end with its path")
+            raise ConfigError(f"{shown + '…'!r} is not the address of a reward; remove everything after its path")
         near = address.removesuffix("/score").removesuffix("/score_batch")
-        fix = f"name {near}" if near != address and _ADDRESS.match(near) else "it looks like " + _EXAMPLE
+        fix = f"use {near}" if near != address and _ADDRESS.match(near) else "an address looks like " + _EXAMPLE
         raise ConfigError(f"{url!r} is not the address of a reward; {fix}")
     return address
 
 
 def check_named_by_file(url: str) -> None:
-    """Raise an error if the key must not be sent to an address from a file, since the file may be untrusted
-    (`providers/keys.py`).
+    """Raise an error if the user's key must not be sent to a URL that a file contains.
+
+    The file may be untrusted; see `providers/keys.py`.
     """
     url = checked_address(url)
     if _key():
@@ -144,10 +153,10 @@ def _key() -> str:
 
 
 def key_for(url: str, api_key: str | None = None) -> str:
-    """Return the key for a server: `api_key`, else that in the environment, else that in the nearest `.env`."""
+    """Return the key for a server: `api_key`, or the key in the environment or in the nearest `.env` file."""
     key = (api_key or _key()).strip()
     if not key:
-        raise ConfigError(f"no key for {url}: set {KEY_VARIABLE} in the environment or in a .env file")
+        raise ConfigError(f"no key for {url}; set {KEY_VARIABLE} in the environment or in a .env file")
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(f"the key for {url} ({KEY_VARIABLE}) contains characters that are invalid in an HTTP header")
     return key
@@ -155,16 +164,16 @@ def key_for(url: str, api_key: str | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Timeouts and attempts of requests to a reward server.
+    """Timeouts and retries of requests to a reward server.
 
     Attributes:
-        timeout_s: the time limit of one attempt in seconds, from its start to the last byte of the answer.
-        connect_timeout_s: the time limit of connecting, in seconds.
-        policy: the attempts if the server cannot be reached, is overloaded or fails (408, 409, 429, 500, 502 to 504),
-            and the waits between them, which are added to its Retry-After. Attempts that time out are not retried.
+        timeout_s: the time limit of an attempt in seconds, from its start to the last byte of the response.
+        connect_timeout_s: the time limit for connecting, in seconds.
+        policy: the retry policy if the server cannot be reached, is overloaded or fails (408, 409, 429, 500, 502 to
+            504). Its waits are added to the server's Retry-After. An attempt that times out is not retried.
 
     Raises:
-        ConfigError: a time is not a positive number.
+        ConfigError: If a time is not a positive number.
     """
 
     timeout_s: float = 660.0
@@ -179,7 +188,7 @@ class RequestOptions:
 
 
 class RewardEndpoint:
-    """The HTTP client of one reward's address, with persistent connections. Messages never show the key."""
+    """An HTTP client for the URL of one reward, with persistent connections. Messages never contain the key."""
 
     def __init__(self, url: str, key: str, request_options: RequestOptions) -> None:
         self.url = url
@@ -213,16 +222,17 @@ class RewardEndpoint:
             await session.close()
 
     async def request(self, action: str = "", body: bytes | None = None) -> Any:
-        """Return the server's description of the reward, or its answer to a JSON body.
+        """Return the server's description of the reward, or its response to a JSON body.
 
         Args:
-            action: "score" or "score_batch"; "" for the description.
-            body: the body as JSON; None for the description.
+            action: "score", "score_batch", or "" for the description.
+            body: the body as JSON, or None for the description.
 
         Raises:
-            ConfigError: the server rejects the request or the key.
-            ProviderError: after all attempts, the server cannot be reached, is overloaded or sends an invalid answer.
-            DeadlineError: the server did not answer in time.
+            ConfigError: If the server rejects the request or the key.
+            ProviderError: If the server cannot be reached, is overloaded or sends an invalid response, even after all
+                retries.
+            DeadlineError: If the server does not respond in time.
         """
         value, _ = await with_retries(lambda: self._attempt(action, body), self._options.policy, self._jitter)
         return value
@@ -271,9 +281,9 @@ class RewardEndpoint:
 
 
 class RemoteReward:
-    """One reward on a reward server: its description, and the scorer that calls it; see `scoring.Reward`.
+    """A reward on a server: its description, and the scorer that calls it; see `scoring.Reward`.
 
-    Create it with `RemoteReward.connect` or `load_reward`. The reward agent opens it as an async context manager.
+    Create it with `RemoteReward.connect` or `load_reward`. The reward agent uses it as an async context manager.
     """
 
     def __init__(
@@ -295,17 +305,17 @@ class RemoteReward:
     async def connect(
         cls, url: str, *, api_key: str | None = None, request_options: RequestOptions | None = None
     ) -> Self:
-        """Return the reward at an address, with the server's description.
+        """Return the reward at a URL, with the description that the server sends.
 
         Args:
-            url: the address of the reward.
-            api_key: by default `REWARD_KIT_REWARD_API_KEY` from the environment or `.env`.
-            request_options: timeouts and attempts.
+            url: the URL of the reward.
+            api_key: the key. If None, it is `REWARD_KIT_REWARD_API_KEY` in the environment or in `.env`.
+            request_options: the timeouts and retries.
 
         Raises:
-            ConfigError: the URL is invalid, the key is missing, or the server rejects either of them.
-            ProviderError: the server cannot be reached, or is not a reward server.
-            DeadlineError: the server does not answer in time.
+            ConfigError: If the URL is invalid, the key is missing, or the server rejects either of them.
+            ProviderError: If the server cannot be reached, or is not a reward server.
+            DeadlineError: If the server does not respond in time.
         """
         url = checked_address(url)
         async with RewardEndpoint(url, key_for(url, api_key), request_options or RequestOptions()) as endpoint:
@@ -318,8 +328,9 @@ class RemoteReward:
         return cls(url, about, api_key=api_key, request_options=request_options)
 
     def scorer(self, deadline_s: float | None = None) -> RemoteReward:
-        """Return a copy with separate connections; a call that exceeds `deadline_s` is unscored with the class
-        `timeout`.
+        """Return a copy with separate connections.
+
+        If a call exceeds `deadline_s`, its rollouts are unscored with the class `timeout`.
         """
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
@@ -399,7 +410,7 @@ class RemoteReward:
 
 
 def encode_rollout(request: ScoringRequest, wanted: frozenset[str] | None) -> dict[str, Any]:
-    """Return the encoded values of a rollout that the reward uses."""
+    """Return the values of a rollout that the reward uses, encoded as JSON data."""
     names = request.names(wanted) | _ALWAYS
     values: dict[str, Any] = {
         "messages": [to_json_value(message.to_chat()) for message in request.messages],
@@ -419,7 +430,7 @@ def encode_rollout(request: ScoringRequest, wanted: frozenset[str] | None) -> di
 
 
 def reward_notes(reward: RemoteReward) -> tuple[str, ...]:
-    """Return notes for the user."""
+    """Return a note for the user if the connection to the server is not encrypted."""
     address = urlsplit(reward.url)
     if address.scheme != "http" or address.hostname in _LOOPBACK:
         return ()

@@ -1,4 +1,4 @@
-"""Checks of a reward's requirements against the installed packages. Nothing is ever installed."""
+"""Checks whether the packages that a reward requires are installed. Nothing is ever installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ if TYPE_CHECKING:  # most rewards require nothing
 
 
 def check_installed(texts: Sequence[str], what: str) -> None:
-    """Check names, versions and extras; requirements whose marker is false on this machine are skipped."""
+    """Check names, versions and extras. Requirements whose marker is false on this machine are skipped.
+
+    Args:
+        texts: the requirements, such as `sympy>=1.12,<2`.
+        what: the name of the reward in messages.
+
+    Raises:
+        ConfigError: If a requirement is malformed or is not met.
+    """
     if not texts:
         return
     from packaging.requirements import InvalidRequirement, Requirement
@@ -32,10 +40,10 @@ def check_installed(texts: Sequence[str], what: str) -> None:
         if is_for_here and (why := _why_unmet(requirement, frozenset())):
             unmet.append((str(requirement), why))
     if unmet:
-        problems = ", and ".join(f"requires {text!r}, and {why}" for text, why in unmet)
+        problems = ", and ".join(f"requires {text!r}, but {why}" for text, why in unmet)
         wanted = " ".join(repr(text) for text, _ in unmet)
         raise ConfigError(
-            f"{what} {problems}; install it (python -m pip install {wanted}), or serve the reward from a "
+            f"{what} {problems}; run `python -m pip install {wanted}`, or serve the reward from a "
             "separate environment (reward-kit serve) and use its URL"
         )
 

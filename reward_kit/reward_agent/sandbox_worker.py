@@ -1,7 +1,8 @@
-"""The worker side of a sandboxed reward call: load its file from text, rebuild its arguments, and call it.
+"""The worker side of a sandboxed reward call. It loads the reward from its text, rebuilds the arguments, and calls it.
 
-This code does not isolate anything: it shares a process with the reward, and the host checks every answer. The process
-from which workers are forked imports this module, which calls a small reward once to pay first-time costs.
+This code does not isolate anything, because it shares a process with the reward. The host checks every response.
+This module is imported in the process from which workers are forked. On import, it calls a small reward once, so that
+the workers do not pay the costs of a first call.
 """
 
 from __future__ import annotations
@@ -31,13 +32,12 @@ from reward_kit.typed_interface import RewardSpec, reward_spec
 
 
 class _Texts(MetaPathFinder, Loader):
-    """Finder and loader of modules whose text the host sent, since their directory is not readable."""
+    """A finder and loader for modules whose text the host sent, because their directory cannot be read."""
 
     def __init__(self, modules: Mapping[str, list[Any]]) -> None:
         self._modules = modules
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Implement importlib's finder."""
         if name not in self._modules:
             return None
         filename, text, is_package = self._modules[name]
@@ -46,11 +46,11 @@ class _Texts(MetaPathFinder, Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Use importlib's default module."""
+        """Let importlib create the module."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the module's text; tracebacks show its lines."""
+        """Run the text of a module. Tracebacks show its lines."""
         filename, text, _ = self._modules[module.__name__]
         if text is None:  # a directory without __init__.py
             return
@@ -60,10 +60,10 @@ class _Texts(MetaPathFinder, Loader):
 
 
 class WorkerCalls:
-    """Loads one reward from text and calls it.
+    """Loads a reward from its text and calls it.
 
-    `modules` maps names to [file name, text, whether it is a package], for the reward's file and the user's modules
-    that it imports.
+    `modules` contains the file of the reward and the user's modules that it imports. It maps each name to the file
+    name, the text, and whether the module is a package.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class WorkerCalls:
         self._spec: RewardSpec | None = None
 
     def prepare(self) -> WorkerCalls:
-        """Load and open everything before the first call; calls report any failure."""
+        """Load and open everything before the first call. If this fails, the calls report the failure."""
         # The output of the import was shown when the reward was described, and does not belong to a call.
         silent = io.StringIO()
         with (
@@ -89,7 +89,7 @@ class WorkerCalls:
         return self
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request of the host: describe the reward, score a rollout or a group of rollouts, or close."""
+        """Handle a request of the host: describe the reward, score one or several rollouts, or close the reward."""
         name = self._reference
         try:
             if "describe" in request:
@@ -128,7 +128,7 @@ class WorkerCalls:
         return results
 
     def _values_or_error(self, sent: Mapping[str, Any], states: list[Any]) -> dict[str, Any] | RewardKitError:
-        """Return the values of a rollout in a group, or the error of opening its state."""
+        """Return the values of a rollout in a group, or the error if its state cannot be opened."""
         try:
             with boundary(RewardError, f"reward {self._load().id!r}"):
                 return _values(sent, states)
@@ -201,7 +201,7 @@ class WorkerCalls:
 
 
 def _to_json(result: EvaluateResult | RewardKitError, name: str) -> dict[str, Any]:
-    """Return a result or a failure for the host."""
+    """Return a result or a failure as JSON data for the host."""
     if isinstance(result, EvaluateResult):
         fields = {field: value for field, value in result.model_dump().items() if field in EvaluateResult.model_fields}
         return {"result": fields}
@@ -210,14 +210,14 @@ def _to_json(result: EvaluateResult | RewardKitError, name: str) -> dict[str, An
 
 
 def _raise_limit(error: RewardKitError) -> None:
-    """Raise the cause if it is a limit, which the harness and the host describe better."""
+    """Raise the cause of an error if a limit was exceeded. The harness and the host describe limits better."""
     cause = error.__cause__
     if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and harness.errno_kind(cause) is not None):
         raise cause from None
 
 
 def _values(sent: Mapping[str, Any], states: list[Any]) -> dict[str, Any]:
-    """Rebuild the values of a rollout; append its opened state, if any, to `states`."""
+    """Rebuild the values of a rollout. If it has a state, open it and append it to `states`."""
     values = dict(sent)
     if "messages" in values:
         values["messages"] = [Message.model_validate(message) for message in values["messages"]]

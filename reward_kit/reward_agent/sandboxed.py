@@ -1,5 +1,6 @@
-"""A reward that is described and called in the sandbox, and never loaded in this process. Its answers are checked
-here.
+"""A reward that is described and called in the sandbox, and is never loaded in this process.
+
+This module checks what the sandbox returns.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 class RewardDescription(pydantic.BaseModel):
-    """The worker's description of a reward, with which the reward's code may have tampered."""
+    """The description of a reward by the worker. The code of the reward may have tampered with it."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -75,14 +76,15 @@ class SandboxedReward:
     """A reward that runs in the sandbox; see `scoring.Reward` for the first fields.
 
     Attributes:
-        program: the program that calls it.
-        origin: the file and name of the reward.
-        resources: the names of its resources; their values exist only in the sandbox.
+        program: the program that calls the reward.
+        origin: the file and the name of the reward.
+        resources: the names of its resources. Their values exist only in the sandbox.
         level: the sandbox level, "warm" or "isolated".
-        limits: the limits of one call for a rollout or group; a group's result may be larger, see `limits_for`.
+        limits: the limits of a call. For a group, the result may be larger; see `limits_for`.
         output: the output of its file when it was loaded.
-        files: the files that determine its scores: its file, the user's modules that it imports, and readable files.
-        options: its fixed keyword parameters, which the program also contains.
+        files: the files that determine its scores: its own file, the user's modules that it imports, and the files that
+            it can read.
+        options: the keyword arguments that are always passed to it. The program contains them too.
     """
 
     id: str
@@ -100,7 +102,7 @@ class SandboxedReward:
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def limits_for(self, rollouts: int) -> Limits:
-        """Return the limits of a call for this many rollouts; only the size of the result grows."""
+        """Return the limits of a call for this many rollouts. Only the size of the result grows with them."""
         # Round up to a power of two, so that groups of similar size share a worker; workers are keyed by limits.
         result_kb = self.limits.result_kb << (rollouts - 1).bit_length()
         return replace(self.limits, result_kb=min(result_kb, MOST_RESULT_KB))
@@ -115,7 +117,7 @@ def worker_program(
     preload: tuple[str, ...] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Program:
-    """Return the program that loads a reward from text and describes it."""
+    """Return the program that loads a reward from its text and describes it."""
     modules = {name: [m.filename, m.text, m.is_package] for name, m in sources.modules.items()}
     try:
         arguments = json.dumps([modules, reference, str(folder), dict(options or {})])
@@ -132,7 +134,7 @@ def worker_program(
 
 
 def ready_to_score(program: Program, facts: RewardDescription) -> Program:
-    """Return the program of a described reward, extended with everything to open and import before calls."""
+    """Return the program of a described reward, extended to open and import everything before the first call."""
     names = _FOR.keys() if facts.parameters is None else _FOR.keys() & set(facts.parameters)
     further = [module for name in sorted(names) for module in _FOR[name]]
     return replace(
@@ -144,7 +146,16 @@ def ready_to_score(program: Program, facts: RewardDescription) -> Program:
 
 
 async def describe(program: Program, what: str, limits: Limits) -> tuple[RewardDescription, str]:
-    """Load a reward in the sandbox; return its description and the output of its file."""
+    """Load a reward in the sandbox, and return its description and the output of its file.
+
+    Args:
+        program: the program from `worker_program`.
+        what: the file or the name of the reward in messages.
+        limits: the limits of the call.
+
+    Raises:
+        ConfigError: If the reward cannot be loaded.
+    """
     async with Sandbox(slots=1) as sandbox:
         limits = replace(limits, wall_s=min(limits.wall_s, _DESCRIBE_S))
         outcome = await sandbox.call(program, {"describe": True}, limits=limits)
@@ -161,7 +172,7 @@ async def describe(program: Program, what: str, limits: Limits) -> tuple[RewardD
 
 
 class SandboxedScorer:
-    """Calls a reward in the sandbox, by default in the strongest one available, with one slot per CPU."""
+    """Calls a reward in a sandbox. The default is the strongest one available, with one slot for each CPU."""
 
     def __init__(
         self, reward: SandboxedReward, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None
@@ -221,7 +232,7 @@ class SandboxedScorer:
         return {"rollouts": rollouts, "is_last": True} if self._reward.level == "isolated" else {"rollouts": rollouts}
 
     async def _call(self, request: Mapping[str, Any]) -> Outcome:
-        """Make the call in a separate task, since a cancelled anyio scope would also cancel the cleanup."""
+        """Make a call in a separate task, because a cancelled anyio scope would also cancel its cleanup."""
         reward, limits = self._reward, self._reward.limits_for(len(request["rollouts"]))
         call = asyncio.ensure_future(self._sandbox.call(reward.program, request, limits=limits, level=reward.level))
         try:
@@ -246,7 +257,7 @@ class SandboxedScorer:
         return values
 
     def _judged(self, outcome: Outcome, count: int) -> list[EvaluateResult | Failure]:
-        """Return the result of each rollout; the worker's answer is checked as untrusted input."""
+        """Return the result or the failure of each rollout. The output of the worker is untrusted."""
         if (failure := outcome.failure) is not None:
             message = f"reward {self._reward.id!r}: {_with_keys(failure.message)}"
             return [replace(failure, message=message)] * count
@@ -266,7 +277,7 @@ class SandboxedScorer:
         return judged
 
     def _failure(self, answer: Any) -> Failure:
-        """Return the failure in an answer; raise InvalidResultError if the answer has an invalid form."""
+        """Return the failure that the worker reported, or raise an InvalidResultError if its format is invalid."""
         fields = answer.get("failure") if isinstance(answer, dict) and answer.keys() == {"failure"} else None
         names = {"class", "where", "message", "traceback"}
         if (
@@ -280,7 +291,7 @@ class SandboxedScorer:
 
 
 def state_record(request: ScoringRequest) -> dict[str, str] | None:
-    """Return the final state of a rollout as JSON data."""
+    """Return the final state of a rollout as JSON data, or None if it has no state."""
     state = request.final_state
     if state is None:
         return None
@@ -288,7 +299,10 @@ def state_record(request: ScoringRequest) -> dict[str, str] | None:
 
 
 def steps_record(request: ScoringRequest) -> dict[str, Any] | None:
-    """Return the episode's line without fields that steps do not use; the worker rebuilds the steps from it."""
+    """Return the record of an episode without the fields that its steps do not use, or None without an episode.
+
+    The worker rebuilds the steps from it.
+    """
     if request.episode is None:
         return None
     record = episode_to_record(request.episode, final_state={"kind": "", "sha256": ""})
@@ -303,7 +317,7 @@ _WAY_OUT = "if the reward needs them, run it with --sandbox in_process"
 
 
 def _with_keys(message: str) -> str:
-    """Replace limit names with keys of the task file, and add a hint if there is one."""
+    """Replace the names of limits with keys of the task file, and add a hint if there is one."""
 
     def key_of_task(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -313,7 +327,7 @@ def _with_keys(message: str) -> str:
 
 
 def _with_hint(message: str) -> str:
-    """Add the likely cause: a file that exists but is hidden, or a missing network, process or variable."""
+    """Add the likely cause of an error, such as a file that is hidden or a variable that is not set in the sandbox."""
     hint = ""
     if match := _NOT_FOUND.search(message):
         path = Path(match.group(1))

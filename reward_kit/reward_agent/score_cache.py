@@ -1,4 +1,4 @@
-"""A cache of scores by request content, for deterministic rewards."""
+"""A cache of scores for deterministic rewards. Its keys are hashes of the content of the requests."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _NOT_HASHED = frozenset({"rollout_id", "step_data"})
 
 
 class ScoreCache:
-    """A cache of the scores of one reward, without failures. Several agents of that reward may share it.
+    """A cache of the scores of one reward. Failures are not cached. Several agents with the same reward can share it.
 
-    The key covers everything in a request except `rollout_id` and the episode's steps, so rewards that use those cannot
-    be cached. Requests with values that JSON cannot represent, such as objects, are scored each time.
+    The key covers everything in a request except `rollout_id` and the steps of the episode, so a reward that uses those
+    cannot be cached. A request with a value that JSON cannot represent, such as an object, is scored each time.
 
     Args:
-        max_entries: the maximum number of entries, above which the least recently used ones are dropped.
+        max_entries: the maximum number of entries. If it is exceeded, the least recently used entry is removed.
 
     Raises:
-        ConfigError: `max_entries` is not a positive integer.
+        ConfigError: If `max_entries` is not a positive integer.
     """
 
     def __init__(self, max_entries: int = 100_000) -> None:
@@ -40,7 +40,7 @@ class ScoreCache:
         return len(self._entries)
 
     def find(self, key: str, requests: Sequence[ScoringRequest]) -> list[Scored] | None:
-        """Return the cached results, with the rollout ids of these requests."""
+        """Return the cached results with the rollout ids of these requests, or None if the key is not cached."""
         scored = self._entries.get(key)
         if scored is None:
             return None
@@ -48,7 +48,7 @@ class ScoreCache:
         return shared(scored, requests)
 
     def keep(self, key: str, scored: Sequence[Scored]) -> None:
-        """Store results if all of them are scores."""
+        """Store the results of a call, unless a score is missing."""
         if any(result.score is None for result in scored):
             return
         self._entries[key] = tuple(shared(scored))
@@ -57,7 +57,7 @@ class ScoreCache:
 
 
 def shared(scored: Sequence[Scored], requests: Sequence[ScoringRequest] | None = None) -> list[Scored]:
-    """Return independent copies of results; if `requests` is passed, with the rollout ids of the requests."""
+    """Return independent copies of results. If `requests` are passed, the copies have their rollout ids."""
     copies = [replace(one, result=one.result and one.result.model_copy(deep=True)) for one in scored]
     if requests is None:
         return copies
@@ -66,14 +66,14 @@ def shared(scored: Sequence[Scored], requests: Sequence[ScoringRequest] | None =
 
 
 def check_cacheable(spec: RewardSpec) -> None:
-    """Reject a reward that uses a value outside the cache key."""
+    """Raise an error if a reward uses a value that is not part of the cache key."""
     left_out = _NOT_HASHED | {BATCH_NAMES.get(name, name) for name in _NOT_HASHED}
     for name in sorted((spec.parameters or frozenset()) & left_out):
         raise ConfigError(f"reward {spec.id!r} uses {name!r}, which is not part of the cache key; remove cache=")
 
 
 def content_hash(requests: Sequence[ScoringRequest]) -> str | None:
-    """Return a 128-bit hash of the requests of a call; None if a value is not JSON or a rollout failed."""
+    """Return a 128-bit hash of the requests of a call, or None if a value is not JSON or a rollout failed."""
     digest = hashlib.blake2b(digest_size=16)
     for request in requests:
         if request.failure is not None:
@@ -91,7 +91,7 @@ def content_hash(requests: Sequence[ScoringRequest]) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value if its JSON is unambiguous, else an object that `json` rejects."""
+    """Return the value if its JSON is unambiguous; otherwise, return an object that `json` rejects."""
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             return object()

@@ -1,4 +1,4 @@
-"""Requests for scores, their results, and the protocols of rewards and scorers."""
+"""Scoring requests, their results, and the protocols for rewards and scorers."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _UNCHANGEABLE = (str, int, float, NoneType)
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequest:
-    """One rollout with the data available to a reward function.
+    """A rollout to score, with the data that a reward function can use.
 
     Attributes:
-        rollout_id: identifies the rollout in results.
+        rollout_id: the id of the rollout, which its result contains too.
         messages: the whole conversation.
-        ground_truth: the sample's ground truth.
-        assistant_turns: the position in `messages` of each step's assistant message.
-        sample: the sample's row.
-        environment_return: the sum of the environment's rewards; None if there were no rewards.
+        ground_truth: the ground truth of the sample.
+        assistant_turns: the index in `messages` of the assistant message of each step.
+        sample: the row of the sample in the dataset.
+        environment_return: the sum of the rewards of the environment, or None if there were none.
         stop_reason: the reason why the episode ended.
-        final_state: the resource's final state as stored.
-        failure: the reason why the rollout itself failed; None if it did not fail.
-        episode: the episode, for rewards that take `step_data`; None for a transcript.
-        extra: further named values, such as the task's `goal_description`.
+        final_state: the stored final state of the resource.
+        failure: the reason why the rollout itself failed, or None if it did not fail.
+        episode: the episode, for rewards with a parameter `step_data`. None for a transcript.
+        extra: further values by name, such as the task's `goal_description`.
     """
 
     rollout_id: str
@@ -66,7 +66,7 @@ class ScoringRequest:
     def from_episode(
         cls, episode: SingleAgentEpisode, task: TaskDefinitionModel | TaskLike | None = None
     ) -> ScoringRequest:
-        """Return the request for an episode; `task` is a `Task` or its definition."""
+        """Return the request to score an episode. `task` is a `Task` or its definition."""
         if task is not None and not isinstance(task, TaskDefinitionModel):
             task = task.definition
         facts = get_facts(episode)
@@ -94,7 +94,10 @@ class ScoringRequest:
         )
 
     def named_values(self, wanted: frozenset[str] | None) -> dict[str, Any]:
-        """Return copies of the values that a pointwise reward takes (None: all), so that rewards may modify them."""
+        """Return the values that a pointwise reward takes, or all values if `wanted` is `None`.
+
+        The values are copies, so the reward can modify them.
+        """
         values: dict[str, Any] = {}
         for name in self.names(wanted):
             if name == "messages":
@@ -108,12 +111,12 @@ class ScoringRequest:
         return values
 
     def names(self, wanted: frozenset[str] | None) -> set[str]:
-        """Return the names of the values for a reward with these parameters; None means that it accepts any."""
+        """Return the names of the values that a reward with these parameters takes. None stands for any parameter."""
         known = {*_NAMED, *self.extra}
         return known if wanted is None else known & {_POINTWISE_NAMES.get(name, name) for name in wanted}
 
     def plain_value(self, name: str) -> Any:
-        """Return a value other than messages, steps and state, without copying it."""
+        """Return a value without copying it. Messages, steps and the state are not plain values."""
         if name in self.extra:
             return self.extra[name]
         return list(self.assistant_turns) if name == "assistant_turns" else getattr(self, name)
@@ -127,7 +130,7 @@ def _copied(value: Any) -> Any:
 
 
 def _copy(message: Message) -> Message:
-    """Return a copy without shared mutable data; plain text needs no deep copy."""
+    """Return a copy that shares no mutable data with the message. Text does not need a deep copy."""
     calls = message.tool_calls or ()
     is_plain = isinstance(message.content, _UNCHANGEABLE) and not message.function_call and not message.model_extra
     if not is_plain or any(call.model_extra or call.function.model_extra for call in calls):
@@ -140,17 +143,18 @@ def _copy(message: Message) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One rollout's score, or the reason why it is missing.
+    """The score of a rollout, or the reason why it is missing.
 
     Attributes:
-        rollout_id: the rollout.
-        result: the return value of the reward function; None if the function failed.
-        failure: the reason for a missing score.
-        duration_s: the duration of the call, including the wait for a thread or worker; a group is one call.
-        sandbox: the sandbox level and strength; None without a call.
+        rollout_id: the id of the rollout.
+        result: the return value of the reward function, or None if the function failed.
+        failure: the reason why the score is missing, or None if there is a score.
+        duration_s: the duration of the call in seconds, including the wait for a thread or worker. A group is scored in
+            one call.
+        sandbox: the level and the strength of the sandbox, or None if there was no call.
         stdout, stderr: the captured output of the call.
-        is_output_cut: True if the output was truncated.
-        retry_after_s: the endpoint's Retry-After, if that caused the failure.
+        is_output_cut: whether the output was truncated.
+        retry_after_s: the endpoint's Retry-After in seconds, if it caused the failure.
     """
 
     rollout_id: str
@@ -165,12 +169,12 @@ class Scored:
 
     @property
     def score(self) -> float | None:
-        """The score; None if the rollout is unscored, which is not zero."""
+        """The score, or None if the rollout is unscored. None is not zero."""
         return self.result.score if self.result is not None and self.failure is None else None
 
 
 class Reward(Protocol):
-    """The description of a reward, known without calling it."""
+    """The description of a reward, which is known without calling it."""
 
     @property
     def id(self) -> str: ...
@@ -191,11 +195,11 @@ class Reward(Protocol):
 
 
 class Scorer(Protocol):
-    """Calls a reward to score rollouts or groups; use it as an async context manager."""
+    """An object that calls a reward to score rollouts or groups. Use it as an async context manager."""
 
     @property
     def mode(self) -> EvaluationMode:
-        """The reward's mode: pointwise, or batch for whole groups."""
+        """The mode of the reward: "pointwise", or "batch" if it scores whole groups."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -203,20 +207,20 @@ class Scorer(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
     async def score(self, request: ScoringRequest) -> Scored:
-        """Score one rollout, for a batch reward as a group of one; failures are part of the result."""
+        """Score one rollout. A batch reward scores it as a group of one. Failures are part of the result."""
         ...
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Score the rollouts of one group, in order; a batch reward is called once for all of them.
+        """Score the rollouts of a group, in order. A batch reward is called once for all of them.
 
-        Failed rollouts are excluded from the call and keep their failure. A failed call leaves all other rollouts
-        unscored; an invalid result leaves only its own rollout unscored.
+        Failed rollouts are not passed to the reward, and keep their failure. If a call fails, all of its rollouts are
+        unscored. If a result is invalid, only its rollout is unscored.
         """
         ...
 
 
 def check_parameters(spec: Reward) -> None:
-    """Reject a reward with an unknown required parameter, or with unmet requirements."""
+    """Raise an error if a reward requires an unknown parameter, or a package that is not installed."""
     check_installed(spec.requirements, f"reward {spec.id!r}")
     if taken := sorted(spec.resources.keys() & OFFERED):
         raise ConfigError(
@@ -226,12 +230,15 @@ def check_parameters(spec: Reward) -> None:
     for name in sorted(spec.required - offered - spec.resources.keys()):
         near = f"; did you mean {BATCH_NAMES[name]!r}?" if name in BATCH_NAMES else did_you_mean(name, offered)
         if not near.endswith("?"):
-            near = f"; as an option of the reward: -O {name}=…, or reward_options: {{{name}: …}} in the task file{near}"
+            near = f"; to set it, use -O {name}=…, or reward_options: {{{name}: …}} in the task file{near}"
         raise ConfigError(f"reward {spec.id!r} has an unknown parameter {name!r}{near}")
 
 
 def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], what: str = "sample") -> None:
-    """Reject a reward that requires a ground truth if no sample has one; samples without one are unscored."""
+    """Raise an error if a reward requires a ground truth, but no sample has one.
+
+    If only some samples have none, they are unscored.
+    """
     if reward.required & {"ground_truth", "ground_truths"} and all(truth is None for truth in truths):
         known = sorted(set(fields))
         near = difflib.get_close_matches("ground_truth", known, n=1)
@@ -241,7 +248,7 @@ def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], wh
 
 
 def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:
-    """Return the failure of a call, and the endpoint's Retry-After."""
+    """Return the failure of a call, and the endpoint's Retry-After in seconds or None."""
     failure, trouble = Failure.from_exception(error), find_transient_failure(error)
     if trouble is None:
         return failure, None
@@ -264,9 +271,7 @@ async def score_unbroken(
 
 
 def result_error(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
-    """Return the reason why a result leaves its rollout unscored: invalid fields, or a step output for a missing
-    step.
-    """
+    """Return the error if a result is not a valid score, or if it has an output for a step that does not exist."""
     try:
         if result.step_outputs:
             match_to_steps(result.step_outputs, dict.fromkeys(map(str, range(steps))), f"reward {id!r}")

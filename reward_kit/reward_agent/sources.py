@@ -1,7 +1,7 @@
-"""Facts about a reward that are found by parsing its file, never by running it.
+"""Functions that analyze the file of a reward by parsing it, without running it.
 
-The file and the user's own modules that it imports, directly or indirectly, are sent into the sandbox as text, so that
-their directory stays unreadable there. Installed packages are readable; the usual heavy packages are imported once,
+The file, and the user's modules that it imports directly or indirectly, are sent to the sandbox as text, so that
+their directory cannot be read there. Installed packages can be read. The usual heavy packages are imported once,
 before the first call.
 """
 
@@ -58,7 +58,7 @@ _NOT_PRELOADED = frozenset(
 
 
 def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
-    """Yield the functions and classes of one scope, including those under `if`, `try` and `with`."""
+    """Yield the functions and classes of a scope, including those under `if`, `try` and `with`."""
     for node in scope:
         if isinstance(node, Definition):
             yield node
@@ -68,8 +68,9 @@ def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
 
 
 def find_definition(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
-    """Return the last definition of a name, which may be dotted inside a class; None if the scope does not define
-    it.
+    """Return the last definition of a name in a scope, or None if none exists.
+
+    The name may be dotted, for a definition inside a class.
     """
     definition: Definition | None = None
     for part in name.split("."):
@@ -82,7 +83,10 @@ def find_definition(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
 
 
 def declared_requirements(text: str, name: str) -> tuple[str, ...]:
-    """Return the literal `requirements=` of a reward's decorator, regardless of the decorator's name."""
+    """Return the `requirements=` in the decorator of a reward, if they are literals.
+
+    The decorator can have any name.
+    """
     definition = find_definition(name, _tree(text).body)
     for decorator in definition.decorator_list if definition is not None else ():
         for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
@@ -98,7 +102,7 @@ def declared_requirements(text: str, name: str) -> tuple[str, ...]:
 
 
 def refuse_network(text: str, name: str, file: str, level: str) -> None:
-    """Reject a `compute_score` that imports a network client, since the sandbox has no network."""
+    """Raise an error if the file of a `compute_score` imports a network client. The sandbox has no network."""
     tree = _tree(text)
     definition = find_definition(name, tree.body)
     if isinstance(definition, ast.ClassDef):
@@ -120,7 +124,7 @@ def refuse_network(text: str, name: str, file: str, level: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One of the user's modules. `text` is None for a directory without `__init__.py`."""
+    """A module of the user. `text` is `None` for a directory without `__init__.py`."""
 
     filename: str
     text: str | None
@@ -129,14 +133,20 @@ class Module:
 
 @dataclass(slots=True)
 class Sources:
-    """The code that a reward needs: the user's modules by name, and installed modules to import before any call."""
+    """The code that a reward needs: the user's modules by name, and the installed modules to import before a call."""
 
     modules: dict[str, Module] = field(default_factory=dict)
     imports: set[str] = field(default_factory=set)
 
 
 def collect_sources(file: Path, name: str, roots: Sequence[Path]) -> Sources:
-    """Collect a reward's file and the modules that it imports."""
+    """Collect the file of a reward and the modules that it imports.
+
+    Args:
+        file: the file of the reward.
+        name: the name of its module.
+        roots: the directories from which it can import modules of the user.
+    """
     sources, library = Sources(), library_path()
     pending = [(name, file, False)]
     if not name.startswith(MODULE_PREFIX):
@@ -165,7 +175,7 @@ def collect_sources(file: Path, name: str, roots: Sequence[Path]) -> Sources:
 
 
 def built_in_imports(name: str) -> set[str]:
-    """Return the modules to import before any call for a built-in reward: its own module and heavy packages."""
+    """Return the modules to import before the first call of a built-in reward: its module and heavy packages."""
     if not name.startswith(f"{_BUILT_IN}."):
         return set()
     library = library_path()
@@ -188,7 +198,7 @@ def built_in_imports(name: str) -> set[str]:
 
 
 def find_module(name: str) -> Path | None:
-    """Return the file of a dotted name without importing anything; None if not found."""
+    """Return the file of a module, given its dotted name, or None if it is not found. Nothing is imported."""
     if "/" in name or "\0" in name or not all(name.split(".")):
         return None
     parts = _parts(name, [*user_roots(), *map(Path, library_path())])
@@ -196,13 +206,17 @@ def find_module(name: str) -> Path | None:
 
 
 def user_roots() -> list[Path]:
-    """Return the entries of `sys.path` that are neither the standard library nor installed packages."""
+    """Return the directories in `sys.path` except those of the standard library and of installed packages."""
     libraries = set(library_path())
     return [Path(entry).resolve() for entry in sys.path if entry not in libraries and Path(entry).is_dir()]
 
 
 def read_source(path: Path) -> str:
-    """Return the text of a user's file."""
+    """Return the text of a file of the user.
+
+    Raises:
+        ConfigError: If the file is too large or cannot be read.
+    """
     try:
         if path.stat().st_size > SOURCE_LIMIT:
             raise ConfigError(f"{path} exceeds the limit of {SOURCE_LIMIT:,} bytes")
@@ -219,7 +233,7 @@ def _tree(text: str) -> ast.Module:
 
 
 def _imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[str]:
-    """Yield every dotted name that a module may import, including inside functions."""
+    """Yield all dotted names that a module may import, including imports inside functions."""
     package = name if is_package else name.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -234,8 +248,9 @@ def _imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[str]:
 
 
 def _parts(name: str, roots: Sequence[Path]) -> list[tuple[str, Path, bool]]:
-    """Return the parent packages and the module of a dotted name, from the first of `roots` that contains any of
-    them.
+    """Return the parent packages and the module for a dotted name.
+
+    They are searched in the first directory of `roots` that contains at least one of them.
     """
     for root in roots:
         folder, done = root, ""
@@ -258,14 +273,15 @@ def _parts(name: str, roots: Sequence[Path]) -> list[tuple[str, Path, bool]]:
 
 
 def _is_within(file: Path, root: Path) -> bool:
-    """Return True if `file` is a file inside `root`, not a link out of it, since the reward's code receives its
-    text.
+    """Return True if `file` is a file inside `root` and not a link to a file outside.
+
+    The code of the reward receives the text of such a file.
     """
     return file.is_file() and file.resolve().is_relative_to(root)
 
 
 def _is_installed(top: str, library: Sequence[str]) -> bool:
-    """Return True if the interpreter in the sandbox finds a package itself."""
+    """Return True if the interpreter in the sandbox can import a package without its text."""
     return top in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(top, library) is not None
 
 

@@ -1,4 +1,4 @@
-"""Figures of a reward agent, collected in constant memory."""
+"""Statistics of a reward agent. They are collected in constant memory."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ _KEPT_LATENCIES = 4096
 
 
 def usage_cost(usage: str) -> float | None:
-    """Return the dollars in a judge's usage; None if the price is unknown."""
+    """Return the cost in US dollars that a usage record contains, or None if the price is unknown."""
     cost = _COST.search(usage)
     return float(cost[1]) if cost is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStats:
-    """Figures since the agent was created. If read from another thread, they may be slightly inconsistent.
+    """Statistics since the agent was created. If they are read in another thread, they may be slightly inconsistent.
 
     Attributes:
         submitted: the number of submitted requests.
         pending: the number of requests without a result.
-        waiting: the number of pending requests whose call is not in flight, which is the depth of the queue.
-        in_flight: the number of calls in flight; a call for a group counts as one.
-        done: the number of results of complete groups, including failures.
-        failed: the number of unscored results by failure class.
-        groups_complete: the number of complete groups, delivered or not.
-        groups_outstanding: the number of incomplete groups; 0 after the agent is closed.
-        retries: the number of repeated calls.
-        cached: the number of calls saved because an equal call was cached or in flight.
-        latency_p50_s, latency_p90_s, latency_p99_s: percentiles of the durations of attempts in seconds, without
-            cancelled ones. None before the first attempt has ended.
-        cost_usd: the dollars recorded in scores, including retried attempts; None if no score records a cost.
-        unpriced: the number of usage records without a known price; if positive, `cost_usd` is a lower bound.
+        waiting: the number of pending requests whose call is not in flight, which is the length of the queue.
+        in_flight: the number of calls in flight. A call for a group counts as one.
+        done: the number of results in complete groups, including failures.
+        failed: the number of unscored results for each failure class.
+        groups_complete: the number of complete groups, whether delivered or not.
+        groups_outstanding: the number of incomplete groups. It is 0 after the agent is closed.
+        retries: the number of calls that were repeated.
+        cached: the number of calls that were saved because an equal call was cached or in flight.
+        latency_p50_s, latency_p90_s, latency_p99_s: percentiles of the duration of an attempt in seconds. Cancelled
+            attempts are excluded. None before the first attempt has ended.
+        cost_usd: the cost that the scores report in US dollars, including retried attempts. None if no score reports a
+            cost.
+        unpriced: the number of usage records without a known price. If it is positive, `cost_usd` is a lower bound.
     """
 
     submitted: int
@@ -63,7 +64,7 @@ class AgentStats:
     unpriced: int
 
     def metrics(self) -> dict[str, float]:
-        """Return the known figures under flat names, for example for TensorBoard."""
+        """Return the statistics that are known as a flat dictionary, for example for TensorBoard."""
         known = {name: getattr(self, name) for name in self.__slots__ if name != "failed"}
         known |= {f"failed/{name}": count for name, count in sorted(self.failed.items())}
         known["failed"] = sum(self.failed.values())
@@ -71,7 +72,7 @@ class AgentStats:
 
 
 class Latencies:
-    """Percentiles of durations: exact for the first few thousand, then those of a uniform sample.
+    """Percentiles of durations. They are exact for the first few thousand, and then those of a uniform sample.
 
     The sample is drawn by reservoir sampling (Vitter 1985, algorithm R).
     """
@@ -90,7 +91,7 @@ class Latencies:
             self._kept[index] = seconds
 
     def percentiles(self, wanted: Sequence[float]) -> list[float | None]:
-        """Return each percentile in seconds; None without data."""
+        """Return the percentiles in seconds, or None for each of them if there are no durations."""
         if not self._kept:
             return [None] * len(wanted)
         return [float(value) for value in np.percentile(self._kept.copy(), wanted)]
@@ -98,7 +99,7 @@ class Latencies:
 
 @dataclass(slots=True)
 class Tally:
-    """The counters from which `AgentStats` is computed."""
+    """The counters from which `AgentStats` are computed."""
 
     submitted: int = 0
     groups_complete: int = 0
@@ -114,12 +115,12 @@ class Tally:
     unpriced: int = 0
 
     def begin_call(self, requests: int) -> None:
-        """Count a call in flight with this many requests."""
+        """Count a call that starts, with the number of its requests."""
         self.in_flight += 1
         self.requests_in_flight += requests
 
     def complete_group(self, results: Iterable[Scored | None]) -> None:
-        """Count a complete group."""
+        """Count a group that is complete, and its results."""
         self.groups_complete += 1
         self.groups_outstanding -= 1
         for result in results:
@@ -128,7 +129,7 @@ class Tally:
                 self.failed[result.failure.failure_class] += 1
 
     def spend(self, scored: Iterable[Scored]) -> None:
-        """Add the cost of the results of one call."""
+        """Add the cost that the results of a call report."""
         # Rollouts that were judged together all record the cost of the whole call.
         usages = (one.result.metrics.get(METRIC) for one in scored if one.result is not None)
         for usage in dict.fromkeys(metric.reason for metric in usages if metric is not None):
@@ -138,7 +139,7 @@ class Tally:
                 self.cost_usd = (self.cost_usd or 0.0) + cost
 
     def stats(self, pending: int) -> AgentStats:
-        """Return the figures; `pending` is the number of requests without a result."""
+        """Return the statistics. `pending` is the number of requests without a result."""
         p50, p90, p99 = self.latencies.percentiles((50, 90, 99))
         counters = {name: getattr(self, name) for name in AgentStats.__slots__ if hasattr(self, name)}
         return AgentStats(

@@ -1,7 +1,7 @@
-"""One submitted batch: its results as they arrive, and the order of their delivery.
+"""A submitted batch: its results as they arrive, and the queue that delivers them.
 
-Groups are delivered whole, unless a caller allows splitting them. Callers are served in order. Nothing polls: a
-caller sleeps until the group that completes its chunk wakes it.
+Groups are delivered as a whole, unless a caller allows splitting them. Callers are served in order. There is no
+polling: a caller sleeps until the group that completes its chunk wakes it.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class _Columns(NamedTuple):
 
 
 class ScoredChunk(_Columns):
-    """Results in the order of their index in the batch. Unpacks as (data_idxs, rewards, extra_infos).
+    """Results of a batch, sorted by their index. Unpacks as (data_idxs, rewards, extra_infos).
 
     Attributes:
-        data_idxs: the indexes in the batch of `ticket`, ascending.
-        rewards: the rewards; None if unscored, which is not zero. `rewards_B` contains them as an array.
+        data_idxs: the indices in the batch of `ticket`, in ascending order.
+        rewards: the rewards. An unscored rollout has None, which is not zero. `rewards_B` contains them as an array.
         extra_infos: the full results, including failures.
-        ticket: the batch.
+        ticket: the ticket of the batch.
     """
 
     ticket: Ticket
 
     @classmethod
     def of(cls, ticket: Ticket, indexes: list[int]) -> Self:
-        """Return the chunk of these indexes, which must have results."""
+        """Return a chunk with the results at these indices. All of them must have arrived."""
         results = [result for index in indexes if (result := ticket.results[index]) is not None]
         chunk = cls(indexes, [result.score for result in results], results)
         chunk.ticket = ticket
@@ -55,36 +55,37 @@ class ScoredChunk(_Columns):
 
     @property
     def rewards_B(self) -> npt.NDArray[np.float64]:
-        """(B,) the rewards, NaN if unscored, so that a mean over unscored rewards is NaN."""
+        """(B,) the rewards, with NaN for an unscored rollout, so that a mean that includes it is NaN."""
         return np.array(self.rewards, dtype=np.float64)
 
     @property
     def lengths(self) -> list[int | None]:
-        """The number of tokens in each response, for trainers that put the reward on the last token.
+        """The number of tokens in each response, for trainers that assign the reward to the last token.
 
-        It is read from `extra["response_length"]` of the request, else from the episode's tokens if they form one row.
+        It is `extra["response_length"]` of the request. If that is not set, it is the number of tokens in the episode,
+        provided that they form one row.
         """
         return [response_length(self.ticket.requests[index]) for index in self.data_idxs]
 
     @property
     def completion_ranks(self) -> list[int]:
-        """The order in which results arrived, counted from 0 in each batch; fast rewards have low ranks."""
+        """The position of each result in the order of arrival, counted from 0 in each batch."""
         return [self.ticket.completion_ranks[index] for index in self.data_idxs]
 
     @property
     def groups(self) -> list[int]:
-        """The group number of each result in its batch."""
+        """The number of the group of each result, counted from 0 in the batch."""
         return [index // self.ticket.group_size for index in self.data_idxs]
 
     @property
     def incomplete_groups(self) -> list[int]:
-        """The groups in which a score is missing."""
+        """The numbers of the groups in which a score is missing."""
         pairs = zip(self.groups, self.rewards, strict=True)
         return sorted({group for group, reward in pairs if reward is None})
 
 
 def response_length(request: ScoringRequest) -> int | None:
-    """Return the number of tokens of a request's response; None if unknown."""
+    """Return the number of tokens in the response of a request, or None if it is unknown."""
     if (length := request.extra.get("response_length")) is not None:
         return int(length)
     rows = list(request.episode.tokens.rows()) if request.episode is not None else []
@@ -92,7 +93,7 @@ def response_length(request: ScoringRequest) -> int | None:
 
 
 class TicketOwner(Protocol):
-    """The interface of an agent that its tickets use."""
+    """The methods of an agent that its tickets call."""
 
     def settled(self, count: int) -> None: ...
     def completed(self, ticket: Ticket, group: int) -> None: ...
@@ -100,18 +101,18 @@ class TicketOwner(Protocol):
 
 
 class Ticket:
-    """One submitted batch. Its indexes start at 0.
+    """A submitted batch. Its indices start at 0.
 
     Attributes:
-        requests: the batch.
+        requests: the requests of the batch.
         group_size: the number of consecutive requests that form a group.
-        number: the number of the batch in its agent, from 1.
-        results: `results[i]` is the result of the i-th request, None until it arrives. If the scorer finishes groups,
-            the result may change until the group is delivered.
-        completion_ranks: `completion_ranks[i]` is the rank by time of the i-th result; -1 until it arrives.
+        number: the number of the batch in its agent, counted from 1.
+        results: the result of each request, or None until it arrives. If the scorer finishes groups, a result may
+            change until its group is delivered.
+        completion_ranks: the position of each result in the order of arrival, or -1 until it arrives.
         submitted_at: the time of submission, in loop time.
-        spans: `spans[i]` contains start and end of each call for the i-th result, in loop time. It is empty if the
-            result came from the cache, from an equal call or without a call.
+        spans: the start and the end of each attempt for a result, in loop time. It is empty if the result came from the
+            cache or from an equal call, or if there was no call.
         context: the context variables of the submitter.
     """
 
@@ -144,18 +145,18 @@ class Ticket:
 
     @property
     def is_done(self) -> bool:
-        """True if every result, including failures, has arrived."""
+        """True if all results, including failures, have arrived."""
         return self._open_groups == 0
 
     def belongs_to(self, owner: TicketOwner) -> bool:
-        """Return True if `owner` issued this ticket and is still open."""
+        """Return True if `owner` created this ticket and is still open."""
         return self._owner is owner
 
     def cancel(self) -> None:
-        """Cancel all requests without a score, and their calls. May be called from any thread.
+        """Cancel all requests without a score, and their calls. Can be called in any thread.
 
-        These requests are unscored with the class `refused`, and delivered like the others. If the scorer finishes
-        groups, this applies to every request of an unfinished group.
+        These requests are unscored with the class `refused`, and are delivered like the others. If the scorer finishes
+        groups, all requests of an unfinished group are cancelled.
         """
         try:
             is_here = asyncio.get_running_loop() is self._loop
@@ -167,26 +168,26 @@ class Ticket:
             self._loop.call_soon_threadsafe(self._end, _CANCELLED)
 
     def expire_in(self, seconds: float) -> None:
-        """After this time, mark requests without a score as unscored with the class `timeout`."""
+        """After this time, mark all requests without a score as unscored with the class `timeout`."""
         error = DeadlineError(f"not scored within the ticket's deadline_s={seconds:g}")
         if not self.is_done:
             self._deadline = self._loop.call_later(seconds, self._end, Failure.from_exception(error))
 
     def close(self) -> None:
-        """End the ticket without further results, since the agent was closed."""
+        """End the ticket without further results, because the agent was closed."""
         self._owner = None
         if self._deadline is not None:
             self._deadline.cancel()
         self.deliveries.close()
 
     def group_slice(self, group: int) -> slice:
-        """Return the indexes of a group."""
+        """Return the indices of a group."""
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
     def settle(self, start: int, scored: Sequence[Scored], spans: Spans = ()) -> int | None:
-        """Store results from index `start` on, unless results already exist, as after a deadline.
+        """Store the results of a call, of which `start` is the first index. Results that already exist are kept.
 
-        Return the group if it is now complete and the scorer must finish it.
+        Return the number of the group if it is now complete and the scorer must finish it; otherwise, return None.
         """
         if self._owner is None:
             return None
@@ -207,7 +208,7 @@ class Ticket:
         return None
 
     def finish(self, group: int, scored: Sequence[Scored]) -> None:
-        """Replace the results of a group with finished ones, unless the group is closed, and release it."""
+        """Store the finished results of a group and release it for delivery, unless it is closed."""
         if self.is_open(group):
             self.results[self.group_slice(group)] = scored
             self._complete(group)
@@ -230,7 +231,7 @@ class Ticket:
         self._owner.completed(self, group)
 
     def _end(self, failure: Failure) -> None:
-        """Complete every group, with this failure for missing scores."""
+        """Complete all groups. Requests without a score get this failure."""
         if self._owner is None:
             return
         ended = [group for group, is_complete in enumerate(self._is_complete) if not is_complete]
@@ -257,7 +258,7 @@ class _Waiter:
 
 
 class DeliveryQueue:
-    """Delivers the results of one batch by index; `batch` names it in messages."""
+    """Delivers the results of a batch by index. `batch` is the description of the batch in messages."""
 
     def __init__(self, size: int, group_size: int, batch: str) -> None:
         self.outstanding = size  # complete results for which no caller waits
@@ -275,23 +276,26 @@ class DeliveryQueue:
         self._wake_first()
 
     def close(self) -> None:
-        """Wake all callers, since no more groups will complete."""
+        """Wake all callers, because no further groups will be complete."""
         self._is_closed = True
         for taker in self._takers:
             taker.wake_up.set()
 
     def has_ready_group(self) -> bool:
-        """Return True if there is a complete group for which no caller waits."""
+        """Return True if there is a complete group that no caller is waiting for."""
         return bool(self._ready) and self.outstanding >= self._group_size
 
     def take_group(self) -> list[int]:
-        """Return the indexes of the group that completed first; see `has_ready_group`."""
+        """Return the indices of the group that completed first. Call it only if `has_ready_group` is true."""
         self.outstanding -= self._group_size
         return self._hand_out([next(iter(self._ready))])
 
     async def take(self, size: int, order: Order, *, cut_groups: bool) -> list[int]:
-        """Return the next `size` indexes, sorted, once their groups are complete; raise ConfigError if they never will
-        be.
+        """Wait until the groups of the next `size` results are complete, and return their indices in ascending order.
+
+        Raises:
+            ConfigError: If there are fewer results left, or a group would be split.
+            RewardError: If the agent is closed.
         """
         if size < 0:
             raise ConfigError(f"get({size}): chunk_size must not be negative")
@@ -332,7 +336,7 @@ class DeliveryQueue:
         return sorted(taken)
 
     def _groups_for(self, taker: _Waiter) -> list[int] | None:
-        """Return the groups for the first caller; None if they are not complete."""
+        """Return the groups for the first caller, or None if they are not complete yet."""
         count = max(0, -(-(taker.size - len(self._rest)) // self._group_size))
         if len(self._ready) < count:
             return None
@@ -342,8 +346,9 @@ class DeliveryQueue:
         return groups if all(group in self._ready for group in groups) else None
 
     def _hand_out(self, groups: list[int], size: int | None = None) -> list[int]:
-        """Remove ready groups and return their indexes; `size` is the number to count as delivered if only a part
-        is.
+        """Remove groups that are ready, and return their indices.
+
+        `size` is the number of results to count as delivered. If None, all of them are counted.
         """
         for group in groups:
             del self._ready[group], self._undelivered[group]

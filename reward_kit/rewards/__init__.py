@@ -1,6 +1,6 @@
-"""Built-in rewards, one module per family. Each is an ordinary reward function with keyword options.
+"""Built-in rewards, with one module for each family. Each reward is an ordinary reward function with keyword options.
 
-Set options in a task file with `reward_options:`, or in code with `reward_kit.with_options`.
+Set the options in a task file with `reward_options:`, or in code with `reward_kit.with_options`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-r"""Rewards for final answers (a text, an option, a list), and extraction of the final answer from a reply.
+r"""Rewards for final answers (strings, options and lists), and extraction of the final answer from a reply.
 
-1. The last `\boxed{…}` (or `\fbox`) with content. Boxes separated only by "and", "or" or a comma are one answer with
-   several values, so "\boxed{3} or \boxed{4}" does not equal 4.
-2. Else the text after the last explicit mark: "#### 42", "the answer is …", "final answer: …", "<answer>…</answer>".
-3. Else the whole reply if it is one short line.
-4. Else the last number of the reply, but only if the option `unmarked` requests it.
+The final answer is the first of the following that exists:
 
-In multiple choice, a letter counts only if it is stated as a choice: "A dog" and "I think" do not choose an option.
+1. The last `\boxed{…}` or `\fbox{…}` that is not empty. Boxes that are separated only by "and", "or" or a comma form
+   one answer with several values, so "\boxed{3} or \boxed{4}" does not equal 4.
+2. The text after the last explicit mark: "#### 42", "the answer is …", "final answer: …" or "<answer>…</answer>".
+3. The whole reply, if it is one short line.
+4. The last number of the reply, but only if the option `unmarked` asks for it.
+
+In a multiple-choice question, a letter counts only if it is stated as a choice. "A dog" and "I think" do not choose an
+option.
 """
 
 from __future__ import annotations
@@ -52,7 +55,13 @@ _NUMBER = re.compile(
 
 
 class FinalAnswer(NamedTuple):
-    """A final answer: its text and its mark, or the reason why the reply has no final answer."""
+    """The final answer of a reply.
+
+    Attributes:
+        text: the answer, or "" if the reply has no final answer.
+        how: the way in which the answer was marked.
+        why: the reason why the reply has no final answer, or "" if it has one.
+    """
 
     text: str
     how: Literal["box", "mark", "whole", "last_number", "none"]
@@ -60,7 +69,7 @@ class FinalAnswer(NamedTuple):
 
 
 def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
-    """Return the final answer of a reply by the rules of this module, in linear time."""
+    """Return the final answer of a reply by the rules of this module. This takes linear time."""
     if (boxed := _boxed(text)) is not None:
         return boxed
     if marked := _marked(text):
@@ -70,11 +79,11 @@ def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
         return FinalAnswer(short, "whole")
     if unmarked == "last_number" and (number := last_number(text)):
         return FinalAnswer(number, "last_number")
-    return FinalAnswer("", "none", "the reply marks no final answer" if short else "the reply is empty")
+    return FinalAnswer("", "none", "the reply has no marked final answer" if short else "the reply is empty")
 
 
 def last_number(text: str) -> str:
-    """Return the last number in `text` as it is written; "" if not found."""
+    """Return the last number in `text` as it is written, or "" if none exists."""
     last = ""
     for match in _NUMBER.finditer(text):
         last = match[0]
@@ -82,7 +91,10 @@ def last_number(text: str) -> str:
 
 
 def truth_text(text: str) -> str:
-    """Return the answer in a ground truth: the text after the last "####", else the last box, else the whole text."""
+    """Return the answer that a ground truth contains.
+
+    The answer is the text after the last "####", the content of the last box, or the whole ground truth.
+    """
     if "####" in text:
         return text.rpartition("####")[2].strip()
     boxed = _boxed(text)
@@ -90,7 +102,7 @@ def truth_text(text: str) -> str:
 
 
 def _boxed(text: str) -> FinalAnswer | None:
-    """Return the contents of the last boxes as one answer; None if nothing is boxed."""
+    """Return the contents of the last boxes as one answer, or None if nothing is boxed."""
     boxes: list[tuple[int, int, str]] = []  # start, end and content of each outermost box
     position = 0
     while match := _BOX.search(text, position):
@@ -122,7 +134,10 @@ def _boxed(text: str) -> FinalAnswer | None:
 
 
 def _last_mark(text: str) -> tuple[str, str]:
-    """Return the last mark and its text: the content of `<answer>`, else the text after the mark."""
+    """Return the text that the last mark introduces, and the mark.
+
+    For `<answer>`, this is the content of the tag. For other marks, it is the text after the mark.
+    """
     closed = text.rfind(_TAG_CLOSE)
     opened = text.rfind(_TAG_OPEN, 0, closed) if closed >= 0 else -1
     last = None
@@ -134,7 +149,7 @@ def _last_mark(text: str) -> tuple[str, str]:
 
 
 def _marked(text: str) -> str:
-    """Return the text from the last explicit mark to the end of its sentence; "" without a mark."""
+    """Return the text from the last explicit mark to the end of its sentence, or "" if there is no mark."""
     rest, mark = _last_mark(text)
     if mark == _TAG_OPEN or not mark:
         return rest
@@ -155,20 +170,20 @@ def _marked(text: str) -> str:
 
 
 LONGEST = 100_000
-"""The maximum number of characters of an answer; a longer one is wrong."""
+"""The maximum number of characters in an answer. A longer answer is wrong."""
 Normalization = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
 SQUAD: Final[tuple[Normalization, ...]] = ("casefold", "punctuation", "articles", "whitespace")
-"""The normalization steps of SQuAD 1.1's evaluation (Rajpurkar 2016), in its order."""
+"""The normalization steps of the SQuAD 1.1 evaluation (Rajpurkar 2016), in order."""
 _ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
 
 
 def normalize_text(text: str, steps: tuple[Normalization, ...]) -> str:
-    """Apply the normalization steps to `text` in order.
+    """Apply the normalization steps to `text` in the given order.
 
-    "strip" removes surrounding white space; "whitespace" also collapses inner white space to one space; "casefold"
-    ignores case; "nfkc" unifies Unicode's compatible characters; "punctuation" removes the characters of Unicode's
-    class P and the ASCII characters of class S; "articles" removes a, an and the; "numbers" writes plain numbers in one
-    form.
+    "strip" removes white space at both ends. "whitespace" also replaces each run of white space with one space.
+    "casefold" ignores case. "nfkc" unifies compatible Unicode characters. "punctuation" removes the characters of the
+    Unicode class P and the ASCII characters of class S. "articles" removes "a", "an" and "the". "numbers" writes equal
+    numbers in the same way.
     """
     for step in steps:
         text = _STEPS[step](text)
@@ -196,19 +211,19 @@ def exact_answer(
     normalise: tuple[Normalization, ...] = ("strip",),
     answer: Literal["whole", "marked"] = "whole",
 ) -> EvaluateResult:
-    """Score 1 if the answer is one of the accepted texts, else 0.
+    """Score 1 if the answer is one of the accepted strings, or 0 if it is not.
 
     Args:
-        messages: the conversation; only the last assistant message is read, without its reasoning.
-        ground_truth: the accepted text, or a list of accepted texts.
-        normalise: the normalization steps for both sides, in order: "strip", "casefold", "nfkc", "punctuation",
-            "articles", "whitespace", "numbers". The exact match of SQuAD uses ("casefold", "punctuation", "articles",
-            "whitespace").
-        answer: "whole" compares the whole reply; "marked" compares the content of the last box, the text after "the
-            answer is" or "####", the content of `<answer>`, or a reply of one short line.
+        messages: the conversation. Only the last assistant message is read, without its reasoning.
+        ground_truth: the accepted string, or a list of accepted strings.
+        normalise: the normalization steps that are applied in order to both sides: "strip", "casefold", "nfkc",
+            "punctuation", "articles", "whitespace" and "numbers". The exact match of SQuAD uses ("casefold",
+            "punctuation", "articles", "whitespace").
+        answer: "whole" to compare the whole reply, or "marked" to compare the final answer, which is the content of the
+            last box, the text after "the answer is" or "####", the content of `<answer>`, or a reply of one short line.
 
     Raises:
-        RewardError: the ground truth is missing, or empty after normalization; the rollout is unscored.
+        RewardError: If the ground truth is missing, or empty after normalization. The rollout is then unscored.
 
     Example:
         ```python
@@ -219,9 +234,9 @@ def exact_answer(
     accepted = [str(item) for item in (given if isinstance(given, list | tuple) else [given])]
     wanted = {normalize_text(text, normalise) for text in accepted}
     if not wanted:
-        raise RewardError("exact_answer needs a ground_truth, but the sample's list is empty")
+        raise RewardError("exact_answer needs a ground_truth, but the list of the sample is empty")
     if "" in wanted and any(text.strip() for text in accepted):
-        raise RewardError(f"exact_answer: a ground_truth is empty after {', '.join(normalise)}")
+        raise RewardError(f"exact_answer: a ground_truth is empty after normalization ({', '.join(normalise)})")
     text = last_text(messages)
     if "think>" in text:
         text = last_answer(messages)
@@ -269,26 +284,27 @@ def choice_answer(
     unmarked: Literal["refuse", "last_letter"] = "refuse",
     zero_based: bool = True,
 ) -> EvaluateResult:
-    r"""Score 1 if the reply chooses only the right option, else 0. See MMLU (Hendrycks 2021) and MMLU-Pro.
+    r"""Score 1 if the reply chooses the right option and no other, or 0 if it does not.
 
-    The choice is read from the last `\boxed{…}`, else from the text after the last "the answer is" or "answer:", else
-    from a reply of one short line. It is a letter ("B", "(B)", "b", "**B**", "B) Paris", `\text{B}`, "option B"), or
-    the text of an option if the sample or ground truth contains it. A reply with several different choices scores 0, as
-    does a letter with the text of another option.
+    The choice is read from the last `\boxed{…}`, from the text after the last "the answer is" or "answer:", or from a
+    reply of one short line. It is a letter ("B", "(B)", "b", "**B**", "B) Paris", `\text{B}`, "option B") or the text
+    of an option, if the sample or the ground truth contains it. A reply that chooses several different options scores
+    0, and so does a letter that is followed by the text of another option. See MMLU (Hendrycks 2021) and MMLU-Pro.
 
     Args:
-        messages: the conversation; only the last assistant message is read.
-        ground_truth: a letter, "B) Paris", or the text or index of one of the sample's options.
-        sample: the row; its `choices` or `options` contain the options as a list of texts, a mapping from letters to
-            texts, or ARC's mapping of `label` and `text`.
-        letters: the possible choices, in order.
-        unmarked: the treatment of longer replies without a marked answer: "refuse" them, or use the "last_letter" that
-            is in brackets, in bold or alone on its line.
-        zero_based: whether indexes start at 0, as in MMLU, or at 1.
+        messages: the conversation. Only the last assistant message is read.
+        ground_truth: a letter, a letter with its text ("B) Paris"), or the text or index of one of the sample's
+            options.
+        sample: the row of the dataset. Its field `choices` or `options` contains the options as a list of strings, as a
+            mapping from letters to strings, or as ARC's mapping with `label` and `text`.
+        letters: the letters of the options, in order.
+        unmarked: the treatment of a longer reply without a marked answer: "refuse" it, or use the "last_letter" that is
+            in brackets, in bold, or alone on its line.
+        zero_based: True if the index in a ground truth starts at 0, as in MMLU, or False if it starts at 1.
 
     Raises:
-        ConfigError: `letters` are not distinct capital letters.
-        RewardError: the ground truth is missing or matches no letter or option; the rollout is unscored.
+        ConfigError: If `letters` are not distinct capital letters.
+        RewardError: If the ground truth is missing, or matches no letter or option. The rollout is then unscored.
 
     Example:
         ```python
@@ -305,15 +321,15 @@ def choice_answer(
     chosen = _letters_in(marked.text[:LONGEST_TEXT], letters, texts) if marked.text else set()
     where = quoted(marked.text) if marked.text else marked.why
     if not chosen and unmarked == "last_letter":
-        where = "no letter stands alone, in brackets or in bold type"
+        where = "no letter is in brackets, in bold, or alone on its line"
         alone = [match[1] or match[2] for match in _LAST.finditer(reply)]
         chosen = set([letter for letter in alone if letter in letters][-1:])
     if not chosen:
         return passed(False, f"no choice: {where}")
     if len(chosen) > 1:
-        return passed(False, f"several choices, {', '.join(sorted(chosen))}, in {where}")
+        return passed(False, f"{len(chosen)} different choices ({', '.join(sorted(chosen))}) in {where}")
     letter = next(iter(chosen))
-    return passed(letter == right, f"the choice {letter} {'is' if letter == right else 'is not'} {right}")
+    return passed(letter == right, f"choice {letter} {'is' if letter == right else 'is not'} {right}")
 
 
 def _letters_in(text: str, letters: str, texts: Mapping[str, str]) -> set[str]:
@@ -330,7 +346,10 @@ def _letters_in(text: str, letters: str, texts: Mapping[str, str]) -> set[str]:
 
 
 def _letters_in_piece(piece: str, letters: str, texts: Mapping[str, str]) -> set[str]:
-    """Return the letter that a part of the text names, or two letters if its letter and its option text disagree."""
+    """Return the letter that a part of the answer chooses.
+
+    If the letter and the option text in this part disagree, both letters are returned.
+    """
     piece = _PREFIX.sub("", piece.strip(), count=1).strip()
     if by_text := _letters_with_text(piece, texts):
         return by_text
@@ -348,13 +367,13 @@ def _letters_in_piece(piece: str, letters: str, texts: Mapping[str, str]) -> set
 
 
 def _letters_with_text(text: str, texts: Mapping[str, str]) -> set[str]:
-    """Return the letters of the options with this text."""
+    """Return the letters of the options that have this text."""
     folded = normalize_text(text, _FOLD)
     return {letter for letter, option in texts.items() if folded and normalize_text(option, _FOLD) == folded}
 
 
 def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool) -> tuple[str, str]:
-    """Return the right letter, and the option text that the ground truth contains with it."""
+    """Return the right letter and the option text that the ground truth gives for it, or "" if it gives none."""
     if isinstance(given, int) and not isinstance(given, bool):
         position = given - (not zero_based)
         if 0 <= position < len(letters):
@@ -371,7 +390,7 @@ def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool)
 
 
 def _option_texts(sample: Any, letters: str) -> dict[str, str]:
-    """Return the texts of the sample's options by letter."""
+    """Return a mapping from letters to the texts of the sample's options."""
     row = sample if isinstance(sample, Mapping) else {}
     given = row.get("choices", row.get("options"))
     if isinstance(given, Mapping) and "label" in given and "text" in given:
@@ -400,24 +419,24 @@ def list_answer(
     partial: Literal["none", "recall", "f1", "jaccard"] = "none",
     normalise: tuple[Normalization, ...] = ("strip", "nfkc", "casefold"),
 ) -> EvaluateResult:
-    r"""Score 1 if the reply lists exactly the expected items; else 0, or a share under `partial`.
+    r"""Score 1 if the reply lists exactly the expected items. If it does not, score 0 or the share set by `partial`.
 
-    The list is a JSON array, lines with bullets or numbers, plain lines, or items separated by commas or semicolons
-    (with an optional "and" before the last). It is read from the last box, else `<answer>`, else the text after the
-    last "the answer is", else the whole reply. Metrics: recall, precision, f1 and jaccard.
+    The list can be a JSON array, lines with bullets or numbers, plain lines, or items that are separated by commas or
+    semicolons, with an optional "and" before the last item. It is read from the last box, from `<answer>`, from the
+    text after the last "the answer is", or from the whole reply. The metrics are recall, precision, f1 and jaccard.
 
     Args:
-        messages: the conversation; only the last assistant message is read.
-        ground_truth: a list, or a text that is parsed like the reply.
-        ordered: whether to compare the order too; right items are then those of the longest common subsequence.
-        duplicates: "count" requires repeated items as often as expected; "ignore" removes duplicates.
-        partial: the metric to use as the score of an incomplete list. "recall" rewards listing every conceivable item;
-            "f1" and "jaccard" do not.
-        normalise: the normalization steps for each item on both sides; see `exact_answer`. "numbers" equates 1,000 and
-            1000.0.
+        messages: the conversation. Only the last assistant message is read.
+        ground_truth: a list, or a string that is parsed in the same way as the reply.
+        ordered: True to compare the order too. The right items are then those in the longest common subsequence.
+        duplicates: "count" to require repeated items as often as expected, or "ignore" to remove duplicates.
+        partial: the metric that is used as the score of a list that is not exactly right. "recall" rewards listing
+            every conceivable item; "f1" and "jaccard" do not.
+        normalise: the normalization steps for each item on both sides; see `exact_answer`. "numbers" makes 1,000 and
+            1000.0 equal.
 
     Raises:
-        RewardError: the ground truth is missing; the rollout is unscored.
+        RewardError: If the ground truth is missing or is not a list. The rollout is then unscored.
 
     Example:
         ```python
@@ -457,13 +476,14 @@ def list_answer(
         "f1": 2 * recall * precision / (recall + precision) if common else float(is_right),
         "jaccard": common / union if union else 1.0,
     }
-    reason = f"{common} of {len(expected)} expected items, among {len(stated)} listed{', in order' if ordered else ''}"
+    in_order = " in order" if ordered else ""
+    reason = f"{common} of {len(expected)} expected items are listed{in_order}, {len(stated)} items in all"
     metrics = {name: MetricResult(score=share, reason=reason) for name, share in shares.items()}
     return EvaluateResult(score=shares.get(partial, float(is_right)), reason=reason, metrics=metrics)
 
 
 def read_list(text: str) -> list[Any] | None:
-    """Parse the items of a list in a text; None if the text has no list or the list is too long."""
+    """Parse the items of a list. Return None if the text contains no list or is too long."""
     text = text.strip()
     if not text or len(text) > LONGEST:
         return None
@@ -505,7 +525,7 @@ def _in_order(left: Sequence[str], right: Sequence[str]) -> int:
 
 
 def _bare(item: str) -> str:
-    """Return an item without surrounding quotes or bold marks, and without a trailing comma."""
+    """Remove quotes or bold marks around an item, and a comma or semicolon at its end."""
     item = item.strip().rstrip(",;").strip()
     for start, end in (('"', '"'), ("'", "'"), ("`", "`"), ("**", "**"), ("“", "”")):
         if len(item) > len(start) + len(end) and item.startswith(start) and item.endswith(end):

@@ -1,10 +1,10 @@
-"""Rewards that run model-written programs in the sandbox against hidden tests; programs never see the expected answers.
+"""Rewards that run model-written programs in the sandbox on hidden tests.
 
-Each test sends an input to the program, and its answer is plain data that is compared outside of the sandbox.
-Therefore, nothing that the program prints, raises, patches or exits with can fake a passed test. The semantics are
-those of HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al. 2021, arXiv:2108.07732), APPS (Hendrycks et
-al. 2021, arXiv:2105.09938) and LiveCodeBench (Jain et al. 2024, arXiv:2403.07974), without the loopholes by which wrong
-programs pass those benchmarks.
+Each test sends an input to the program. The answer of the program is plain data, and it is compared with the expected
+answer outside of the sandbox. The program never sees the expected answers, so nothing that it prints, raises or patches
+can fake a passed test. The semantics are those of HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al.
+2021, arXiv:2108.07732), APPS (Hendrycks et al. 2021, arXiv:2105.09938) and LiveCodeBench (Jain et al. 2024,
+arXiv:2403.07974), without the loopholes through which wrong programs can pass those benchmarks.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ from reward_kit.typed_interface import reward_function
 PassRate = Literal["fraction", "all"]
 Runs = Literal["fresh", "together"]
 Ask = Callable[[Sequence[Any]], Awaitable[list[Outcome]]]
-"""A function that sends inputs to one program, in one process."""
+"""A function that sends inputs to a program and returns the outcomes. All inputs go to the same process."""
 _PYTHON = frozenset({"python", "py", "python3", "py3", "ipython", "sage"})
 _INSIDE = "reward_kit.rewards.program_runner"
 _LEAST_KB = 256
 _REFUSAL = "model-written programs run only in a sandbox"
 _SLOTS_PER_CPU = 2
-"""Programs that sleep leave the processor to others. With more than two slots per CPU, correct programs could exceed
-wall time limits.
+"""The number of sandbox slots per CPU.
+
+Programs that sleep leave the processor to other programs. With more than two slots, correct programs could exceed their
+limits of wall time.
 """
 _TOOL_PATH = "/usr/local/bin:/usr/bin:/bin"
 _HEADERS = ("/usr/include", "/usr/local/include", "/usr/libexec/gcc", "/etc/alternatives")
@@ -59,14 +61,14 @@ _PROCESSES = 40
 
 
 class Language(NamedTuple):
-    """A language supported by `program_code`.
+    """A language that `program_code` supports.
 
     Attributes:
-        tool: the compiler or interpreter, in a directory that is visible in the sandbox.
-        package: the Debian package of the tool.
+        tool: the compiler or interpreter, which must be in a directory that is visible in the sandbox.
+        package: the Debian package that contains the tool.
         filename: the file name of the program.
-        compile_command: the command that compiles the program; empty for interpreted languages.
-        run_command: the command of each run.
+        compile_command: the command that compiles the program, or "" for an interpreted language.
+        run_command: the command that runs the program once.
         tags: the tags of fenced blocks in this language.
     """
 
@@ -106,8 +108,9 @@ class _Verdict(NamedTuple):
     """The verdict on one test.
 
     Attributes:
-        problem: the fault of the program; "" if the test passed.
-        asked, wanted: the texts before and after the problem, for a reason that may show the test.
+        problem: a description of the fault, or "" if the test passed.
+        asked: the text before the problem in a reason that shows the test.
+        wanted: the text after the problem in a reason that shows the test.
     """
 
     problem: str
@@ -118,12 +121,16 @@ class _Verdict(NamedTuple):
 def _check_order(options: Mapping[str, Any]) -> None:
     if options["tolerance"] and options["unordered"]:
         raise ConfigError(
-            "option 'unordered': it excludes tolerance, since matches would depend on the order; remove one"
+            "option 'unordered' cannot be combined with tolerance, because the matches would depend on the order; "
+            "remove one of them"
         )
 
 
 class CodeSandboxes:
-    """The sandbox of one worker, open during an `async with`. It never runs code unsandboxed."""
+    """The sandbox of one worker, for use in an `async with` statement.
+
+    The sandbox is opened on first use. Without a sandbox, code is never run.
+    """
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
@@ -143,20 +150,21 @@ class CodeSandboxes:
 
     @classmethod
     async def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Reject a machine without a sandbox, before the first rollout.
+        """Check before the first rollout that a sandbox is available.
 
         Raises:
-            ConfigError: no sandbox is available on this machine.
+            ConfigError: If no sandbox is available on this machine.
         """
         async with cls() as sandboxes:
             await sandboxes._opened()
 
     async def ask(self, program: Program, inputs: Sequence[Any], limits: Limits) -> list[Outcome]:
-        """Call `Sandbox.ask`, and retry once if the sandbox lost the call.
+        """Call `Sandbox.ask`, and try once more if the sandbox lost the call.
 
         Raises:
-            ConfigError: no sandbox is available on this machine; the rollout is unscored with the class `refused`.
-            RewardError: the call was lost twice; the rollout is unscored.
+            ConfigError: If no sandbox is available on this machine. The rollout is then unscored with the class
+                `refused`.
+            RewardError: If the call was lost twice. The rollout is then unscored.
         """
         sandbox = await self._opened()
         lost = ""
@@ -180,14 +188,14 @@ class CodeSandboxes:
                 sandbox = Sandbox(slots=_SLOTS_PER_CPU * len(os.sched_getaffinity(0)))
                 try:
                     self._sandbox = await self._stack.enter_async_context(sandbox)
-                # Keep the reason, because trying again is slow, and the result would be the same for every rollout.
+                # Keep the reason. Trying again is slow and would fail in the same way for every rollout.
                 except ConfigError as error:
                     self._refusal = (
                         f"{_REFUSAL}: {error}; alternatively, serve the reward from a Linux container and use its URL"
                     )
                 except OSError as error:
                     self._refusal = (
-                        f"{_REFUSAL}, and none can be set up ({error}); a reward that creates a sandbox must "
+                        f"{_REFUSAL}, and no sandbox can be set up ({error}); a reward that creates a sandbox must "
                         "run at the level in_process, not inside another sandbox"
                     )
         if self._sandbox is None:
@@ -217,39 +225,42 @@ async def python_code(
 ) -> EvaluateResult:
     """Score the share of hidden tests that the Python program in the reply passes.
 
-    The program is the last fenced block tagged as Python, else the last untagged block; reasoning is ignored. The
-    ground truth contains calls (`{"function": "solve", "tests": [{"args": […], "expected": …}]}`), runs (`{"tests":
-    [{"stdin": "…", "stdout": "…"}]}`), or a row of APPS, LiveCodeBench, MBPP or HumanEval; see `rewards/code_tests.py`.
-    The program runs isolated in the sandbox; on a machine without a sandbox, the rollout is unscored with the class
-    `refused`.
+    The program is the last fenced block tagged as Python, or the last untagged block if none is tagged as Python. The
+    reasoning is ignored. The ground truth contains calls (`{"function": "solve", "tests": [{"args": […], "expected":
+    …}]}`), runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}`), or a row of APPS, LiveCodeBench, MBPP or HumanEval; see
+    `rewards/code_tests.py`. The program runs isolated in the sandbox. On a machine without a sandbox, the rollout is
+    unscored with the class `refused`.
 
-    The score is 1 if every test passes, and 0 if no test passes or the program is missing. Calls are made in order in
-    one process, which has run the program once as an imported module; if the process ends, the remaining calls fail.
-    Each run is a script in a separate process; after a run that exceeds its time limit, the remaining runs are skipped
-    and fail.
+    The score is 1 if every test passes, and 0 if no test passes or if the reply contains no program.
+
+    Calls are made in order in one process, which has imported the program once as a module. If the process ends, the
+    remaining calls fail. Each run executes the program as a script in a new process. After a run that exceeds its time
+    limit, the remaining runs are skipped and count as failed.
 
     Args:
-        messages: the conversation; only the last assistant message is read.
+        messages: the conversation. Only the last assistant message is read.
         ground_truth: the hidden tests.
-        sandbox: opened once per worker; if omitted, a sandbox is opened for this call.
-        pass_rate: "fraction" scores the share of passed tests; "all" scores 1 only if all tests pass.
-        block: use the last or first of several matching blocks, or all "joined" in order.
-        unfenced: "refuse" a reply without a block, or run the "whole" reply.
-        tolerance: the largest allowed difference of numbers, absolute or relative.
-        unordered: whether to accept a returned list in any order.
-        stdout: "lines" ignores spaces at line ends and blank ends of the output; "tokens" compares words; "exact"
-            compares exactly.
-        runs: "together" makes all runs in one process, each in a fresh module. This is ten times as fast, but changes
-            to shared modules, such as a random seed, persist between runs.
-        time_s: seconds of CPU time for all calls together, or for each run.
-        wall_s: seconds of wall time for all calls together, or for each run; by default 3 * `time_s` + 1.
+        sandbox: the sandbox of the worker. If None, a sandbox is opened for this call.
+        pass_rate: "fraction" to score the share of passed tests, or "all" to score 1 only if all tests pass.
+        block: the block to use if several match: the "last" or the "first", or all of them "joined" in order.
+        unfenced: the treatment of a reply without a block: "refuse" it, or run the "whole" reply.
+        tolerance: the largest allowed difference between two numbers, absolute or relative.
+        unordered: True to accept a returned list in any order.
+        stdout: "lines" to ignore spaces at the ends of lines and blank lines at the end of the output, "tokens" to
+            compare words, or "exact" to compare exactly.
+        runs: "fresh" to make each run in a new process, or "together" to make all runs in one process, each in a fresh
+            module. The latter is ten times as fast, but changes to shared modules, such as a random seed, persist
+            between runs.
+        time_s: the limit of CPU time in seconds, for all calls together or for each run.
+        wall_s: the limit of wall time in seconds, for all calls together or for each run. If None, it is 3 * `time_s` +
+            1.
         memory_mb: the memory limit in MiB.
         preload: installed modules that programs use and that are slow to import, such as numpy.
-        tell_expected: whether the reason shows the test and the expected answer.
+        tell_expected: True to show the failed test and the expected answer in the reason.
 
     Raises:
-        RewardError: the ground truth has no usable tests; the message shows a valid form.
-        ConfigError: an option is invalid, or no sandbox is available on this machine.
+        RewardError: If the ground truth has no usable tests. The message shows a valid form.
+        ConfigError: If an option is invalid, or if no sandbox is available on this machine.
 
     Example:
         ```python
@@ -270,7 +281,7 @@ async def python_code(
         made = f"load_script({text!r}, {suite.setup!r})"
     source = f"from {_INSIDE} import load_function, load_script\nask = {made}\n"
     if len(source) > SOURCE_LIMIT:
-        return _zero_result(f"the program has {len(text):,} characters")
+        return _zero_result(f"the program is too long ({len(text):,} characters)")
     program = Program(source, "ask", "<harness>", form="plain", imports=(_INSIDE, *preload))
     async with AsyncExitStack() as stack:
         ours = sandbox if sandbox is not None else await stack.enter_async_context(CodeSandboxes())
@@ -307,24 +318,24 @@ async def program_code(
 ) -> EvaluateResult:
     r"""Score the share of hidden runs that a program in a language other than Python passes.
 
-    It works like `python_code` with runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}` or dataset rows that contain
-    runs). The program is compiled once and run in a fresh process for each test. Compiler and program run in one
-    sandboxed child that may start processes, which requires namespaces. A program that does not compile scores 0; if
-    the compiler is missing, the rollout is unscored.
+    This reward works like `python_code` with runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}`, or dataset rows that
+    contain runs). The program is compiled once and then run in a new process for each test. The compiler and the
+    program run in one sandboxed child process that may start other processes, which requires namespaces. A program that
+    does not compile scores 0. If the compiler is missing, the rollout is unscored.
 
     Args:
-        messages: the conversation; only the last assistant message is read.
+        messages: the conversation. Only the last assistant message is read.
         ground_truth: the hidden tests.
-        sandbox: as in `python_code`.
-        language: selects the compiler or interpreter, and the tags of matching blocks.
-        pass_rate, block, unfenced, tolerance, stdout, tell_expected: as in `python_code`.
-        time_s: seconds of CPU time per run; the wall time limit is 3 * `time_s` + 1.
-        compile_s: seconds of wall time for compiling.
-        memory_mb: the memory limit per process in MiB.
+        sandbox: the sandbox of the worker, as in `python_code`.
+        language: the language, which determines the compiler or interpreter and the tags of matching blocks.
+        pass_rate, block, unfenced, tolerance, stdout, tell_expected: options that work as in `python_code`.
+        time_s: the limit of CPU time for each run in seconds. The limit of wall time is 3 * `time_s` + 1.
+        compile_s: the limit of wall time for compiling, in seconds.
+        memory_mb: the memory limit of each process in MiB.
 
     Raises:
-        RewardError: the ground truth has no runs.
-        ConfigError: an option is invalid, the compiler is missing, or the sandbox of this machine cannot start
+        RewardError: If the ground truth has no runs.
+        ConfigError: If an option is invalid, if the compiler is missing, or if the sandbox of this machine cannot start
             processes.
 
     Example:
@@ -367,7 +378,7 @@ async def program_code(
 
 
 def missing_tool(language: str) -> str:
-    """Return the reason why programs in a language cannot run on this machine; "" if they can."""
+    """Return the reason why programs in this language cannot run on this machine, or "" if they can."""
     tool = LANGUAGES[language].tool
     if shutil.which(tool, path=_TOOL_PATH):
         return ""
@@ -376,7 +387,7 @@ def missing_tool(language: str) -> str:
 
 
 async def _judge_calls(ask: Ask, tests: Sequence[CallTest], rules: Rules) -> list[_Verdict]:
-    """Make all calls in one child process, one at a time."""
+    """Make all calls in one child process, one after the other."""
     outcomes = iter(await ask([call for test in tests for call in test.calls]))
     verdicts = []
     for test in tests:
@@ -433,7 +444,7 @@ def _judge_output(test: RunTest, output: str, is_cut: bool, rules: Rules) -> _Ve
     return _Verdict(
         f"printed {show_value(output)}{', and more' if is_cut else ''}",
         f"on the input {show_value(test.stdin)} it ",
-        f", and {show_value(test.stdout)} was expected",
+        f", but {show_value(test.stdout)} was expected",
     )
 
 
@@ -444,7 +455,10 @@ def _message(outcome: Outcome) -> str:
 
 
 def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, unfenced: str) -> str:
-    """Return the program in a reply; "" if not found. Lone surrogates become question marks, as in a file."""
+    """Return the program in a reply, or "" if none exists.
+
+    Lone surrogates become question marks, as they would in a file.
+    """
     answer = last_answer(messages)
     text = select_block(answer, tags, block)
     if text is None:
@@ -453,7 +467,10 @@ def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, 
 
 
 def _limits(suite: Suite, time_s: float, wall_s: float | None, memory_mb: int) -> Limits:
-    """Return limits sufficient for the longest right answer, rounded up so that tasks can share prepared children."""
+    """Return limits that are sufficient for the longest right answer.
+
+    They are rounded up so that tasks with similar limits can share prepared child processes.
+    """
     for name, value, most in (("time_s", time_s, 28_000), ("wall_s", time_s if wall_s is None else wall_s, 86_400)):
         if not 0 < value <= most:
             raise ConfigError(f"option {name!r} must be above 0 and at most {most} seconds, got {value}")
@@ -479,7 +496,7 @@ def _zero_result(reason: str) -> EvaluateResult:
 
 
 def _result(suite: Suite, verdicts: Sequence[_Verdict], pass_rate: PassRate, tell_expected: bool) -> EvaluateResult:
-    """Return the score, a metric for all tests and for each class, and the first failed test as the reason."""
+    """Return the score, metrics for all tests and for each class, and a reason that describes the first failed test."""
     labels = [test.label for test in suite.calls or suite.runs]
     metrics = {}
     for name in dict.fromkeys(["", *labels]):

@@ -1,23 +1,24 @@
-"""Hidden tests for programs: parsing ground truths, splitting assertions into calls and conditions, comparing answers.
+"""Hidden tests for programs: parsing of ground truths, evaluation of assertions, and comparison of answers.
 
-A ground truth has one of these forms, or is the JSON text of one:
+A ground truth has one of these forms, or is a JSON string of one:
 
 - `{"function": "solve", "tests": [{"args": […], "kwargs": {…}, "expected": …}, …]}`: calls of a function.
 - `{"tests": [{"stdin": "…", "stdout": "…"}, …]}`: runs of a program.
-- APPS and TACO: `{"inputs": […], "outputs": […], "fn_name": …}`; without `fn_name`, the tests are runs.
+- APPS and TACO: `{"inputs": […], "outputs": […], "fn_name": …}`. Without `fn_name`, the tests are runs.
 - LiveCodeBench: `[{"input": "…", "output": "…", "testtype": "stdin" | "functional"}, …]`. Functional tests have one
   argument per line and must be wrapped in `{"function": …, "tests": […]}`.
-- MBPP: `{"test_list": ["assert f(1) == 2", …]}`; HumanEval: `{"test": "def check(candidate): …", "entry_point": "f"}`.
+- MBPP: `{"test_list": ["assert f(1) == 2", …]}`.
+- HumanEval: `{"test": "def check(candidate): …", "entry_point": "f"}`.
 
-A test may have a `"class"`; results are then also reported per class. All forms except the bare list may have a
-`"setup"`, which runs in the sandbox before the program and must therefore not contain expected values.
+A test may have a `"class"`. The results are then also reported for each class. All forms except the bare list may have
+a `"setup"`, which is code that runs in the sandbox before the program. It must not contain expected values.
 
-`assert f(3) == [1, 2, 3]` is split into the call `f(3)` and a condition on its answer. A small interpreter of Python
-expressions evaluates the condition here, on plain data only. It supports constants, comparisons, arithmetic and a few
-functions, and rejects other expressions: the only alternative would be to run the assertion next to the code under
-test, which could read it.
+An assertion such as `assert f(3) == [1, 2, 3]` is split into the call `f(3)` and a condition on the answer. The
+condition is evaluated here, outside of the sandbox, by a small interpreter of Python expressions that works only on
+plain data. It supports constants, comparisons, arithmetic and a few functions, and it rejects all other expressions.
+Running the assertion next to the tested code would be the only alternative, but that code could then read it.
 
-Answers are JSON in the format of `program_runner.encode` and may come from hostile code.
+Answers are JSON in the format of `program_runner.encode` and may come from malicious code.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from reward_kit.rewards.option_types import is_close
 from reward_kit.rewards.program_runner import decode, encode
 
 Stdout = Literal["lines", "tokens", "exact"]
-""""lines" ignores white space at the ends of lines and of the output; "tokens" compares words; "exact" compares
+"""The comparison of outputs.
+
+"lines" ignores white space at the ends of lines and of the output, "tokens" compares words, and "exact" compares
 exactly.
 """
 _SEQUENCES = ("list", "tuple")
@@ -47,12 +50,12 @@ _LONGEST_NUMBER = 300
 
 
 class Rules(NamedTuple):
-    """Rules for comparing values.
+    """The rules for comparing values.
 
     Attributes:
-        tolerance: the largest allowed difference of numbers, absolute or relative to the expected number.
-        unordered: whether to ignore the order of an outermost list; nested lists stay ordered.
-        stdout: how outputs are compared.
+        tolerance: the largest allowed difference between two numbers, absolute or relative to the expected number.
+        unordered: True to ignore the order of the outermost list. Nested lists stay ordered.
+        stdout: the way in which outputs are compared.
     """
 
     tolerance: float = 0.0
@@ -61,10 +64,10 @@ class Rules(NamedTuple):
 
 
 def is_same(expected: Any, got: Any, rules: Rules) -> bool:
-    """Return True if an answer, in the format of `encode`, equals the expected value.
+    """Return True if an answer in the format of `encode` equals the expected value.
 
-    Numbers are compared by value, so 1 equals 1.0, but true is not a number. Tuples equal lists, and integer keys equal
-    their text, since JSON cannot express the difference. NaN equals NaN.
+    Numbers are compared by value, so 1 equals 1.0, but true is not a number. A tuple equals a list with the same items,
+    and an integer key equals the string of its digits, because JSON cannot express the difference. NaN equals NaN.
     """
     if rules.unordered and isinstance(expected, list | tuple):
         items = _content(got, *_SEQUENCES)
@@ -108,7 +111,7 @@ def _number(got: Any) -> float | None:
 
 
 def _content(got: Any, *kinds: str) -> list[Any] | None:
-    """Return the content of an answer if it has one of these kinds, else None."""
+    """Return the content of an answer if it has one of these kinds, or None if it does not."""
     if isinstance(got, list) and len(got) == 2 and got[0] in kinds and isinstance(got[1], list):
         return got[1]
     return None
@@ -119,7 +122,10 @@ def _name(key: Any) -> str:
 
 
 def _key(got: Any) -> str:
-    """Return a text that is equal for equal data: numbers by value, and sets and dicts in a fixed order."""
+    """Return a string that is equal for equal data.
+
+    Numbers are written by their value, and the items of sets and dictionaries are written in a fixed order.
+    """
     if isinstance(got, bool) or got is None or isinstance(got, str):
         return json.dumps(got)
     number = _number(got)
@@ -136,7 +142,7 @@ def _key(got: Any) -> str:
 
 
 def is_same_output(expected: str, got: str, rules: Rules) -> bool:
-    """Return True if a program printed the expected text. Windows line endings are accepted."""
+    """Return True if a program printed the expected output. Windows line endings are accepted."""
     wanted, printed = (text.replace("\r\n", "\n") for text in (expected, got))
     if rules.stdout == "exact":
         return wanted == printed
@@ -169,7 +175,7 @@ def _is_same_word(word: str, other: str, tolerance: float) -> bool:
 
 
 def show_value(value: Any, limit: int = 120) -> str:
-    """Return a value as text for a message, truncated to `limit`."""
+    """Format a value for a message, truncated to `limit` characters."""
     try:
         return truncate(repr(value), limit)
     except ValueError:  # an integer with too many digits to print
@@ -177,7 +183,7 @@ def show_value(value: Any, limit: int = 120) -> str:
 
 
 def shown_answer(got: Any) -> str:
-    """Return an answer as text for a message."""
+    """Format an answer for a message."""
     kind = got[0] if isinstance(got, list) and len(got) == 2 and isinstance(got[0], str) else ""
     if kind == "other":
         return f"an object of type {str(got[1])[:60]}"
@@ -185,7 +191,7 @@ def shown_answer(got: Any) -> str:
 
 
 def _plain(got: Any, depth: int = 0) -> Any:
-    """Return an answer as plain data without kinds, limited to the part that a message shows."""
+    """Convert an answer to plain data for a message, limited to the part that the message shows."""
     items = _content(got, *_SEQUENCES, "set", "dict")
     if items is None:
         number = _number(got)
@@ -208,7 +214,7 @@ _UNSUITABLE = (TypeError, ValueError, ArithmeticError, LookupError, MemoryError,
 
 
 class _Unknown(Exception):
-    """An unsupported expression; the message is its text."""
+    """An expression that is not supported; the message gives the reason."""
 
 
 def _range(*ends: int) -> range:
@@ -256,13 +262,13 @@ _KNOWN = (
 
 
 class Condition(NamedTuple):
-    """An assertion, split into calls and a condition on their answers.
+    """An assertion that is split into calls and a condition on their answers.
 
     Attributes:
-        calls: the calls, each `{"args", "kwargs"}` in the format of `encode`.
-        test: the expression, with each call replaced with a name.
+        calls: the calls, each with the keys "args" and "kwargs" in the format of `encode`.
+        test: the asserted expression, in which a name replaces each call.
         names: the values of all other names in the expression.
-        text: the original assertion.
+        text: the original expression.
     """
 
     calls: tuple[dict[str, Any], ...]
@@ -271,9 +277,11 @@ class Condition(NamedTuple):
     text: str
 
     def holds(self, answers: Sequence[Any], tolerance: float = 0.0) -> bool:
-        """Return True if the assertion holds for these answers, as in Python; False if they cannot be compared.
+        """Return True if the assertion holds for these answers.
 
-        The tolerance applies to the numbers on both sides of an outermost `==`.
+        If the answers cannot be compared, it does not hold. The tolerance applies to the numbers on both sides of an
+        outermost
+        `==`.
         """
         try:
             names = {**self.names, **{f"answer {number}": decode(answer) for number, answer in enumerate(answers)}}
@@ -288,15 +296,15 @@ class Condition(NamedTuple):
 
 
 def conditions_of(source: str, function: str, what: str) -> list[Condition]:
-    """Return the assertions in a text.
+    """Parse the assertions in a field of the ground truth.
 
     Args:
-        source: `assert …` statements, or a function `check(candidate)` that contains only them.
-        function: the name of the tested function; the parameter of `check` is an alias for it.
-        what: the name of the field that contains the text, for errors.
+        source: `assert …` statements, or a function `check(candidate)` that contains only such statements.
+        function: the name of the tested function. The parameter of `check` is an alias for it.
+        what: the name of the field that contains the source, for error messages.
 
     Raises:
-        RewardError: a statement is not an assertion or is unsupported; the message names the line and the fix.
+        RewardError: If a statement is not an assertion or is not supported. The message contains the line and the fix.
     """
     try:
         body: list[ast.stmt] = ast.parse(source).body
@@ -312,7 +320,7 @@ def conditions_of(source: str, function: str, what: str) -> list[Condition]:
         else:
             reader.read(statement)
     if not reader.conditions:
-        raise RewardError(f"{what} has no assertion about {function}")
+        raise RewardError(f"{what} has no assertion that calls {function}")
     return reader.conditions
 
 
@@ -320,9 +328,9 @@ class _Reader:
     """Reads statements in order and collects the assertions.
 
     Args:
-        what: the name of the field, for errors.
+        what: the name of the field, for error messages.
         functions: the names of the tested function.
-        names: known constants.
+        names: the values of known names.
     """
 
     def __init__(self, what: str, functions: Collection[str], names: dict[str, Any]) -> None:
@@ -361,10 +369,10 @@ class _Reader:
         test = taker.visit(copy.deepcopy(written))
         if not taker.calls:
             if not _value(test, self.names, is_ours=True):
-                raise _Unknown("it calls nothing and is false")
+                raise _Unknown("it does not call the function and is false")
             return
         known = {*self.names, *taker.answers, *_FUNCTIONS, "math"}
-        for inner in ast.walk(test):  # Reject expressions that no answers could make valid.
+        for inner in ast.walk(test):  # Reject expressions that are invalid for any answer.
             if isinstance(inner, ast.Name) and inner.id not in known:
                 raise _Unknown(f"unknown name {inner.id}")
             if isinstance(inner, ast.Call):
@@ -377,7 +385,7 @@ class _Reader:
 
 
 class _Calls(ast.NodeTransformer):
-    """Replaces calls of the tested function with names, and evaluates the parts that do not depend on answers."""
+    """Replaces calls of the tested function with names, and evaluates the parts that do not depend on an answer."""
 
     def __init__(self, functions: Collection[str], names: Mapping[str, Any]) -> None:
         self._functions, self._names = functions, names
@@ -385,7 +393,7 @@ class _Calls(ast.NodeTransformer):
         self.answers: set[str] = set()
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replace a call of the function with a name for its answer."""
+        """Replace a call of the tested function with a name for its answer."""
         if ast.unparse(node.func) not in self._functions:
             return self.generic_visit(node)
         arguments = [_value(argument, self._names, is_ours=True) for argument in node.args]
@@ -396,7 +404,10 @@ class _Calls(ast.NodeTransformer):
         return ast.copy_location(ast.Name(name, ast.Load()), node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        """Evaluate arithmetic without answers; reject arithmetic on answers if its cost cannot be bounded."""
+        """Evaluate arithmetic that involves no answer.
+
+        Arithmetic on answers is rejected if its cost cannot be bounded.
+        """
         self.generic_visit(node)
         if not any(isinstance(inner, ast.Name) and inner.id in self.answers for inner in ast.walk(node)):
             return ast.copy_location(ast.Constant(_value(node, self._names, is_ours=True)), node)
@@ -437,7 +448,7 @@ def _value(node: ast.expr | ast.slice, names: Mapping[str, Any], *, is_ours: boo
     Args:
         node: the expression.
         names: the values of its names.
-        is_ours: whether the expression contains no answer, so that repeating texts and computing powers is safe.
+        is_ours: True if the expression involves no answer, so that repeating strings and computing powers is safe.
     """
 
     def of(inner: ast.expr) -> Any:
@@ -480,8 +491,9 @@ def _value(node: ast.expr | ast.slice, names: Mapping[str, Any], *, is_ours: boo
 
 
 def _calculated(how: ast.operator, left: Any, right: Any, *, is_ours: bool) -> Any:
-    """Apply an operator at bounded cost: only to numbers if an answer is involved, and without numbers of unbounded
-    size.
+    """Apply an operator at a bounded cost.
+
+    If an answer is involved, only numbers are accepted. Powers and repetitions with large results are rejected.
     """
     are_numbers = all(isinstance(value, int | float | complex) for value in (left, right))
     if isinstance(how, ast.Pow):
@@ -492,7 +504,7 @@ def _calculated(how: ast.operator, left: Any, right: Any, *, is_ours: bool) -> A
         if not is_ours or sizes[0] * sizes[1] > _MOST_ITEMS:
             raise _Unknown("a sequence of this length is not supported")
     elif isinstance(how, ast.Mod) and not are_numbers:
-        raise _Unknown("formatting texts is not supported")
+        raise _Unknown("string formatting is not supported")
     return _OPERATORS[type(how)](left, right)
 
 
@@ -510,13 +522,15 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """One or more calls of the tested function and the expected result. Several calls come from one assertion.
+    """One or more calls of the tested function, with the expected result.
+
+    Only an assertion can have several calls.
 
     Attributes:
         calls: the calls, in the format of `encode`.
         expected: the expected value, or the condition of an assertion.
-        label: the class of the test; "" if it has none.
-        written: the function and arguments as written in the ground truth; unused for assertions.
+        label: the class of the test, or "" if it has none.
+        written: the function and the arguments as written in the ground truth. This is not used for assertions.
     """
 
     calls: tuple[dict[str, Any], ...]
@@ -542,7 +556,7 @@ class CallTest:
 
     @property
     def asked(self) -> str:
-        """The call, as the start of a message."""
+        """The call, formatted as the start of a message."""
         if isinstance(self.expected, Condition):
             return f"in `{self.expected.text[:160]}` it"
         function, arguments, named = self.written
@@ -552,12 +566,12 @@ class CallTest:
 
     @property
     def wanted(self) -> str:
-        """The expected value, as the end of a message; "" if `asked` already contains it."""
-        return "" if isinstance(self.expected, Condition) else f", and {show_value(self.expected)} was expected"
+        """The expected value, formatted as the end of a message, or "" if `asked` already contains it."""
+        return "" if isinstance(self.expected, Condition) else f", but {show_value(self.expected)} was expected"
 
 
 class RunTest(NamedTuple):
-    """A run of the program: the input and the expected output."""
+    """A run of the program, with its input and the expected output."""
 
     stdin: str
     stdout: str
@@ -566,12 +580,13 @@ class RunTest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """All tests of a ground truth: either calls of `function`, or runs.
+    """All tests of a ground truth, which are either calls of `function` or runs.
 
     Attributes:
-        function: the name of the tested function; "" for runs.
-        calls, runs: the tests; one of the two is empty.
-        setup: code to run before the program.
+        function: the name of the tested function, or "" for runs.
+        calls: the tests that are calls, or () if the tests are runs.
+        runs: the tests that are runs, or () if the tests are calls.
+        setup: code that runs before the program.
     """
 
     function: str
@@ -584,7 +599,7 @@ def parse_suite(ground_truth: Any) -> Suite:
     """Parse the tests of a ground truth.
 
     Raises:
-        RewardError: the form is unknown or there are no tests; the message names the position and a valid form.
+        RewardError: If the form is unknown or there are no tests. The message contains the position and a valid form.
     """
     data = _parsed(ground_truth)
     if isinstance(data, list):
@@ -598,7 +613,8 @@ def parse_suite(ground_truth: Any) -> Suite:
             function = _text(data.get("function") or _called(sources.values()), "function")
             if not function:
                 raise RewardError(
-                    'the assertions of ground_truth.test_list do not call a function; add its name: "function": "solve"'
+                    "the assertions of ground_truth.test_list do not call a function; name the function: "
+                    '"function": "solve"'
                 )
         else:
             sources = {"ground_truth.test": _text(data["test"], "test")}
@@ -611,7 +627,9 @@ def parse_suite(ground_truth: Any) -> Suite:
     elif {"inputs", "outputs"} <= data.keys():
         inputs, outputs = _items(data, "inputs"), _items(data, "outputs")
         if len(inputs) != len(outputs):
-            raise RewardError(f"ground_truth has {len(inputs)} inputs and {len(outputs)} outputs")
+            raise RewardError(
+                f"ground_truth has {len(inputs)} inputs but {len(outputs)} outputs; each input needs one output"
+            )
         function = _text(data.get("fn_name") or "", "fn_name")
         for number, (given, wanted) in enumerate(zip(inputs, outputs, strict=True)):
             if not function:
@@ -653,7 +671,9 @@ def _parse_test(test: Any, function: str, where: str) -> CallTest | RunTest:
         if test.get("testtype", "functional" if function else "stdin") != "functional":
             return RunTest(given, wanted, label)
         if not function:
-            raise RewardError(f'{where} is a call; write {{"function": "solve", "tests": […]}} around the list')
+            raise RewardError(
+                f'{where} is a call, but the function is not named; write {{"function": "solve", "tests": […]}}'
+            )
         try:
             arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
             return _call_test(function, arguments, {}, json.loads(wanted), label)
@@ -679,12 +699,12 @@ def _call_test(
 
 
 def _joined(value: Any) -> str:
-    """Return a program's input or output as one text; some datasets store it as a list of lines."""
+    """Return the input or output of a program as one string. Some datasets store it as a list of lines."""
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _called(tests: Collection[str]) -> str:
-    """Return the name of the function that the assertions call."""
+    """Return the name of the function that the assertions call, or "" if they call none."""
     for test in tests:
         try:
             tree = ast.parse(test)
@@ -704,7 +724,7 @@ def _parsed(value: Any) -> Any:
     except (ValueError, RecursionError) as error:
         if value.lstrip().startswith("assert"):
             return [value]
-        raise RewardError(f"ground_truth is text, but not JSON ({error}); {_FORMS}") from None
+        raise RewardError(f"ground_truth is a string, but not JSON ({error}); {_FORMS}") from None
 
 
 def _items(data: Mapping[str, Any], name: str) -> list[Any]:
@@ -716,7 +736,7 @@ def _items(data: Mapping[str, Any], name: str) -> list[Any]:
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise RewardError(f"{name if '.' in name else f'ground_truth.{name}'} must be text, got {type_name(value)}")
+        raise RewardError(f"{name if '.' in name else f'ground_truth.{name}'} must be a string, got {type_name(value)}")
     return value
 
 

@@ -1,7 +1,7 @@
-"""Rewards that combine others: a weighted mean, a gate, bounds, and the first reward that returns a score.
+"""Rewards that combine other rewards: a weighted mean, a gate, a clip, and the first reward that returns a score.
 
-Each part is a reward of any kind with separate options and resources. An unscored part leaves the result unscored,
-except in `first_of`; a missing score is never treated as zero.
+Each part is a pointwise reward with its options and resources. If a part that was called is unscored, the result is
+unscored too, except in `first_of`. A missing score is never treated as zero.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 
 Reward = Callable[..., Any]
 Call = Callable[[str], Awaitable[EvaluateResult]]
-"""A function that calls the part with this name on the rollout; it raises an error if the part is unscored."""
+"""A function that calls the part with the given name on the rollout. It raises an error if the part is unscored."""
 _PART_REASON = 300  # characters of a part's reason that the reason of `weighted` quotes
 _LEVELS: tuple[SandboxLevel | None, ...] = (None, "in_process", "warm", "isolated")
 
 
 def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) -> Reward:
-    """Return a reward that is the weighted mean of several rewards; each part's score becomes a metric with the part's
-    name.
+    """Return a reward that is the weighted mean of several rewards.
 
-    Step outputs of the parts are summed per step, with the same weights.
+    The score of each part is recorded as a metric under the name of the part. The step outputs of the parts are added
+    up for each step, with the same weights.
 
     Args:
         id: the name of the reward in files.
-        parts: a reward (weight 1) or a pair of reward and weight, by name; weights are normalized to sum to 1.
+        parts: the parts by name. Each is a reward, which has weight 1, or a pair of a reward and its weight. The
+            weights are normalized to a sum of 1.
 
     Raises:
-        ConfigError: there are no parts, a weight is negative, or all weights are 0.
+        ConfigError: If there are no parts, if a weight is negative, or if all weights are 0.
 
     Example:
         ```python
@@ -62,9 +63,10 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
 
 
 def weighted_result(results: Mapping[str, EvaluateResult], weights: Mapping[str, float]) -> EvaluateResult:
-    """Return the weighted sum of results, with a metric for each; step outputs are summed per step.
+    """Return the weighted sum of several results, with a metric for each of them.
 
-    The reason quotes the reasons of the parts, lowest scores first and parts without weight last.
+    Step outputs are added up for each step. The reason quotes the reasons of the parts in ascending order of their
+    scores; parts with weight 0 come last.
     """
     steps: dict[str, float] = {}
     for name, result in results.items():
@@ -81,13 +83,18 @@ def weighted_result(results: Mapping[str, EvaluateResult], weights: Mapping[str,
 
 
 def _part_reason(name: str, result: EvaluateResult, weight: float) -> str:
-    """Return a part's score, weight and reason on one line; its metric has the full reason."""
+    """Return the score, the weight and the shortened reason of a part on one line.
+
+    The metric of the part contains the full reason.
+    """
     reason = truncate(" ".join((result.reason or "").split()), _PART_REASON)
-    return f"{name} {result.score:g} (weight {weight:g})" + (f": {reason}" if reason else "")
+    return f"{name} {result.score:.3g} (weight {weight:.3g})" + (f": {reason}" if reason else "")
 
 
 def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = "gate") -> Reward:
-    """Return a reward that scores `reward` if `condition` scores at least `at_least`, else 0 without calling `reward`.
+    """Return a reward that scores `reward` only if `condition` scores at least `at_least`.
+
+    If `condition` scores less, the result is 0 and `reward` is not called.
 
     Example:
         ```python
@@ -98,7 +105,7 @@ def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = 
     async def combine(call: Call) -> EvaluateResult:
         first = await call("condition")
         if first.score < at_least:
-            reason = f"the condition scores {first.score:g}, below {at_least:g}: {first.reason}"
+            reason = f"the condition scored {first.score:g}, which is less than {at_least:g}: {first.reason}"
             return EvaluateResult(score=0.0, reason=reason, metrics={"condition": _metric(first)})
         result = await call("reward")
         return result.model_copy(update={"metrics": {**result.metrics, "condition": _metric(first)}})
@@ -107,10 +114,10 @@ def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = 
 
 
 def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip") -> Reward:
-    """Return a reward whose score is clipped to the bounds.
+    """Return a reward whose score is clipped to the interval from `low` to `high`.
 
     Raises:
-        ConfigError: `low` is not below `high`.
+        ConfigError: If `low` is not less than `high`.
     """
     if not low < high:
         raise ConfigError(f"clip(): low must be less than high, got {low!r} and {high!r}")
@@ -123,9 +130,9 @@ def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip
 
 
 def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
-    """Return a reward whose result is that of the first of `rewards` that scores the rollout.
+    """Return a reward that uses the result of the first of several rewards that returns a score.
 
-    An example is an exact comparison if there is a ground truth, and a judge otherwise.
+    For example, it can compare the answer exactly if there is a ground truth, and call a judge if none exists.
     """
     if not rewards:
         raise ConfigError("first_of() needs at least one reward")
@@ -138,13 +145,13 @@ def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
                 return await call(name)
             except RewardKitError as error:
                 problems.append(str(error))
-        raise InvalidResultError(f"{id}: none of {len(names)} rewards returned a score: {'; '.join(problems)}")
+        raise InvalidResultError(f"{id}: none of the {len(names)} rewards returned a score: {'; '.join(problems)}")
 
     return combined(id, dict(zip(names, rewards, strict=True)), combine)
 
 
 class CombinedReward:
-    """A reward that combines others and opens them in its process."""
+    """A reward that combines other rewards and opens them in its process."""
 
     made_of: Mapping[str, RewardSpec]
     combine: Callable[[Call], Awaitable[EvaluateResult]]
@@ -154,7 +161,7 @@ class CombinedReward:
         self._opened: dict[str, OpenReward] = {}
 
     async def open_parts(self, load: Callable[[str], Any], run: Caller) -> None:
-        """Open each part. Roll back on error."""
+        """Open all parts. If one of them fails, close those that are already open."""
         async with AsyncExitStack() as stack:
             for name, spec in self.made_of.items():
                 opened = OpenReward(spec, _loader_beside(spec, load), run)
@@ -164,15 +171,15 @@ class CombinedReward:
             self._stack = stack.pop_all()
 
     async def call_part(self, name: str, values: Mapping[str, Any]) -> EvaluateResult:
-        """Call a part with a copy of the rollout, so that parts cannot affect each other.
+        """Call a part with a copy of the rollout so that parts cannot affect each other.
 
-        A final state is opened only once.
+        The final state is opened only once and shared by all parts.
         """
         copies = {key: value if key == "state" else copy.deepcopy(value) for key, value in values.items()}
         return await self._opened[name].call(copies)
 
     async def score(self, **values: Any) -> EvaluateResult:
-        """Return the result of one rollout, with the usage of all judges that were called."""
+        """Return the result for one rollout, with the total usage of all judges that were called."""
         usages: list[str] = []
 
         async def call(name: str) -> EvaluateResult:
@@ -191,7 +198,7 @@ class CombinedReward:
         return result
 
     async def close(self) -> None:
-        """Close the parts in reverse order of opening."""
+        """Close the parts in reverse order."""
         await self._stack.aclose()
 
 
@@ -201,11 +208,11 @@ def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awa
     Args:
         id: the name of the reward in files.
         parts: the rewards by name.
-        combine: returns the result of one rollout; its argument is a function that calls a part by name on that
-            rollout.
+        combine: a function that returns the result for one rollout. Its argument is a function that calls a part by its
+            name on that rollout.
 
     Raises:
-        ConfigError: a part is not a pointwise reward.
+        ConfigError: If a part is not a pointwise reward.
     """
     specs = {name: fix_options(reward_spec(reward), {}) for name, reward in parts.items()}
     for name, spec in specs.items():
@@ -228,7 +235,7 @@ def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awa
 
 
 def _loader_beside(spec: RewardSpec, load: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a loader that resolves the references of a part relative to the part's file."""
+    """Return a loader that resolves the references of a part relative to the file of the part."""
     if spec.origin is None:
         return load
     folder = spec.origin.file.parent

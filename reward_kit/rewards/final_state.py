@@ -1,4 +1,4 @@
-"""`final_state_matches`, which compares the resource's final state with an expected state and ignores messages."""
+"""The reward `final_state_matches`, which compares the final state of the resource with an expected state."""
 
 from __future__ import annotations
 
@@ -35,35 +35,43 @@ def final_state_matches(
     globs: bool = False,
     texts: Literal["exact", "lines"] = "exact",
 ) -> EvaluateResult:
-    """Score 1 if the resource's final state is the expected one, else 0, or the share of right items under `partial`.
+    """Score 1 if the final state of the resource is the expected one, or 0 if it is not.
 
-    The form of the ground truth depends on the state; a text is parsed as JSON. This reward runs in the sandbox, since
-    the agent may have created the database's views.
+    With `partial`, the score is the share of right items. The form of the ground truth depends on the kind of state. A
+    ground truth that is a string is parsed as JSON. This reward runs in the sandbox, because the agent may have created
+    views in the database.
 
-    | state | ground truth | an item |
+    | State | Ground truth | Item |
     |---|---|---|
-    | JSON, such as python_state's | the value; with "paths" `{"/a/0/b": value}` by JSON pointer | the value, a path |
-    | files | `{path: text}`, null for no such file, true for any content, `{"base64": …}` for bytes | a path |
-    | database | `{table: rows}` or `{"SELECT …": rows}`, rows as lists or as objects by column | a table or query |
-    | composite | `{name of the resource: any of these}` | those of the parts |
+    | JSON, as of python_state | the value, or with "paths" `{"/a/0/b": value}` by JSON pointer | the value, a pointer |
+    | files | `{path: content}` | a path |
+    | database | `{table: rows}` or `{"SELECT …": rows}` | a table, a query |
+    | composite | `{name of the resource: any of these}` | the items of the resources |
+
+    The content of a file is a string, `{"base64": …}` for bytes, true for any content, or null if the file must not
+    exist. Each row is a list, or an object with the column names as its keys.
 
     Args:
         messages: the conversation, which is ignored.
         state: the final state.
-        ground_truth: the expected state, as described above.
-        match: "equal" requires equal JSON values, no other files, and exactly these rows in each listed table; "subset"
-            allows additional fields, files and rows; "paths" is for JSON. A mapping sets this for each resource of a
-            composite. Unlisted tables and resources are not compared.
-        partial: "things" scores the share of right items. An unexpected file counts as an item.
-        tolerance: the largest allowed difference of numbers, relative or absolute.
-        ordered: require rows in the expected order; tables are unordered, so use a query with ORDER BY.
-        globs: treat paths as patterns, with `*` within a directory and `**` across directories. At least one file must
-            match, and every match must have the content; for null, none may match.
-        texts: "lines" ignores spaces at line ends and empty lines at the end of a file.
+        ground_truth: the expected state in the form above.
+        match: "equal" to require an equal JSON value, no additional files, and exactly the expected rows in each listed
+            table; "subset" to allow additional fields, files and rows; or "paths" to compare only some values of a JSON
+            state. For a composite state, a mapping sets this for each resource. Tables and resources that the ground
+            truth does not list are never compared.
+        partial: "things" to score the share of right items. An unexpected file counts as an item.
+        tolerance: the largest allowed difference between two numbers, relative or absolute.
+        ordered: True to require rows in the expected order. The rows of a table have no order, so use a query with
+            ORDER BY.
+        globs: True to treat paths as patterns, in which `*` matches within a directory and `**` matches any number of
+            directories. At least one file must match, and every matching file must have the content. If the content is
+            null, no file may match.
+        texts: "exact" to compare text files exactly, or "lines" to ignore spaces at the ends of lines and empty lines
+            at the end of a file.
 
     Raises:
-        RewardError: the final state or ground truth is missing or unsuitable; the rollout is unscored.
-        ConfigError: the tolerance is negative.
+        RewardError: If the final state or the ground truth is missing or unsuitable. The rollout is then unscored.
+        ConfigError: If the tolerance is not in [0, 1), or if `match` does not fit the kind of state.
 
     Example:
         ```python
@@ -130,12 +138,12 @@ MOST_ROWS: Final = 100_000
 """The maximum number of rows in a table or query."""
 _CELL_TYPES = (int, float, str, bytes, type(None))
 _AUTHORS_MISTAKE: Final = re.compile(r'.{,30}state: (?:near "|incomplete input|unrecognized token|You can)')
-"""Errors that the agent's tables and views cannot cause, since SQLite has already parsed them."""
+"""Errors that the tables and views of the agent cannot cause, because SQLite has already parsed them."""
 _QUERY: Final = re.compile(r"\s*(?:\(|--|/\*|(?:select|with|values)\b\s*\S)", re.IGNORECASE | re.DOTALL)
 
 
 class StateRules(NamedTuple):
-    """Rules for comparing states; see `final_state_matches`."""
+    """The rules for comparing states; see `final_state_matches`."""
 
     match: Match = "equal"
     tolerance: float = 0.0
@@ -145,7 +153,7 @@ class StateRules(NamedTuple):
 
 
 class StateMismatch(NamedTuple):
-    """A compared item and the problem with it; "" if it is right."""
+    """The name of a compared item, and a description of the problem with it ("" if it is right)."""
 
     name: str
     problem: str
@@ -167,13 +175,15 @@ def _compare_json(expected: Any, state: Any, how: StateRules) -> Iterator[StateM
     for pointer, value in expected.items():
         is_there, at_pointer = _follow(state, pointer)
         problem = (
-            difference(value, at_pointer, comparing) if is_there else f": {abbreviate(value)} is expected, missing"
+            difference(value, at_pointer, comparing)
+            if is_there
+            else f": expected {abbreviate(value)}, but it is missing"
         )
         yield StateMismatch(pointer, problem.removeprefix(": ").lstrip())
 
 
 def _compare_files(expected: Any, state: FilesState, how: StateRules) -> Iterator[StateMismatch]:
-    """Compare files by path or pattern; under "equal", also report unexpected files."""
+    """Compare files by path or by pattern. With "equal", unexpected files are reported too."""
     if not isinstance(expected, Mapping):
         raise RewardError(f"final_state_matches: the ground_truth must be {{path: text}}, got {type_name(expected)}")
     known: set[str] = set()
@@ -190,10 +200,10 @@ def _compare_files(expected: Any, state: FilesState, how: StateRules) -> Iterato
 
 
 def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
-    """Return whether a JSON pointer leads to a value, and the value."""
+    """Return True and the value at a JSON pointer, or False and None if the pointer leads nowhere."""
     if pointer and not pointer.startswith("/"):
         raise RewardError(
-            f"final_state_matches: {pointer!r} is not a JSON pointer; write '/a/0/b', or '' for the whole"
+            f"final_state_matches: {pointer!r} is not a JSON pointer; write '/a/0/b', or '' for the whole state"
         )
     for part in pointer.split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
@@ -222,11 +232,11 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRul
         try:
             wanted = base64.b64decode(expected["base64"], validate=True)
         except (ValueError, TypeError):
-            raise RewardError("final_state_matches: an expected file's base64 cannot be decoded") from None
+            raise RewardError("final_state_matches: the base64 content of an expected file cannot be decoded") from None
     else:
         raise RewardError(
-            f"final_state_matches: an expected file cannot be {type_name(expected)}; write its text, null if "
-            'it must not exist, true for any content, or {"base64": …}'
+            f"final_state_matches: the content of a file cannot be {type_name(expected)}; write a string, null if "
+            'the file must not exist, true for any content, or {"base64": …}'
         )
 
     def as_read(content: str | bytes) -> str | bytes:
@@ -253,7 +263,7 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRul
 
 
 def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Return True if a path matches a pattern segment by segment; `**` matches any number of directories."""
+    """Return True if a path matches a pattern. The segment `**` matches any number of directories."""
     reached = {0}
     for part in pattern:
         if part == "**":
@@ -266,12 +276,12 @@ def _matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
 def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -> str:
     wanted, columns = _wanted_rows(source, rows)
 
-    def backticked(name: str) -> str:  # SQLite would treat an unknown name in double quotes as a text.
+    def backticked(name: str) -> str:  # SQLite would treat an unknown name in double quotes as a string.
         return "`" + name.replace("`", "``") + "`"
 
     names = ", ".join(map(backticked, columns)) or "*"
     inner = f"({source.strip().rstrip(';')}\n)" if _QUERY.match(source) else backticked(source)
-    try:  # Limit the rows, since a view may be endless.
+    try:  # Limit the rows, because a view may be endless.
         got = state.query(f"SELECT {names} FROM {inner} LIMIT {MOST_ROWS + 1}")
     except EnvironmentFailure as error:
         if _AUTHORS_MISTAKE.match(str(error)):
@@ -287,7 +297,7 @@ def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -
                 'final_state_matches: for rows, match="subset" cannot be combined with tolerance or ordered'
             )
         first = next((row for row in wanted if row_key(row) in missing), None)
-        return "" if first is None else f"missing row {_shown_row(first)}"
+        return "" if first is None else f"the row {_shown_row(first)} is missing"
     width = len(wanted[0]) if wanted else len(got[0]) if got else 0
     result = QueryResult(len(got[0]) if got else width, got)
     if not same_rows([QueryResult(width, wanted)], result, how.ordered, "in_order", how.tolerance):
@@ -299,7 +309,7 @@ def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -
 
 
 def _wanted_rows(source: str, rows: Any) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """Return the expected rows, and their columns if the rows name them."""
+    """Return the expected rows, and the names of their columns if the rows are objects."""
     if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple | Mapping) for row in rows):
         raise RewardError(f"final_state_matches: the rows of {source!r} must be a list of lists or of objects")
     columns = list(rows[0]) if rows and isinstance(rows[0], Mapping) else []

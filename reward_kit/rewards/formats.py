@@ -1,4 +1,4 @@
-"""Rewards for the form of a reply: tags, regular expressions, keywords, repetition, and visible reasoning steps."""
+"""Rewards for the form of a reply: tags, regular expressions, keywords, repetition and explicit reasoning steps."""
 
 from __future__ import annotations
 
@@ -56,28 +56,28 @@ def tag_format(
     partial: bool = False,
     turns: Literal["last", "all"] = "last",
 ) -> EvaluateResult:
-    """Score 1 if each tag occurs exactly once, closed, in order and not nested, with no text outside of the tags; else
-    0.
+    """Score 1 if each tag occurs exactly once, in order and not nested, and no text is outside of the tags.
 
-    This is the format reward of DeepSeek-R1 (2025) without the gaps of its usual regular expression: a repeated tag, or
-    a tag inside another one, even in a quotation, is wrong. A tag must be exactly `<think>`; with other case,
-    attributes or spaces it is plain text. The reward does not judge the answer; use it as the condition of a `gate`.
+    In all other cases, score 0. This is the format reward of DeepSeek-R1 (2025) without the gaps of the regular
+    expression that is usually used for it: a repeated tag and a tag inside another one are wrong, even in a quotation.
+    A tag must be written exactly as `<think>`. A tag in another case, with attributes or with spaces is plain text. The
+    reward does not judge the answer, so use it as the condition of a `gate`.
 
     Args:
-        messages: the conversation, without `reasoning_content`.
-        assistant_turns: the positions of the agent's messages; by default all assistant messages.
-        tags: the tag names, in order.
-        allow_outside: whether to allow text before, between and after the tags.
-        allow_empty: whether to allow tags without visible content.
-        strict_lines: whether each tag must be alone on its line.
-        partial: score the share of right parts. The parts are the tags, each of which must be valid and follow the tags
-            before it, and, once all tags are valid, the absence of text outside of them. Tags in the wrong order or
-            without content score 0.
-        turns: "last" reads the agent's last message; "all" averages all of its messages, each with a step reward. A
-            message that only calls tools has no tags.
+        messages: the conversation. `reasoning_content` is not read.
+        assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
+        tags: the names of the tags, in order.
+        allow_outside: True to allow text before, between and after the tags.
+        allow_empty: True to allow tags without visible content.
+        strict_lines: True to require that each opening and closing tag is alone on its line.
+        partial: True to score the share of right parts. Each tag is a part, which is right if it is valid and follows
+            the tags before it. The absence of text outside of the tags is another part, which counts only if all tags
+            are right.
+        turns: "last" to read the last message of the agent, or "all" to average over all of its messages, each with a
+            step reward. A message that only calls tools has no tags.
 
     Raises:
-        ConfigError: `tags` are not distinct names.
+        ConfigError: If `tags` are not distinct names.
 
     Example:
         ```python
@@ -120,22 +120,22 @@ def regex_format(
     strip: bool = True,
     of: Part = "whole",
 ) -> EvaluateResult:
-    r"""Score 1 if the agent's last message matches a Python regular expression, else 0.
+    r"""Score 1 if the last message of the agent matches a regular expression, or 0 if it does not.
 
-    Backtracking can take forever on adversarial text, so tasks run this reward in the sandbox with its limits; a reply
-    that exceeds a limit is unscored. A direct call has no limit.
+    Backtracking can take unlimited time on malicious text, so tasks run this reward in the sandbox with its limits. If
+    a reply exceeds a limit, the rollout is unscored. A direct call has no limit.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's messages; by default all assistant messages.
-        pattern: the regular expression.
-        where: "whole" requires a match of the whole text; "found" searches for a match anywhere.
-        flags: names of flags of `re`.
-        strip: whether to ignore white space around the reply.
-        of: the "whole" reply, its "thought", or its "answer".
+        assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
+        pattern: the regular expression, in the syntax of Python.
+        where: "whole" to match the whole text, or "found" to search for a match anywhere in it.
+        flags: the names of flags of the module `re`.
+        strip: True to ignore white space around the reply.
+        of: the part of the reply to match: the "whole" reply, its "thought" or its "answer".
 
     Raises:
-        ConfigError: the pattern is empty or not a regular expression.
+        ConfigError: If the pattern is empty or is not a regular expression.
 
     Example:
         ```python
@@ -162,20 +162,19 @@ class _Rules(NamedTuple):
 
 
 class _Tag(NamedTuple):
-    """A tag in a text: its index among all tags, its start and its end."""
+    """A tag in a text, with its index among all tags and the positions of its start and end."""
 
     order: int
     start: int
     end: int
 
     def is_alone(self, text: str) -> bool:
-        """Return True if the tag is alone on its line."""
         before, after = text[: self.start].rpartition("\n")[2], text[self.end :].partition("\n")[0]
         return not before.strip() and not after.strip()
 
 
 def _score_tags(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
-    """Return the score of one message, and its first fault."""
+    """Return the score of one message, and a description of its first fault."""
     tags: dict[str, list[_Tag]] = {mark + name: [] for name in rules.tags for mark in ("", "/")}
     names = "|".join(re.escape(name) for name in rules.tags)
     for index, match in enumerate(re.finditer(f"<(/?(?:{names}))>", text)):
@@ -197,7 +196,7 @@ def _score_tags(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
 
 
 def _fault(text: str, name: str, tags: Mapping[str, list[_Tag]], behind: int, rules: _Rules) -> str:
-    """Return a description of what is wrong with a tag; "" if it is valid."""
+    """Return a description of the fault of a tag, or "" if the tag is valid."""
     for key in (name, f"/{name}"):
         if len(tags[key]) != 1:
             return f"<{key}> occurs {len(tags[key])} times instead of once"
@@ -247,20 +246,22 @@ def contains_all(
     partial: bool = False,
     of: Part = "answer",
 ) -> EvaluateResult:
-    """Score 1 if the agent's last message contains every keyword, else 0. A bare list of the keywords also scores 1.
+    """Score 1 if the last message of the agent contains every keyword, or 0 if it does not.
+
+    A reply that only lists the keywords also scores 1.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's messages; by default all assistant messages.
-        keywords: words or phrases; white space in them matches any white space.
-        whole_words: whether to require word boundaries, so that "category" does not contain "cat". In scripts without
-            spaces, such as Chinese, words have no visible boundaries, so any position matches.
-        ignore_case: whether to compare with Unicode case folding, so that "STRASSE" equals "Straße".
-        partial: whether to score the share of keywords that were found.
-        of: the "whole" reply, its "thought", or its "answer".
+        assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
+        keywords: words or phrases. White space in them matches any white space.
+        whole_words: True to require word boundaries, so that "category" does not contain "cat". In scripts that are
+            written without spaces, such as Chinese, any position counts as a boundary.
+        ignore_case: True to compare with Unicode case folding, so that "STRASSE" equals "Straße".
+        partial: True to score the share of keywords that were found.
+        of: the part of the reply to search: the "whole" reply, its "thought" or its "answer".
 
     Raises:
-        ConfigError: there are no keywords, or a keyword is empty.
+        ConfigError: If there are no keywords, or if a keyword is empty.
 
     Example:
         ```python
@@ -288,16 +289,16 @@ def contains_none(
     ignore_case: bool = True,
     of: Part = "answer",
 ) -> EvaluateResult:
-    """Score 1 if the agent's last message is not empty and contains none of the keywords, else 0.
+    """Score 1 if the last message of the agent is not empty and contains none of the keywords.
 
-    Deliberately misspelled words and letters of another script are not detected.
+    In all other cases, score 0. Deliberate misspellings and similar letters of another script are not detected.
 
     Args:
-        messages, assistant_turns, whole_words, ignore_case, of: as in `contains_all`.
+        messages, assistant_turns, whole_words, ignore_case, of: arguments that work as in `contains_all`.
         keywords: the unwanted words or phrases.
 
     Raises:
-        ConfigError: there are no keywords, or a keyword is empty.
+        ConfigError: If there are no keywords, or if a keyword is empty.
 
     Example:
         ```python
@@ -324,13 +325,13 @@ def _checked(keywords: Sequence[str]) -> Sequence[str]:
 
 
 def _plain(text: str, ignore_case: bool) -> str:
-    """Return the text with composed characters, each white space as one space, and optionally with case folded."""
+    """Return the text with composed characters and single spaces, and with folded case if `ignore_case` is set."""
     folded = composed(text, "NFC").casefold() if ignore_case else text
     return " ".join(composed(folded, "NFC").split())
 
 
 def _contains_word(text: str, word: str, whole_words: bool) -> bool:
-    """Return True if a text contains a word, in linear time."""
+    """Return True if the text contains the word. This takes linear time."""
     start = text.find(word)
     while start >= 0:
         ends = (start, start + len(word))
@@ -363,21 +364,21 @@ def no_repetition(
     max_penalty: Annotated[float, Field(ge=0, le=1)] = 1.0,
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Score 1 minus `max_penalty` times the share of n-grams that already occurred earlier in the reply.
+    """Score 1 minus `max_penalty` times the share of n-grams that occurred earlier in the reply.
 
-    That share is 1 - different n-grams / all n-grams, as in Appendix C.2 of "Demystifying Long Chain-of-Thought
-    Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373); the published reward is this score minus 1. A reply that is
-    shorter than one n-gram scores 1; an empty reply scores 0.
+    This share is 1 - distinct n-grams / all n-grams, as in Appendix C.2 of "Demystifying Long Chain-of-Thought
+    Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373). The published reward is this score minus 1. A reply that is
+    shorter than one n-gram scores 1, and an empty reply scores 0.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's messages; by default all assistant messages.
-        ngram: the number of units per n-gram. Small values penalize ordinary language, such as "one of the" for 3.
-        unit: "words" separated by white space, or "characters" for languages without spaces, for which 10 to 20 is a
-            good `ngram`. Case is ignored. A word of more than 40 characters is counted in pieces of 10, so that
-            omitting spaces does not hide repetition.
-        max_penalty: the penalty of a reply that consists only of repetition.
-        of: the "whole" reply, its "thought", or its "answer".
+        assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
+        ngram: the number of units in each n-gram. Small values penalize ordinary phrases, such as "one of the" for 3.
+        unit: "words", which are separated by white space, or "characters" for languages without spaces, for which 10 to
+            20 is a good `ngram`. Case is ignored. A word of more than 40 characters is counted in pieces of 10, so that
+            leaving out spaces does not hide repetition.
+        max_penalty: the penalty for a reply that consists only of repetition.
+        of: the part of the reply to check: the "whole" reply, its "thought" or its "answer".
 
     Example:
         ```python
@@ -399,10 +400,11 @@ def no_repetition(
 
 
 def _count_distinct(units: list[str], ngram: int) -> int:
-    """Count the different n-grams.
+    """Count the distinct n-grams.
 
-    Each run of units gets a number, equal for equal runs. The numbers of longer runs are derived from pairs of
-    overlapping shorter runs, doubling the length each time. Each doubling takes O(n log n), and no n-gram is stored.
+    Each run of units gets a number, and equal runs get equal numbers. The numbers of longer runs are computed from
+    pairs of overlapping shorter runs, and their length doubles each time. Each doubling takes O(n log n) time, and no
+    n-gram is stored.
     """
     known: dict[str, int] = {}
     numbers: NDArray[np.int64] = np.array([known.setdefault(unit, len(known)) for unit in units], dtype=np.int64)
@@ -419,7 +421,7 @@ OPENERS = (
     *("first", "firstly", "first of all", "second", "secondly", "third", "thirdly", "fourth", "fifth"),
     *("next", "then", "after that", "finally", "lastly"),
 )
-"""Phrases that begin a step if a comma follows."""
+"""Phrases that start a step if a comma follows."""
 _DECORATION = re.compile(r"[\s>#*_]*")
 _BULLET = re.compile(r"[-*+•–](?=[ \t])")
 _NUMBER = re.compile(r"(?:\(\d{1,3}\)|\d{1,3}[.)])(?:\*\*|__)?(?=\s|$)")
@@ -439,21 +441,22 @@ def reasoning_steps(
     openers: tuple[str, ...] = OPENERS,
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Score the number of explicit steps divided by `at_least`, at most 1.
+    """Score the number of explicit reasoning steps divided by `at_least`, with a maximum of 1.
 
     A step starts with a number ("1.", "2)", "(3)") or a bullet at the start of a line, with "Step 4", or with an opener
-    such as "First," at the start of a sentence or after a comma. Steps without words are ignored, and steps repeated
-    verbatim count once. The reward measures only form: false steps count too.
+    such as "First," at the start of a sentence or after a comma. Steps without words are ignored, and identical steps
+    count once. The reward measures only the form of the reply, so false steps count too.
 
-    It is based on Open-R1's reward of this name (Hugging Face 2025), which counts bare markers, rules and repetitions.
+    It is based on the reward of the same name in Open-R1 (Hugging Face 2025), which also counts markers without text,
+    horizontal rules and repeated steps.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's messages; by default all assistant messages.
+        assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
         at_least: the number of steps that scores 1.
-        min_words: the minimum number of words or numbers in a step, after its marker.
-        openers: phrases that start a step if followed by a comma, in any case.
-        of: the "whole" reply, its "thought", or its "answer". Fenced code contains no steps.
+        min_words: the minimum number of words or numbers in a step after its marker.
+        openers: phrases that start a step if a comma follows. Case is ignored.
+        of: the part of the reply to check: the "whole" reply, its "thought" or its "answer". Fenced code is ignored.
 
     Example:
         ```python
@@ -469,14 +472,17 @@ def reasoning_steps(
         line = text[start:end].partition("\n")[0]
         steps.append(line if word_count(line) >= min_words else text[start:end])
     different = {tuple(_WORDS.findall(step.casefold())) for step in steps if word_count(step) >= min_words}
-    reason = f"{len(different)} different steps with words, of {len(steps)} markers; {at_least} are required"
+    reason = (
+        f"{len(different)} different steps with words were found after {len(steps)} markers; {at_least} are required"
+    )
     return EvaluateResult(score=min(1.0, len(different) / at_least), reason=reason)
 
 
 def _markers(text: str, inline: re.Pattern[str]) -> list[tuple[int, int]]:
-    """Return the start and end of every marker: at most one at a line start, and any number within its sentences.
+    """Return the start and end of every marker in the text.
 
-    Adjacent markers, as in "- Step 1:", count as one.
+    A line can have one marker at its start and any number of markers within its sentences. Adjacent markers, as in
+    "- Step 1:", count as one.
     """
     markers: list[tuple[int, int]] = []
     position = 0

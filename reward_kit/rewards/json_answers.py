@@ -46,25 +46,27 @@ def json_answer(
     arrays: Literal["ordered", "any_order"] = "ordered",
     tolerance: Closeness = 0.0,
 ) -> EvaluateResult:
-    """Score 1 if the JSON in the answer equals the expected value, else 0, or the share of its right fields.
+    """Score 1 if the JSON in the answer equals the expected value, or 0 if it does not.
 
-    Fields are unordered, 1 equals 1.0, true does not equal 1, and null differs from a missing field. Syntax that is
-    valid only in Python or JavaScript (NaN, comments, single quotes, trailing commas) is not JSON, nor is an object
-    with duplicate field names.
+    With `partial`, the score is the share of right fields. The fields of an object have no order, 1 equals 1.0, true
+    does not equal 1, and null is different from a missing field. Syntax that is valid only in Python or JavaScript
+    (NaN, comments, single quotes, trailing commas) is not JSON. An object with duplicate field names is rejected too.
 
     Args:
-        messages: the conversation; only the last assistant message is read, without its reasoning.
-        ground_truth: the value; a text is parsed as JSON, so the text Paris must be written as '"Paris"'.
-        answer: "whole" requires the whole reply to be JSON; "fenced" reads its last block that is tagged json or
-            untagged; "any" tries the whole reply, then that block, then the last object or array in the text.
-        partial: "fields" scores the share of right leaves (fields and items without children), each at its position,
-            among those expected or found.
-        arrays: "any_order" compares arrays as multisets; an item then counts only if it is entirely right.
-        tolerance: the largest allowed difference of numbers, relative or absolute.
+        messages: the conversation. Only the last assistant message is read, without its reasoning.
+        ground_truth: the expected value. A string is parsed as JSON, so the string Paris must be written as '"Paris"'.
+        answer: "whole" to require that the whole reply is JSON; "fenced" to read the last block that is tagged as json
+            or untagged; or "any" to try the whole reply, that block, and the last object or array in the text, in this
+            order.
+        partial: "fields" to score the share of right leaves, which are the fields and items without children. A leaf
+            must be at the right position. The share is relative to all leaves that are expected or found.
+        arrays: "ordered" to compare arrays in order, or "any_order" to compare them as multisets. In the latter case,
+            an item is right only as a whole.
+        tolerance: the largest allowed difference between two numbers, relative or absolute.
 
     Raises:
-        RewardError: the ground truth is missing or not JSON; the rollout is unscored.
-        ConfigError: the tolerance is negative, or combined with "any_order".
+        RewardError: If the ground truth is missing or is not JSON. The rollout is then unscored.
+        ConfigError: If the tolerance is not in [0, 1), or if it is combined with "any_order".
 
     Example:
         ```python
@@ -107,22 +109,25 @@ def json_schema_answer(
     answer: Where = "any",
     formats: bool = False,
 ) -> EvaluateResult:
-    """Score 1 if the JSON in the answer conforms to a schema, else 0. The content is not judged.
+    """Score 1 if the JSON in the answer conforms to a schema, or 0 if it does not.
 
-    This reward runs in the sandbox, since the schema's patterns are matched against the model's text. References to
-    other documents are not followed: `$ref` must point into the schema itself.
+    The content is not judged. This reward runs in the sandbox, because the patterns of the schema are matched against
+    text from the model. References to other documents are not followed, so `$ref` must refer to a part of the schema
+    itself.
 
     Args:
-        messages: the conversation; only the last assistant message is read, without its reasoning.
-        ground_truth: the schema, as an object or JSON text, unless `schema` is set.
+        messages: the conversation. Only the last assistant message is read, without its reasoning.
+        ground_truth: the schema of this sample, as an object or a JSON string. It is used if `schema` is `None`.
         schema: the schema for all samples.
-        answer: where to look for the JSON, as in `json_answer`.
-        formats: whether to check the keyword `format` too, as far as the library can; in the standard it is only an
-            annotation.
+        answer: the place of the JSON in the reply, as in `json_answer`.
+        formats: True to check the keyword `format` too, as far as the library supports it. In the standard, the keyword
+            is only an annotation.
 
     Raises:
-        RewardError: the schema is missing or invalid, or jsonschema is not installed; the rollout is unscored.
-        ConfigError: the option `schema` is not a valid schema, or (on loading) the extra `json` is missing.
+        RewardError: If the schema is missing or invalid, or if jsonschema is not installed. The rollout is then
+            unscored.
+        ConfigError: If the option `schema` is not a valid schema or, when a task is loaded, if the extra `json` is
+            missing.
 
     Example:
         ```python
@@ -149,7 +154,7 @@ def json_schema_answer(
 
 
 def find_json(text: str, where: Where = "any") -> Any:
-    """Return the JSON value in a reply; raise a ValueError if it is missing or invalid."""
+    """Return the JSON value in a reply. Raise a ValueError if it is missing or invalid."""
     if not text.strip():
         raise ValueError("the reply is empty")
     if len(text) > LONGEST:
@@ -192,16 +197,16 @@ def _truth(ground_truth: Any, reward: str) -> Any:
 
 
 DEEPEST: Final = 50
-"""The maximum nesting depth of a value; comparing a deeper value would exceed Python's recursion limit."""
+"""The maximum nesting depth of a value. Comparing a deeper value would exceed the recursion limit of Python."""
 
 
 class ComparisonRules(NamedTuple):
-    """Rules for comparing two values.
+    """The rules for comparing two values.
 
     Attributes:
-        tolerance: the largest allowed difference of numbers, relative or absolute.
-        any_order: whether to ignore the order of array items.
-        subset: whether to allow additional fields in objects.
+        tolerance: the largest allowed difference between two numbers, relative or absolute.
+        any_order: True to ignore the order of array items.
+        subset: True to allow additional fields in objects.
     """
 
     tolerance: float = 0.0
@@ -210,11 +215,11 @@ class ComparisonRules(NamedTuple):
 
 
 def read_json(text: str) -> Any:
-    """Parse a JSON text (RFC 8259).
+    """Parse a JSON string (RFC 8259).
 
     Raises:
-        ValueError: the text is not JSON, is too long or too deeply nested, has a duplicate field name, or has a number
-            out of the range of floats.
+        ValueError: If the string is not JSON, is too long or too deeply nested, contains a duplicate field name, or
+            contains a number that is out of the range of floats.
     """
     if len(text) > LONGEST:
         raise ValueError(f"it is longer than {LONGEST:,} characters")
@@ -228,7 +233,7 @@ def read_json(text: str) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Return the value unchanged; raise a ValueError if it is not JSON or is too deeply nested."""
+    """Return the value unchanged. Raise a ValueError if it is not JSON or is too deeply nested."""
     level = [value]
     for _ in range(DEEPEST):
         level = [item for outer in level for item in _inside(outer)]
@@ -238,9 +243,10 @@ def as_json(value: Any) -> Any:
 
 
 def difference(expected: Any, given: Any, how: ComparisonRules, path: str = "") -> str:
-    """Describe the first difference between two values, such as " at .a[0]: expected 3, found 4"; "" if they are equal.
+    """Describe the first difference between two values, or return "" if they are equal.
 
-    1 equals 1.0, but true is not a number. Fields of an object are unordered.
+    An example is " at .a[0]: expected 3, found 4". The number 1 equals 1.0, but true is not a number. The fields of an
+    object have no order.
     """
     if isinstance(expected, Mapping) and isinstance(given, Mapping):
         for name, item in expected.items():
@@ -280,7 +286,7 @@ def _located(path: str, problem: str) -> str:
 
 
 def comparison_key(value: Any, any_order: bool = False) -> Hashable:
-    """Return a key that is equal for values that have no `difference` at tolerance 0."""
+    """Return a key that is equal for two values if they have no `difference` at tolerance 0."""
     if isinstance(value, Mapping):
         return "object", frozenset((name, comparison_key(item, any_order)) for name, item in value.items())
     if isinstance(value, list | tuple):
@@ -291,18 +297,21 @@ def comparison_key(value: Any, any_order: bool = False) -> Hashable:
 
 
 def array_key(items: Sequence[Hashable], any_order: bool) -> Hashable:
-    """Return the key of an array whose items have these keys."""
+    """Return the key of an array, computed from the keys of its items."""
     return "array", frozenset(Counter(items).items()) if any_order else tuple(items)
 
 
 def leaves(value: Any) -> int:
-    """Count the leaves of a value: fields and items without children, including empty objects and arrays."""
+    """Count the leaves of a value.
+
+    Leaves are the fields and items without children, including empty objects and arrays.
+    """
     inner = list(_inside(value))
     return sum(map(leaves, inner)) if inner else 1
 
 
 def common_leaves(expected: Any, given: Any, how: ComparisonRules) -> int:
-    """Count the leaves that two values share, that is, equal values at the same position."""
+    """Count the leaves that are equal and at the same position in two values."""
     if isinstance(expected, Mapping) and isinstance(given, Mapping) and (expected or given):
         return sum(common_leaves(item, given[name], how) for name, item in expected.items() if name in given)
     if isinstance(expected, list | tuple) and isinstance(given, list | tuple) and (expected or given):
@@ -317,12 +326,12 @@ def common_leaves(expected: Any, given: Any, how: ComparisonRules) -> int:
 
 
 def is_number(value: Any) -> bool:
-    """Return True if a value is a JSON number."""
+    """Return True if the value is a JSON number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def abbreviate(value: Any) -> str:
-    """Return a short form of a value for a reason."""
+    """Return a short form of a value for use in a reason."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, Mapping):
@@ -359,25 +368,25 @@ def _reject_duplicate_keys(pairs: Pairs) -> dict[str, Any]:
 decoder: Final = strict_decoder(_reject_duplicate_keys)
 """A strict decoder that raises a ValueError if an object has a duplicate field."""
 LONGEST_MATCHED: Final = 10_000
-"""The maximum length of a text or name that is matched against a schema's regular expressions."""
+"""The maximum length of a string or name that is matched against the regular expressions of a schema."""
 
 
 def schema_violation(value: Any, schema: Any, formats: bool) -> str:
-    """Return the first violation of a schema by a value; "" if the value conforms.
+    """Describe the first violation of a schema, or return "" if the value conforms.
 
     Args:
-        value: a JSON value.
-        schema: a schema of the draft that its `$schema` names, else of draft 2020-12.
-        formats: whether to check the keyword `format` too, as far as the library can.
+        value: the JSON value to check.
+        schema: a schema of the draft that its `$schema` names. The default is draft 2020-12.
+        formats: True to check the keyword `format` too, as far as the library supports it.
 
     Raises:
-        RewardError: jsonschema is not installed, or the schema refers to another document or endlessly to itself.
-        ValueError: the schema is invalid.
+        RewardError: If jsonschema is not installed, or if the schema refers to another document or endlessly to itself.
+        ValueError: If the schema is invalid.
     """
     text = json.dumps(as_json(schema), sort_keys=True)
     validator = _validator(text, formats)
     if '"pattern' in text and _longest(value) > LONGEST_MATCHED:
-        return f"a text is longer than {LONGEST_MATCHED:,} characters, which is the limit for matching patterns"
+        return f"a string is longer than {LONGEST_MATCHED:,} characters, which is the limit for matching patterns"
     import referencing.exceptions
 
     try:
@@ -397,8 +406,9 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
-    """Return a validator for a schema's text. Its registry contains only the schemas of the drafts and fetches
-    nothing.
+    """Return a validator for a schema that is given as a JSON string.
+
+    Its registry contains only the schemas of the drafts and never fetches a document.
     """
     try:
         import jsonschema.validators  # type: ignore[import-untyped, unused-ignore]
@@ -417,7 +427,7 @@ def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
 
 
 def _unique_items(_validator: Any, is_asked: Any, items: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """Replace the library's `uniqueItems` check, which takes quadratic time."""
+    """Check `uniqueItems` in linear time. The check of the library takes quadratic time."""
     import jsonschema
 
     if is_asked is True and isinstance(items, list) and len(set(map(comparison_key, items))) < len(items):

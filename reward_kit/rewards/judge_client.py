@@ -1,14 +1,14 @@
-"""The endpoint of a judge: its options, one client per judge and worker, cached answers, and their cost.
+"""The client of a judge, with its options, its cache of answers, and the cost of its requests.
 
-1. An answered request is never sent again, neither by this worker nor by a later run with the same cache file.
+1. An answered request is never sent again, neither by the same worker nor by a later run with the same cache file.
    Concurrent equal requests are sent once. Only answers that can be parsed are cached.
-2. If a verdict cannot be parsed, it is requested once more, with another seed.
-3. Without a verdict, a `ProviderError` is raised: the rollout is unscored, never scored 0.
+2. If a verdict cannot be parsed, it is requested once more with another seed.
+3. If there is still no verdict, a `ProviderError` is raised. The rollout is then unscored and never scored 0.
 4. A recording (`--record`, `--replay`) contains every distinct request once, so the cache file is not used with it.
 
-The cache file is in the JSON Lines format: a header, then one line per answer, keyed by the SHA-256 of the endpoint and
-the full request. Lines are only appended, so several runs may share the file; an incomplete line of a killed run is
-skipped.
+The cache file is in the JSON Lines format, with a header followed by one line for each answer. The key of an answer is
+the SHA-256 of the endpoint and the full request. Lines are only appended, so several runs can share the file. An
+incomplete line that was left by a killed run is skipped.
 """
 
 from __future__ import annotations
@@ -41,30 +41,32 @@ from reward_kit.validation import describe_validation_error
 
 AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
 SCOPE = "judge"
-"""The scope of judges' requests in a recording; within this scope, only their content identifies them."""
+"""The scope of the requests of judges in a recording. Within it, requests are identified only by their content."""
 T = TypeVar("T")
 _OWN_KEYS = frozenset({"model", "messages", "stream", "stream_options", "seed", "response_format", "n"})
 
 
 class ClientOptions(BaseModel):
-    """Options of requests to a judge's endpoint.
+    """Options of the requests to the endpoint of a judge.
 
     Attributes:
-        api_key_env: the environment variable that contains the key; by default OPENAI_API_KEY.
-        temperature: the sampling temperature; None omits it, for models that accept only their default.
-        max_tokens: the token limit of one verdict; None omits it.
-        seed: the seed of the first vote, incremented for the others; None omits it.
-        answer_form: "json_schema" or "json_object" requests structured output; "text" describes the form only in words;
-            "auto" requests a schema, and falls back to text if the endpoint rejects it.
+        api_key_env: the environment variable that contains the API key. If None, OPENAI_API_KEY is used.
+        temperature: the sampling temperature. If None, it is not sent, as needed for models that accept only their
+            default.
+        max_tokens: the maximum number of tokens in a verdict. If None, no limit is sent.
+        seed: the seed of the first vote, which increases by 1 for each further vote. If None, no seed is sent.
+        answer_form: "json_schema" or "json_object" to request structured output, "text" to describe the form only in
+            words, or "auto" to request a schema and to fall back to text if the endpoint rejects it.
         total_timeout_s: the time limit of one attempt in seconds.
-        max_attempts: the number of attempts per request, including the first.
-        retry_budget_s: seconds after the first attempt during which further attempts may begin.
-        retry_base_s: the upper bound in seconds of the first random wait between attempts.
-        price_file: a file with prices in US dollars per million tokens; see `providers/prices.py`.
-        requests_per_minute: the maximum number of attempts per minute.
-        tokens_per_minute: the maximum number of prompt and answer tokens per minute.
-        max_connections: the maximum number of requests in flight.
-        extra_body: additional keys of each request.
+        max_attempts: the number of attempts for each request, including the first.
+        retry_budget_s: the number of seconds after the first attempt during which further attempts may start.
+        retry_base_s: the upper bound of the first random wait between attempts, in seconds.
+        price_file: a file with prices in US dollars per million tokens; see `providers/prices.py`. If None, the cost is
+            unknown.
+        requests_per_minute: the maximum number of attempts per minute. If None, it is not limited.
+        tokens_per_minute: the maximum number of prompt and completion tokens per minute. If None, it is not limited.
+        max_connections: the maximum number of concurrent requests. If None, it is not limited.
+        extra_body: additional fields of each request.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -93,10 +95,10 @@ class ClientOptions(BaseModel):
 
 
 def client_options(given: ClientOptions | dict[str, Any] | None) -> ClientOptions:
-    """Return the options; a plain mapping, as in a direct call, is converted.
+    """Return the options of a client. A plain mapping, as in a direct call, is converted.
 
     Raises:
-        ConfigError: an option is unknown or invalid.
+        ConfigError: If an option is unknown or invalid.
     """
     try:
         return ClientOptions.model_validate({} if given is None else given)
@@ -107,14 +109,14 @@ def client_options(given: ClientOptions | dict[str, Any] | None) -> ClientOption
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """Usage summed over the requests of one score.
+    """The total usage of the requests for one score.
 
     Attributes:
-        calls: requests answered over the network or from a recording.
-        cached: answers found in the cache, which cost nothing.
-        prompt_tokens: prompt tokens; None if an endpoint did not report them.
-        completion_tokens: completion tokens; None if an endpoint did not report them.
-        cost: US dollars; None if a price is unknown.
+        calls: the number of requests that were answered by the endpoint or from a recording.
+        cached: the number of answers that were found in the cache and cost nothing.
+        prompt_tokens: the number of prompt tokens. If None, an endpoint did not report it.
+        completion_tokens: the number of completion tokens. If None, an endpoint did not report it.
+        cost: the cost in US dollars. If None, a price is unknown.
     """
 
     calls: int = 0
@@ -124,7 +126,7 @@ class JudgeUsage:
     cost: float | None = 0.0
 
     def add_call(self, prompt_tokens: int | None, completion_tokens: int | None, cost: float | None) -> None:
-        """Add an answered request."""
+        """Add the usage of a request that was answered."""
 
         def add(total: float | None, more: float | None) -> Any:
             return None if total is None or more is None else total + more
@@ -135,7 +137,7 @@ class JudgeUsage:
         self.cost = add(self.cost, cost)
 
     def as_metric(self) -> MetricResult:
-        """Return the usage as a metric whose reason has the form `name=value`."""
+        """Return the usage as a metric. Its reason is a list of the form `name=value`."""
         figures = {
             "calls": self.calls,
             "cached": self.cached,
@@ -152,7 +154,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """A judge's answer and its cost; figures that the endpoint does not report are None."""
+    """The answer of a judge with its usage. A field is `None` if the endpoint did not report it."""
 
     text: str
     prompt_tokens: int | None = None
@@ -162,13 +164,13 @@ class Answer(NamedTuple):
 
 
 class AnswerCache:
-    """Cached answers by key.
+    """A cache of answers, optionally in a file.
 
     Args:
-        path: the cache file; None keeps answers only in memory.
+        path: the cache file. If None, answers are kept only in memory.
 
     Raises:
-        ConfigError: the file cannot be read or written, or is not a cache.
+        ConfigError: If the file cannot be read or written, or is not a cache.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -188,17 +190,17 @@ class AnswerCache:
             undo.pop_all()
 
     def get(self, key: str) -> Answer | None:
-        """Return the cached answer; None if not cached."""
+        """Return the cached answer, or None if none exists."""
         return self._known.get(key)
 
     def keep(self, key: str, answer: Answer) -> None:
-        """Store an answer unless one is already stored."""
+        """Store an answer unless the cache already contains one for this key."""
         if key not in self._known:
             self._known[key] = answer
             self._append({"key": key, **answer._asdict()})
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the cache file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -246,7 +248,7 @@ _CUT = {"length": "it was truncated at its token limit", "content_filter": "it w
 
 
 class JudgeClients:
-    """The judges of one worker: each is opened on first use, and all are closed together."""
+    """The judges of one worker. Each client is opened on first use, and all clients are closed together."""
 
     asks_models = True
 
@@ -257,10 +259,10 @@ class JudgeClients:
     def client(
         self, model: str, base_url: str | None, cache: str | None, options: ClientOptions | dict[str, Any] | None
     ) -> JudgeClient:
-        """Return the client for these options; equal options share a client.
+        """Return the client for these options. Calls with equal options get the same client.
 
         Raises:
-            ConfigError: an option is invalid, a key is missing, or a file cannot be read.
+            ConfigError: If an option is invalid, if an API key is missing, or if a file cannot be read.
         """
         if not isinstance(model, str) or not model:
             raise ConfigError(f"judge, option model: must be the model's name at the endpoint, got {model!r:.80}")
@@ -275,10 +277,10 @@ class JudgeClients:
 
     @classmethod
     async def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Reject unusable options before the first rollout.
+        """Check the options before the first rollout.
 
         Raises:
-            ConfigError: an option is invalid, or a key is missing.
+            ConfigError: If an option is invalid, or if an API key is missing.
         """
         if "model" in options:
             clients = cls()
@@ -289,7 +291,7 @@ class JudgeClients:
 
     @staticmethod
     def unpriced_model(options: Mapping[str, Any]) -> str | None:
-        """Return the model that these options of a judge name, if its price is unknown."""
+        """Return the model that the options of a judge select if its price is unknown, or None if it is known."""
         model, price_file = options.get("model"), client_options(options.get("client")).price_file
         is_priced = price_file is not None and model in load_prices(price_file).models
         return None if is_priced else model
@@ -312,7 +314,7 @@ async def open_judge(
     cache: str | None,
     options: ClientOptions | dict[str, Any] | None,
 ) -> AsyncIterator[JudgeClient]:
-    """Yield a client of the worker; a direct call without `clients` gets a temporary client."""
+    """Yield a client of the worker. If `clients` is `None`, as in a direct call, yield a temporary client."""
     async with AsyncExitStack() as stack:
         if clients is None:
             clients = JudgeClients()
@@ -321,8 +323,9 @@ async def open_judge(
 
 
 async def together(*asked: Awaitable[T]) -> list[T]:
-    """Return the results of all awaitables. If one fails, wait for the others first, so that no request is left
-    open.
+    """Return the results of all awaitables.
+
+    If one of them fails, the error is raised only after the others have finished, so that no request is left open.
     """
     results = await asyncio.gather(*asked, return_exceptions=True)
     for result in results:
@@ -335,14 +338,15 @@ class JudgeClient:
     """A client of one judge.
 
     Args:
-        model: the model name at the endpoint.
-        base_url: by default OPENAI_BASE_URL, else OpenAI's endpoint.
-        cache: the cache of its answers.
-        options: the options of its requests.
-        traffic: the session shared by the requests of a run; None outside a run.
+        model: the name of the model at the endpoint.
+        base_url: the URL of the endpoint. If None, OPENAI_BASE_URL is used or, if it is not set, the endpoint of
+            OpenAI.
+        cache: the cache for the answers of the judge.
+        options: the options of the requests.
+        traffic: the session that the requests of a run share. If None, there is no run.
 
     Raises:
-        ConfigError: a key is missing, or the price file cannot be read.
+        ConfigError: If an API key is missing, or if the price file cannot be read.
     """
 
     def __init__(
@@ -374,16 +378,16 @@ class JudgeClient:
         return f"JudgeClient({self._model!r}, {self._url!r})"
 
     async def ask(self, question: Question, usage: JudgeUsage, votes: int = 1) -> list[dict[str, Any]]:
-        """Return one verdict per vote; failed votes are omitted if they are fewer than half.
+        """Return the verdicts of all votes. If fewer than half of the votes fail, they are left out.
 
         Raises:
-            ProviderError: at least half of the votes failed; the first failure is raised.
-            LimitError: the data does not fit the model's context.
+            ProviderError: If at least half of the votes fail. The first failure is raised.
+            LimitError: If the data does not fit into the context of the model.
         """
         seed = self._options.seed
         if votes > 1 and seed is None:
             raise ConfigError(
-                "judge, option client.seed: several votes need a seed, because otherwise all votes would be equal"
+                "judge, option client.seed: several votes need a seed, because all votes would be equal without one"
             )
         asked = [self._vote(question, None if seed is None else seed + vote, usage) for vote in range(votes)]
         results = await asyncio.gather(*asked, return_exceptions=True)
@@ -410,7 +414,7 @@ class JudgeClient:
             ) from None
 
     async def _verdict(self, question: Question, seed: int | None, usage: JudgeUsage, *, again: bool) -> dict[str, Any]:
-        """Return a parsed answer, and cache it if it could be parsed."""
+        """Return the parsed verdict. Its answer is cached if it can be parsed."""
         (messages, code), options = question.prompt(again=again), self._options
         given = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": seed}
         request: dict[str, Any] = {"model": self._model, "messages": messages, **options.extra_body}
@@ -434,7 +438,7 @@ class JudgeClient:
         return verdict
 
     async def _answer(self, key: str, request: Mapping[str, Any]) -> tuple[Answer, bool]:
-        """Return the answer to a request, and whether it was cached or shared with a request of another score."""
+        """Return the answer to a request, and True if it came from the cache or from a concurrent equal request."""
         while True:
             if (known := self._cache.get(key)) is not None:
                 return known, True

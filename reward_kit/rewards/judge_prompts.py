@@ -1,15 +1,15 @@
-"""Questions to a judge: the judged text as data, the form of the verdict, and the conversion of grades to a score.
+"""Prompts and verdicts of judges, and the conversion of grades to a score.
 
-The judged data is one JSON object on one line, in a block whose tags the text cannot contain:
+The judged data is one JSON object on one line, in a block whose tags the data cannot contain:
 
-1. The text is a JSON string, so it cannot start a line with a role marker.
-2. `<` and `>` are escaped, as are `[INST]` and similar markers, invisible characters, and surrogates. No tag, special
-   token of a chat template or hidden text survives, but a JSON parser restores the exact text.
-3. The tags contain a code derived from a hash of the whole question. It is the same in every run, and an attacker would
-   need about 2**64 attempts to find a text that contains its own code.
+1. Texts are JSON strings, so they cannot start a line with a role marker.
+2. `<` and `>` are escaped, and so are `[INST]` and similar markers, invisible characters and surrogates. Therefore, the
+   block contains no tag, no special token of a chat template and no hidden text. A JSON parser restores the exact text.
+3. The tags contain a code that is derived from a hash of the whole question. It is the same in every run. An attacker
+   would need about 2**64 attempts to find a text that contains the code of its own block.
 
-A verdict is one JSON object with exactly the expected members. If a score is out of range, a member is missing, unknown
-or duplicate, or there is text around the object, the verdict is rejected; nothing is guessed.
+A verdict is one JSON object with exactly the expected members. If a score is out of range, if a member is missing,
+unknown or duplicate, or if there is other text around the object, the verdict is rejected. Nothing is guessed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from reward_kit.validation import describe_validation_error
 
 Rubric = Mapping[str, Criterion]
 METRIC = "judge_usage"
-"""The metric under which a judge's calls, tokens and dollars are recorded."""
+"""The name of the metric that records the calls, tokens and cost of a judge."""
 _FIGURE = re.compile(r"(\w+)=(\S+)")
 DEFAULT_RUBRIC: Rubric = {
     "helpfulness": Criterion(
@@ -85,7 +85,10 @@ class FencedBlock(NamedTuple):
 
 
 def fence_data(data: Mapping[str, Any], instructions: str) -> FencedBlock:
-    """Return `data` as a block that contains no tag or special token; its code depends on both arguments."""
+    """Return `data` as a block that contains no tag or special token.
+
+    The code of the block depends on the data and on the instructions.
+    """
     body = _MARKER.sub(_escape, json.dumps(data, ensure_ascii=False))
     code = hashlib.sha256(json.dumps([instructions, body]).encode()).hexdigest()[:_CODE_LENGTH]
     return FencedBlock(f"<data-{code}>\n{body}\n</data-{code}>", code)
@@ -97,7 +100,10 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages as JSON values: the role, the text without reasoning, and the tool calls."""
+    """Convert messages to JSON values with the role, the text and the tool calls.
+
+    The reasoning in the messages of the assistant is left out.
+    """
     entries: list[dict[str, Any]] = []
     for message in messages:
         text = last_answer([message]) if message.role == "assistant" else message.text
@@ -110,25 +116,26 @@ def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def before_answer(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages before the last assistant message, or all messages if it is absent."""
+    """Return the messages before the last assistant message, or all messages if there is none."""
     own = [position for position, message in enumerate(messages) if message.role == "assistant"]
     return messages[: own[-1]] if own else messages
 
 
 def first_request(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages before the first assistant message, which the rollouts of a group share."""
+    """Return the messages before the first assistant message. The rollouts of a group share them."""
     return list(itertools.takewhile(lambda message: message.role != "assistant", messages))
 
 
 def as_text(value: Any) -> str:
-    """Return a text unchanged, and other values as JSON."""
+    """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def truncate_to_fit(value: Any, longest: int) -> Any:
-    """Truncate the texts in `value` in the middle, with a visible mark, so that together they fit into the limit.
+    """Shorten the strings in `value` so that their total length is at most `longest`.
 
-    All truncated texts get the same length.
+    Strings are cut in the middle, and a visible mark replaces the removed part. All shortened strings get the same
+    length.
     """
     texts: list[str] = []
     _map_texts(value, texts.append)
@@ -162,8 +169,8 @@ def _map_texts(value: Any, change: Callable[[str], Any]) -> Any:
 Form = str | range | tuple[str | int, ...] | Mapping[str, Any]
 """The form of a part of a verdict.
 
-A string describes any text, a range is a list of grades for several items, a tuple contains allowed words or numbers,
-and a mapping lists exactly the required members.
+A string stands for any string and describes it. A range stands for a list of its numbers. A tuple contains the allowed
+words or numbers, and a mapping contains exactly the required members.
 """
 
 
@@ -196,16 +203,16 @@ def _in_words(form: Form) -> str:
 
 
 class UnreadableVerdict(ValueError):
-    """The answer is not a verdict in the expected form."""
+    """Raised if an answer is not a verdict in the expected form."""
 
 
 def _read(value: Any, form: Form, where: str) -> Any:
-    """Check that a value has the form, and return the value; True is not accepted as 1."""
+    """Return the value if it has the form. True is not accepted as 1."""
     if isinstance(form, str):
-        fits, wanted = isinstance(value, str), "a text"
+        fits, wanted = isinstance(value, str), "a string"
     elif isinstance(form, range):
         fits = isinstance(value, list) and all(type(item) is int and item in form for item in value)
-        wanted = f"a list of whole numbers from 1 to {len(form)}"
+        wanted = f"a list of integers from 1 to {len(form)}" if form else "an empty list"
     elif isinstance(form, tuple):
         fits, wanted = type(value) in (str, int) and value in form, _in_words(form)
     else:
@@ -215,7 +222,7 @@ def _read(value: Any, form: Form, where: str) -> Any:
     if not isinstance(form, Mapping):
         return sorted(set(value)) if isinstance(form, range) else value
     if missing := form.keys() - value.keys():
-        raise UnreadableVerdict(f"{where} lacks {min(missing)!r}")
+        raise UnreadableVerdict(f"{where} has no member {min(missing)!r}")
     if extra := value.keys() - form.keys():
         raise UnreadableVerdict(f"{where} has a member {min(extra)!r:.60} that was not requested")
     return {name: _read(value[name], part, f"{where}.{name}") for name, part in form.items()}
@@ -226,11 +233,12 @@ class Question:
     """A question to a judge.
 
     Attributes:
-        name: the name of the form, in letters; endpoints require a name.
+        name: the name of the form, which endpoints require; it consists of letters.
         task: the instructions.
-        data: the untrusted texts.
+        data: the untrusted data to be judged.
         form: the members of the verdict in addition to `check` and `reasons`.
-        refuse: a function that describes what is wrong with a verdict of the right form; "" if nothing is wrong.
+        refuse: a function that checks a verdict of the right form. It returns a description of the problem, or "" if
+            there is none.
     """
 
     name: str
@@ -241,12 +249,13 @@ class Question:
 
     @property
     def whole_form(self) -> Mapping[str, Form]:
-        """The form, including the members of every verdict."""
+        """The form including the members that every verdict has."""
         return {"check": "the code", "reasons": "your reasons", **self.form}
 
     def prompt(self, *, again: bool = False) -> tuple[list[dict[str, str]], str]:
-        """Return the messages, and the code that the verdict must repeat; set `again` after an answer that could not be
-        parsed.
+        """Return the messages of the prompt, and the code that the verdict must repeat.
+
+        With `again`, the prompt states that the previous answer could not be parsed.
         """
         rules = _RULES.format(task=self.task, form=_in_words(self.whole_form))
         block = fence_data(self.data, rules)
@@ -255,14 +264,16 @@ class Question:
         return [{"role": "system", "content": system}, {"role": "user", "content": user}], block.code
 
     def verdict(self, text: str, code: str) -> dict[str, Any]:
-        """Parse a judge's whole answer, ignoring reasoning before the verdict and one Markdown fence around it.
+        """Parse the whole answer of a judge.
+
+        Reasoning before the verdict and one Markdown fence around it are ignored.
 
         Raises:
-            UnreadableVerdict: the form is wrong, or the code is missing. Without the code, the verdict may have been
+            UnreadableVerdict: If the form is wrong, or if the code is missing. A verdict without the code may have been
                 copied from the data, which cannot contain the code.
         """
         if len(text) > _LONGEST_VERDICT:
-            raise UnreadableVerdict(f"the answer has {len(text)} characters")
+            raise UnreadableVerdict(f"the answer is too long ({len(text)} characters)")
         text = text.rpartition("</think>")[2].strip()
         first, _, rest = text.partition("\n")
         if first.strip() in ("```", "```json", "```JSON") and rest.endswith("```"):
@@ -284,15 +295,15 @@ class Question:
 
 
 def verdict_reason(verdict: Mapping[str, Any]) -> str:
-    """Return a judge's reasons for display. Scores are never parsed from them."""
+    """Return the reasons of a judge for display. Scores are never parsed from them."""
     return excerpt(verdict["reasons"], _LONGEST_REASON)
 
 
 def parse_rubric(given: Any, where: str) -> Rubric:
-    """Parse a rubric from a mapping of names to descriptions or to `{description, weight}`.
+    """Parse a rubric, which maps names to descriptions or to `{description, weight}`.
 
     Raises:
-        ConfigError: the form is invalid; the message starts with `where`.
+        ConfigError: If the form is invalid. The message starts with `where`.
     """
     try:
         parts = _RUBRIC.validate_python(given)
@@ -305,12 +316,12 @@ def parse_rubric(given: Any, where: str) -> Rubric:
         raise ConfigError(f"{where}: a rubric must have 1 to {_MOST_DIMENSIONS} dimensions, got {len(rubric)}")
     for name in rubric:
         if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME or name == METRIC:
-            raise ConfigError(f"{where}: {name!r:.80} cannot name a dimension; use a short printable name")
+            raise ConfigError(f"{where}: {name!r:.80} is not a valid name for a dimension; use a short printable name")
     return rubric
 
 
 def weighted_mean(shares: Mapping[str, float], rubric: Rubric) -> float:
-    """Return the mean of the dimensions' shares, weighted by the rubric."""
+    """Return the mean of the shares, weighted by the rubric."""
     largest = max(criterion.weight for criterion in rubric.values())
     weights = {
         name: criterion.weight / largest for name, criterion in rubric.items()
@@ -320,22 +331,22 @@ def weighted_mean(shares: Mapping[str, float], rubric: Rubric) -> float:
 
 
 class Scale(NamedTuple):
-    """The lowest and highest grade, as integers."""
+    """The lowest and the highest grade, as integers."""
 
     lowest: int
     highest: int
 
     @classmethod
     def checked(cls, scale: Sequence[int]) -> Scale:
-        """Return the scale of an option.
+        """Create the scale from the value of an option.
 
         Raises:
-            ConfigError: the option is not a range of integers within 0 to 100.
+            ConfigError: If the value is not a range of integers between 0 and 100.
         """
         lowest, highest = scale
         if not 0 <= lowest < highest <= 100:
             raise ConfigError(
-                f"judge, option scale: must be two whole numbers from 0 to 100, lowest first, got {scale!r}"
+                f"judge, option scale: must be two integers from 0 to 100, the lowest first, got {scale!r}"
             )
         return cls(lowest, highest)
 
@@ -345,12 +356,12 @@ class Scale(NamedTuple):
         return tuple(range(self.lowest, self.highest + 1))
 
     def share(self, grade: float) -> float:
-        """Map a grade to [0, 1] on the scale."""
+        """Map a grade to its position on the scale, from 0 for the lowest grade to 1 for the highest."""
         return (grade - self.lowest) / (self.highest - self.lowest)
 
 
 def sum_usages(usages: Sequence[str]) -> str:
-    """Return the sum of the usages of several judges; a figure that is unknown for one of them is unknown."""
+    """Return the total usage of several judges. A figure is unknown if it is unknown for any of them."""
     if len(usages) == 1:
         return usages[0]
     sums: dict[str, float | None] = {}

@@ -1,4 +1,4 @@
-"""LLM judges: score by a rubric, by retrieved passages, against another answer, or relative to a group."""
+"""LLM judges, which score by a rubric, by retrieved passages, against another answer, or relative to a group."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def llm_judge(
     """Score by a rubric of several dimensions, with a model at an OpenAI-compatible endpoint.
 
     The judge grades every dimension with an integer on the scale. The score is the weighted mean of the grades, mapped
-    to [0, 1]: 1 if all are at the top of the scale, 0 if all are at the bottom. An empty answer scores 0 without a
+    to [0, 1]: it is 1 if all grades are the highest, and 0 if all are the lowest. An empty answer scores 0 without a
     request. If the judge cannot be reached, refuses, or returns no verdict that can be parsed, the rollout is unscored.
 
     Direct grading with a rubric follows G-Eval (Liu et al. 2023, arXiv:2303.16634) and the "single answer grading" of
@@ -84,25 +84,28 @@ async def llm_judge(
 
     Args:
         messages: the conversation.
-        ground_truth: shown to the judge as a reference, if present.
-        sample: the row that contains the field `rubric_key`.
-        evaluation_criteria: the task's criteria; their `rubric` is used unless `rubric` or `rubric_key` is set.
-        model: the judge's model name at the endpoint.
-        base_url: by default OPENAI_BASE_URL, else OpenAI's endpoint. The key is read from OPENAI_API_KEY.
-        rubric: a mapping of names to descriptions or to `{description, weight}`. By default the task's
-            `evaluation_criteria.rubric`, else helpfulness, factuality and safety.
+        ground_truth: the reference answer that is shown to the judge. If None, no reference is shown.
+        sample: the row of the dataset, which contains the field `rubric_key`.
+        evaluation_criteria: the criteria of the task. Their `rubric` is used unless `rubric` or `rubric_key` is set.
+        model: the name of the judge's model at the endpoint.
+        base_url: the URL of the endpoint. If None, OPENAI_BASE_URL is used or, if it is not set, the endpoint of
+            OpenAI. The API key is read from OPENAI_API_KEY.
+        rubric: a mapping of names to descriptions or to `{description, weight}`. If None, the rubric of the sample or
+            the task is used. If neither has one, the dimensions are helpfulness, factuality and safety.
         rubric_key: the field of the sample that contains a rubric for this sample.
-        judged: whether to judge the last answer, or everything that the assistant did.
-        scale: the lowest and highest grade.
-        votes: the number of requests; the median of their grades is used.
-        cache: a file that stores verdicts for later runs.
-        client: `ClientOptions`: timeouts, retries, rates, prices, temperature, seed and response format.
-        longest: the maximum number of characters of data; longer texts are cut in the middle, with a visible mark.
-        judge_clients: opened once per worker; omit it in direct calls.
+        judged: "answer" to judge the last answer, or "conversation" to judge everything that the assistant did.
+        scale: the lowest and the highest grade.
+        votes: the number of requests. The median of their grades is used.
+        cache: a file that stores answers for later runs. If None, they are kept only in memory.
+        client: the `ClientOptions`, such as timeouts, retries, rate limits, prices, temperature, seed and response
+            format.
+        longest: the maximum number of characters in the judged data. Longer strings are cut in the middle, with a
+            visible mark.
+        judge_clients: the clients of the worker. If None, as in direct calls, a temporary client is opened.
 
     Raises:
-        ConfigError: an option or rubric is invalid.
-        ProviderError: the judge returned no verdict.
+        ConfigError: If an option or a rubric is invalid.
+        ProviderError: If the judge returned no verdict.
 
     Example:
         ```python
@@ -117,7 +120,7 @@ async def llm_judge(
     elif rubric_key is not None:
         own = (sample or {}).get(rubric_key)
         if own is None:
-            raise RewardError(f"llm_judge: the sample has no field {rubric_key!r} with its rubric")
+            raise RewardError(f"llm_judge: the sample has no rubric in its field {rubric_key!r}")
         chosen = parse_rubric(own, f"llm_judge, the sample's {rubric_key!r}")
     elif (of_task := (evaluation_criteria or {}).get("rubric")) is not None:
         chosen = parse_rubric(of_task, "evaluation_criteria.rubric")
@@ -141,7 +144,7 @@ async def llm_judge(
         verdicts = await judge.ask(question, usage, votes)
     medians = {name: float(statistics.median(one["grades"][name] for one in verdicts)) for name in chosen}
     shares = {name: grading.share(grade) for name, grade in medians.items()}
-    ends = f"of {grading.lowest} to {grading.highest}"
+    ends = f"on a scale from {grading.lowest} to {grading.highest}"
     metrics = {name: MetricResult(score=shares[name], reason=f"{medians[name]:g} {ends}") for name in chosen}
     listed = ", ".join(f"{name} {grade:g}" for name, grade in medians.items())
     return EvaluateResult(
@@ -154,7 +157,7 @@ async def llm_judge(
 ScoreBy = Literal["faithfulness", "attribution"]
 Label = Literal["supported", "contradicted", "not_found", "no_claim"]
 _LABELS: tuple[Label, ...] = ("contradicted", "not_found", "supported", "no_claim")
-"""All labels, the strictest first."""
+"""All labels, from the strictest to the least strict."""
 _GROUNDED_TASK = """\
 You check an answer against passages. `request` is what was asked, `passages` are all that may be relied on, \
 `sentences` are the answer. Label each sentence: "supported" where the passages say everything that it states, \
@@ -188,30 +191,32 @@ async def grounded_judge(
 ) -> EvaluateResult:
     """Score how much of the last answer is supported by the retrieved passages.
 
-    The answer is split into sentences, which the judge labels supported, contradicted, not found or no claim. The score
-    is the share of supported sentences among those that make a claim: 1 if all are supported, 0 if none are. With
-    `score_by="attribution"`, a supported sentence counts only if it cites, as "[2]", a passage that supports it. The
-    metrics report both shares. An empty answer scores 0 without a request; an answer without claims scores
-    `abstaining`.
+    The answer is split into sentences, and the judge labels each of them as supported, contradicted, not found or no
+    claim. The score is the share of supported sentences among those that make a claim. With `score_by="attribution"`, a
+    supported sentence counts only if it cites a passage that supports it, such as "[2]". The metrics report both
+    shares. An empty answer scores 0 without a request. An answer without claims scores `abstaining`.
 
-    Faithfulness is defined as in RAGAS (Es et al. 2023, arXiv:2309.15217). Citations are checked as in ALCE (Gao et al.
-    2023, arXiv:2305.14627), against the cited passages.
+    Faithfulness is defined as in RAGAS (Es et al. 2023, arXiv:2309.15217). Citations are checked against the cited
+    passages, as in ALCE (Gao et al. 2023, arXiv:2305.14627).
 
     Args:
         messages: the conversation.
-        sample: the row that contains the field `passages_key`.
-        model: as in `llm_judge`, like `base_url`, `votes`, `cache`, `client` and `longest`. A label needs more than
-            half of the votes, otherwise the strictest label among the votes is used.
-        passages_key: the field of the sample with the passages: a text, or a list of texts or of mappings with `text`,
-            `content`, `passage` or `page_content`. By default, the tool results of the conversation in order.
-        score_by: "faithfulness" or "attribution".
+        sample: the row of the dataset, which contains the field `passages_key`.
+        model: the name of the judge's model, as in `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
+            work as in `llm_judge` too.
+        passages_key: the field of the sample that contains the passages, as a string, a list of strings, or a list of
+            mappings with the key `text`, `content`, `passage` or `page_content`. If None, the tool results of the
+            conversation are used in order.
+        score_by: the metric that is used as the score: "faithfulness" or "attribution".
         abstaining: the score of an answer without claims.
-        judge_clients: opened once per worker; omit it in direct calls.
+        votes: the number of requests. A label needs more than half of the votes. If no label has that many, the
+            strictest one is used.
+        judge_clients: the clients of the worker. If None, as in direct calls, a temporary client is opened.
 
     Raises:
-        ConfigError: an option is invalid.
-        RewardError: the sample has no passages under its key.
-        ProviderError: the judge returned no verdict.
+        ConfigError: If an option is invalid.
+        RewardError: If the sample has no passages in the field `passages_key`.
+        ProviderError: If the judge returned no verdict.
 
     Example:
         ```python
@@ -257,12 +262,13 @@ async def grounded_judge(
         )
     counts = (
         f"of {claims} sentences with claims, {labels['supported']} are supported, {labels['contradicted']} "
-        f"contradicted, {labels['not_found']} not found"
+        f"are contradicted, and {labels['not_found']} are not found"
     )
     metrics = {
         "faithfulness": MetricResult(score=labels["supported"] / claims, reason=counts),
         "attribution": MetricResult(
-            score=attributed / claims, reason=f"{attributed} cite a passage that supports them"
+            score=attributed / claims,
+            reason=f"{attributed} of {claims} sentences with claims cite a passage that supports them",
         ),
     }
     return EvaluateResult(
@@ -273,9 +279,10 @@ async def grounded_judge(
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split a text into at most 60 sentences; in longer texts, neighboring sentences are merged so that none is lost.
+    """Split a text into at most 60 sentences.
 
-    A citation after the full stop belongs to the sentence before it.
+    If the text is longer, neighboring sentences are merged, so that none is lost. A citation after a full stop belongs
+    to the sentence before it.
     """
     sentences: list[str] = []
     for line in text.split("\n"):
@@ -292,7 +299,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def cited_in(sentence: str) -> set[int]:
-    """Return the numbers of the passages that a sentence cites, as "[2]" or "[1, 3]"."""
+    """Return the numbers of the passages that a sentence cites, such as "[2]" or "[1, 3]"."""
     return {int(number) for match in _CITED.finditer(sentence) for number in re.findall(r"[0-9]+", match[1])}
 
 
@@ -334,29 +341,32 @@ async def pairwise_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> EvaluateResult:
-    """Compare the last answer with another answer, twice with the positions swapped.
+    """Compare the last answer with another answer, twice and with the positions swapped.
 
-    The score is 1 if the judge prefers the rollout's answer in both positions, 0 if it prefers the other answer in
-    both, and 0.5 for a tie or a preference that changes with the position. The metrics `consistent`, `won_as_first` and
-    `won_as_second` distinguish these cases. An empty answer loses and an identical answer ties, both without a request.
+    The score is 1 if the judge prefers the answer of the rollout in both positions, and 0 if it prefers the other
+    answer in both. It is 0.5 for a tie and for a preference that changes with the position. The metrics `consistent`,
+    `won_as_first` and `won_as_second` distinguish these cases. An empty answer scores 0 and an answer that equals the
+    other one scores
+    0.5, both without a request.
 
     The positions are swapped as in MT-Bench (Zheng et al. 2023, arXiv:2306.05685, section 3.4).
 
     Args:
         messages: the conversation.
-        ground_truth: the answer to compare with, unless `baseline` or `baseline_key` is set.
-        sample: the row that contains the field `baseline_key`.
-        model: as in `llm_judge`, like `base_url`, `votes`, `cache`, `client` and `longest`; votes are counted per
-            order.
-        baseline: one answer with which every rollout is compared.
-        baseline_key: the field of the sample that contains the answer to compare with.
-        criteria: the criteria of the comparison; they complete the sentence "Decide by this:".
-        judge_clients: opened once per worker; omit it in direct calls.
+        ground_truth: the other answer. It is used if neither `baseline` nor `baseline_key` is set.
+        sample: the row of the dataset, which contains the field `baseline_key`.
+        model: the name of the judge's model, as in `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
+            work as in `llm_judge` too.
+        baseline: an answer with which every rollout is compared.
+        baseline_key: the field of the sample that contains the other answer.
+        criteria: the criteria of the comparison, phrased to complete the sentence "Decide by this:".
+        votes: the number of requests for each order.
+        judge_clients: the clients of the worker. If None, as in direct calls, a temporary client is opened.
 
     Raises:
-        ConfigError: an option is invalid.
-        RewardError: an answer to compare with is missing.
-        ProviderError: the judge returned no verdict.
+        ConfigError: If an option is invalid.
+        RewardError: If there is no other answer.
+        ProviderError: If the judge returned no verdict.
 
     Example:
         ```python
@@ -368,9 +378,7 @@ async def pairwise_judge(
     other = baseline
     if baseline_key is not None:
         if (value := (sample or {}).get(baseline_key)) is None:
-            raise RewardError(
-                f"pairwise_judge: the sample has no field {baseline_key!r}, which should contain the other answer"
-            )
+            raise RewardError(f"pairwise_judge: the sample has no answer in its field {baseline_key!r}")
         other = as_text(value)
     elif other is None:
         other = as_text(require_truth(ground_truth, "pairwise_judge"))
@@ -391,7 +399,11 @@ async def pairwise_judge(
     is_consistent = won_as_first == won_as_second
     score = won_as_first if is_consistent else 0.5
     verdict = {1.0: "the answer is better", 0.0: "the other answer is better", 0.5: "neither is better"}[score]
-    reason = f"{verdict} in both positions" if is_consistent else "the verdict changes with the position: a tie"
+    reason = (
+        f"{verdict} in both positions"
+        if is_consistent
+        else "the verdict changes with the position, which counts as a tie"
+    )
     metrics = {
         "consistent": MetricResult(score=float(is_consistent), reason="the same verdict in both positions"),
         "won_as_first": MetricResult(score=won_as_first, reason="the rollout's answer came first"),
@@ -402,7 +414,7 @@ async def pairwise_judge(
 
 
 def _first_wins(verdicts: Sequence[Mapping[str, Any]]) -> float:
-    """Return 1, 0.5 or 0 for the first answer; evenly split votes are a tie."""
+    """Return 1, 0.5 or 0 for the first answer. If the votes are evenly split, return 0.5."""
     median = statistics.median(_OUTCOMES[verdict["winner"]] for verdict in verdicts)
     return median if median in (0.0, 1.0) else 0.5
 
@@ -438,29 +450,33 @@ async def group_judge(
 ) -> list[EvaluateResult]:
     """Score the last answers of a group relative to each other, in a shuffled order and in its reverse.
 
-    Rollouts with the same request (everything before the first assistant message) and ground truth form a group; a
-    batch may contain several groups. "score" maps each answer's grade to [0, 1]; "rank" gives 1 to the best answer and
-    0 to the last. Both are averaged over the two orders, and the metric `order_agreement` compares the orders.
-    Identical answers are shown once and share a score. An empty answer scores 0 without a request. Under "rank", a
-    group with fewer than two different answers is unscored. A group without a verdict is unscored, without affecting
-    the other groups.
+    Rollouts that have the same ground truth and the same request (everything before the first assistant message) form a
+    group. A batch may contain several groups. With "score", the grade of each answer is mapped to [0, 1]. With "rank",
+    the best answer gets 1 and the last answer gets 0. The score is the mean over the two orders, and the metric
+    `order_agreement` measures how well the orders agree.
 
-    Scoring a group at once follows RULER (OpenPipe ART, 2025).
+    Identical answers are shown once and get the same score. An empty answer scores 0 without a request. With "rank", a
+    group that has only one distinct answer is unscored. If the judge returns no verdict for a group, only that group is
+    unscored.
+
+    Scoring a whole group in one request follows RULER (OpenPipe ART, 2025).
 
     Args:
         rollouts_messages: the conversations.
-        ground_truths: one per conversation; shown to the judge as a reference, if present.
-        model: as in `llm_judge`, like `base_url`, `votes`, `cache`, `client` and `longest`; votes are counted per
-            order.
-        method: "score" or "rank".
-        criteria: the criteria of the comparison; they complete the sentence "Decide by this:".
-        scale: the lowest and highest grade for "score".
-        order_seed: the seed of the shuffle; the order depends only on it and on the answers.
-        judge_clients: opened once per worker; omit it in direct calls.
+        ground_truths: the reference answers, one for each conversation, which are shown to the judge. If None, no
+            references are shown.
+        model: the name of the judge's model, as in `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
+            work as in `llm_judge` too.
+        method: "score" to grade the answers, or "rank" to rank them.
+        criteria: the criteria of the comparison, phrased to complete the sentence "Decide by this:".
+        scale: the lowest and the highest grade for "score".
+        order_seed: the seed of the shuffle. The order depends only on it and on the answers.
+        votes: the number of requests for each order.
+        judge_clients: the clients of the worker. If None, as in direct calls, a temporary client is opened.
 
     Raises:
-        ConfigError: an option is invalid.
-        ProviderError: no group has a verdict.
+        ConfigError: If an option is invalid.
+        ProviderError: If the batch has a single group and the judge returned no verdict for it.
 
     Example:
         ```python
@@ -507,7 +523,10 @@ async def _score_group(
     votes: int,
     longest: int,
 ) -> list[EvaluateResult]:
-    """Return the results of the rollouts of one group in order; `data` contains their request and reference."""
+    """Return the results of the rollouts of one group, in order.
+
+    `data` contains the request of the group and the reference.
+    """
     unanswered = passed(False, "the answer is empty")
     distinct = sorted({answer for answer in answers if answer})
     if method == "rank" and len(distinct) == 1:
@@ -524,7 +543,10 @@ async def _score_group(
     form = {"grades": dict.fromkeys(names, ends.grades)}
 
     async def shares_in(order: Sequence[str]) -> tuple[dict[str, float], str]:
-        """Return each answer's share of the best grade, from its median over the votes, and the judge's reasons."""
+        """Return the share of each answer for one order, and the reasons of the judge.
+
+        The share is the position of the median grade on the scale.
+        """
         whole = {**data, "answers": dict(zip(names, order, strict=True))}
         verdicts = await judge.ask(Question("group_verdict", task, truncate_to_fit(whole, longest), form), usage, votes)
         medians = (statistics.median(ends.share(verdict["grades"][name]) for verdict in verdicts) for name in names)

@@ -1,5 +1,6 @@
-"""A reward for replying in the right language, detected by script and, for languages that share a script, by
-py3langid.
+"""A reward for replying in the right language.
+
+The language is detected by its script. py3langid distinguishes languages that share a script.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ _COMMON_CODES: Final = (
     "ta te th tr uk ur vi zh"
 )
 _COMMON: Final = frozenset(_COMMON_CODES.split())
-"""The candidate languages for any text. If all languages were candidates, short English sentences could pass for
-Afrikaans.
+"""The candidate languages for any text. If all languages were candidates, short English sentences could be
+mistaken for Afrikaans.
 """
 _CONFIDENT: Final = 0.8
 _MOST_PIECES: Final = 1_000
@@ -102,31 +103,33 @@ def same_language(
     unknown: Literal["right", "unscored"] = "right",
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Score the share of the agent's last message that is in the right language, divided by `enough`, at most 1.
+    """Score the share of the agent's last message that is in the right language, divided by `enough`.
 
-    This is the language consistency reward of DeepSeek-R1 (2025), whose target language is that of the prompt. It
-    counts words; in Chinese and Japanese it counts characters, and in Thai, Lao, Khmer and Burmese every four letters
-    count as a word. Fenced and inline code, formulas, links, tags, numbers and names with an underscore are ignored; a
-    reply with nothing else scores 1, and an empty reply 0.
+    The maximum score is 1. This is the language consistency reward of DeepSeek-R1 (2025), which expects the language of
+    the prompt. It counts words. In Chinese and Japanese, each character counts as a word, and in Thai, Lao, Khmer and
+    Burmese, every four letters do. Fenced and inline code, formulas, links, tags, numbers and names with an underscore
+    are ignored. A reply that contains nothing else scores 1, and an empty reply scores 0.
 
     Words in another script are wrong. Languages that share a script are identified sentence by sentence with py3langid
-    (the extra `languages`), among the common languages and the target; uncertain sentences are joined and tried again.
-    A name or a few words of another language in a sentence are therefore detected only if the script differs.
+    (the extra `languages`) among the common languages and the expected one. Uncertain sentences are joined and tried
+    again. A name or a few words in another language are therefore detected only if they are in another script.
     Simplified and traditional Chinese count as one language.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's messages; by default all assistant messages.
-        language: an ISO 639-1 code such as "de"; a region or script suffix is ignored. By default, the language of the
-            last user message before the reply; if only its script is certain, only the script is checked.
-        enough: the share that scores 1; 0.9, for example, allows names in another script.
-        unknown: the verdict on a reply in the right script whose language is uncertain: "right" or "unscored".
-        of: the "whole" reply, its "thought", or its "answer".
+        assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
+        language: the ISO 639-1 code of the expected language, such as "de". A suffix for the region or script is
+            ignored. If None, it is the language of the last user message before the reply. If only the script of that
+            message is certain, only the script is checked.
+        enough: the share that scores 1. For example, 0.9 allows names in another script.
+        unknown: the treatment of a reply in the right script whose language is uncertain: "right" to score 1, or
+            "unscored".
+        of: the part of the reply to check: the "whole" reply, its "thought" or its "answer".
 
     Raises:
-        ConfigError: the language is unknown, or the extra `languages` is not installed.
-        RewardError: the prompt has no words in a known script, or the reply's language is uncertain and `unknown` is
-            "unscored".
+        ConfigError: If the language is unknown, or if the extra `languages` is not installed.
+        RewardError: If the prompt has no words in a known script, or if the language of the reply is uncertain and
+            `unknown` is "unscored".
 
     Example:
         ```python
@@ -148,12 +151,12 @@ def same_language(
     share = right / (right + others.total())
     reason = f"{right} of {right + others.total()} words are in {target.name}"
     if others:
-        reason += f"; others are in {', '.join(name for name, _ in others.most_common(3))}"
+        reason += f"; the others are in {', '.join(name for name, _ in others.most_common(3))}"
     return EvaluateResult(score=min(1.0, share / enough), reason=reason)
 
 
 class _Target(NamedTuple):
-    """The target language of a reply; `language` is "" if any language of the script is accepted."""
+    """The expected language. `language` is "" if every language of the script is accepted."""
 
     name: str
     language: str
@@ -161,7 +164,7 @@ class _Target(NamedTuple):
 
 
 class _Sentence(NamedTuple):
-    """The words of a sentence, as their number and their text, by script."""
+    """The number and the text of the words in a sentence, keyed by their script."""
 
     words: Mapping[str, int]
     texts: Mapping[str, str]
@@ -179,7 +182,7 @@ def _identifier() -> LanguageIdentifier:
 
 @functools.cache
 def known_languages() -> frozenset[str]:
-    """Return the ISO 639-1 codes of all supported target languages."""
+    """Return the ISO 639-1 codes of all supported languages."""
     return frozenset(label for label in _identifier().labels if len(label) == 2)
 
 
@@ -222,7 +225,7 @@ def _prompt_language(messages: Sequence[Message], assistant_turns: Sequence[int]
 
 
 def _count(text: str, target: _Target) -> tuple[int, int, Counter[str]]:
-    """Count the words in the target language, the uncertain words, and the others by language or script."""
+    """Count the words in the expected language, the uncertain words, and the words in each other language or script."""
     right = 0
     others: Counter[str] = Counter()
 
@@ -253,7 +256,7 @@ def _count(text: str, target: _Target) -> tuple[int, int, Counter[str]]:
 
 
 def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> str:
-    """Return the language of a sentence's words in these scripts; "" if uncertain."""
+    """Return the language of the words of a sentence that are in these scripts, or "" if it is uncertain."""
     candidates = frozenset().union(*(_script_languages(script) for script in scripts)) & (_COMMON | {target})
     if len(candidates) == 1:
         return next(iter(candidates))
@@ -269,9 +272,12 @@ def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> st
 
 
 def _sentences(text: str) -> Iterator[_Sentence]:
-    """Yield the sentences of a text without code and other ignored parts; in long texts, yield groups of sentences."""
+    """Yield the sentences of a text without code and other ignored parts.
+
+    If there are too many sentences, groups of them are joined.
+    """
     text = "\n".join(lines_without_code(text))
-    for opening, closing in _FORMULAS:  # in linear time; an unclosed delimiter is ignored
+    for opening, closing in _FORMULAS:  # takes linear time; a delimiter that is not closed is ignored
         kept, position = [], 0
         while (begin := text.find(opening, position)) >= 0 and (end := text.find(closing, begin + len(opening))) >= 0:
             kept.append(text[position:begin])
@@ -303,7 +309,10 @@ def _texts(parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def _kept(char: str, script: str) -> str:
-    """Return a character that is part of a word; return a line end if it ends a sentence, and a space otherwise."""
+    """Return the replacement for a character: itself if it is part of a word, a newline, or a space.
+
+    A character that ends a sentence becomes a newline, and other characters become a space.
+    """
     if char in _SENTENCE_ENDS:
         return "\n"
     if script in _WORD_PER_LETTER:

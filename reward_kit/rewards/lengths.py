@@ -1,4 +1,7 @@
-"""Rewards for length: within bounds, scaling a correct answer by a cosine, or relative to the shortest in a group."""
+"""Rewards for the length of a reply.
+
+They check bounds, scale the score of a correct answer, or compare the length with the shortest reply of a group.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ Count = Annotated[int, Field(ge=0)]
 def _check_bounds(options: Mapping[str, Any]) -> None:
     at_least, at_most = options["at_least"], options["at_most"]
     if at_most is None and not at_least:
-        raise ConfigError("option 'at_most': set at_least, at_most or both")
+        raise ConfigError("option 'at_most': no bound is set; set at_least, at_most or both")
     if at_most is not None and at_least > at_most:
         raise ConfigError(f"option 'at_least' must not be greater than at_most, got {at_least} and {at_most}")
 
@@ -45,24 +48,27 @@ def length_within(
     as_penalty: bool = False,
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Score 1 for a length from `at_least` to `at_most`, falling linearly to 0 over optional margins outside of these
-    bounds.
+    """Score 1 for a length from `at_least` to `at_most`, and less outside of these bounds.
+
+    Outside, the score falls linearly and reaches 0 at the end of an optional margin.
 
     With `at_most` = L_max - L_cache, `above` = L_cache and `as_penalty`, this is the soft overlong punishment of DAPO
     (Yu et al. 2025, arXiv 2503.14476): 0, then ((L_max - L_cache) - length) / L_cache, then -1.
 
     Args:
         messages: the conversation.
-        assistant_turns: the positions of the agent's messages; by default all assistant messages.
-        unit: "characters" or "words". Text without spaces is one word, so use characters if that could evade a limit.
-        at_least, at_most: the bounds, inclusive.
-        below, above: the distance outside of each bound at which the score reaches 0.
-        as_penalty: whether to subtract 1, for a penalty in [-1, 0] to be added to another score. An empty reply scores
-            0 without this option, and follows the formula with it.
-        of: the "whole" reply, its "thought", or its "answer".
+        assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
+        unit: "characters" or "words". A text without spaces is one word, so use characters if that could evade a limit.
+        at_least: the smallest length that scores 1.
+        at_most: the largest length that scores 1. If None, there is no upper bound.
+        below: the distance below `at_least` at which the score reaches 0.
+        above: the distance above `at_most` at which the score reaches 0.
+        as_penalty: True to subtract 1, which gives a penalty in [-1, 0] that can be added to another score. An empty
+            reply scores 0 without this option and follows the formula with it.
+        of: the part of the reply to measure: the "whole" reply, its "thought" or its "answer".
 
     Raises:
-        ConfigError: no bound is set, or `at_least` is greater than `at_most`.
+        ConfigError: If no bound is set, or if `at_least` is greater than `at_most`.
 
     Example:
         ```python
@@ -90,12 +96,12 @@ def measured_length(
     unit: Unit = "characters",
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Return the length itself, for use in combinators; it is not a score in [0, 1]."""
+    """Return the length as the score, for use in combinators. It is not in [0, 1]."""
     return EvaluateResult(score=float(reply_length(messages, assistant_turns, unit, of)))
 
 
 def reply_length(messages: Sequence[Message], assistant_turns: Sequence[int] | None, unit: Unit, of: Part) -> int:
-    """Return the length of the agent's last message or a part of it."""
+    """Return the length of the last message of the agent, or of a part of it."""
     text = last_reply(messages, assistant_turns, of)
     return len(text) if unit == "characters" else len(text.split())
 
@@ -115,24 +121,27 @@ def cosine_length(
     at_least: float = 1.0,
     id: str = "cosine_length",
 ) -> Reward:
-    """Return a correctness reward scaled by the length of the reply along half a cosine wave.
+    """Return a reward for correctness that is scaled by the length of the reply along half a cosine wave.
 
-    For a reply of length L below L_max, the score is r_L + (r_0 - r_L) · (1 + cos(π L / L_max)) / 2, with r_0 and r_L
-    from `correct` or `wrong`; from L_max on it is `exceed`. The formula is from "Demystifying Long Chain-of-Thought
-    Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373), where r_0 and r_L are 2 and 1 for correct replies, -10 and 0
-    for wrong ones, and `exceed` is -10. By default, scores are in [0, 1], and wrong replies score 0.
+    For a reply of length L below L_max, the score is r_L + (r_0 - r_L) · (1 + cos(π L / L_max)) / 2, where r_0 and r_L
+    are taken from `correct` or `wrong`. For longer replies, the score is `exceed`. The formula is from "Demystifying
+    Long Chain-of-Thought Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373). There, r_0 and r_L are 2 and 1 for
+    correct replies and -10 and 0 for wrong ones, and `exceed` is -10. With the default values, scores are in [0, 1],
+    and wrong replies score 0.
 
     Args:
-        reward: the reward that decides correctness; if it is unscored, so is the result.
-        max_length: L_max, in `unit`.
-        unit, of: as in `length_within`.
-        correct, wrong: the scores at length 0 and at L_max.
-        exceed: the score from L_max on.
+        reward: the reward that determines whether the reply is correct. If it is unscored, the result is unscored too.
+        max_length: the length L_max, in `unit`.
+        unit: the unit of the length, as in `length_within`.
+        of: the part of the reply to measure, as in `length_within`.
+        correct: the scores r_0 and r_L of a correct reply, at length 0 and at L_max.
+        wrong: the scores r_0 and r_L of a wrong reply.
+        exceed: the score of a reply of length L_max or more.
         at_least: the lowest score of `reward` that counts as correct.
         id: the name of the reward in files.
 
     Raises:
-        ConfigError: `max_length` is below 1, or a number is not finite.
+        ConfigError: If `max_length` is less than 1, or if a number is not finite.
 
     Example:
         ```python
@@ -168,30 +177,32 @@ def shortest_in_group(
     at_least: float = 1.0,
     id: str = "shortest_in_group",
 ) -> Reward:
-    """Return a batch reward that gives a correct reply a higher score the shorter it is within its group.
+    """Return a batch reward that prefers shorter replies among the correct replies of a group.
 
-    Rollouts with the same request (everything before the first assistant message) and ground truth form a group; a
-    batch may contain several groups. With p = (length - shortest) / (longest - shortest), and p = 0 if all are equally
-    long:
+    Rollouts that have the same ground truth and the same request (everything before the first assistant message) form a
+    group. A batch may contain several groups. The score depends on p = (length - shortest) / (longest - shortest),
+    which is 0 if all lengths are equal:
 
-    - "share": a correct reply earns its score times 1 - weight · p, with p among the correct replies; a wrong reply
-      earns 0. With `weight` below 1, the longest correct reply still earns more than a wrong reply.
+    - "share": a correct reply earns its score times 1 - weight · p, where p compares the correct replies. A wrong reply
+      earns 0. If `weight` is below 1, the longest correct reply still earns more than a wrong reply.
     - "kimi": weight · λ is added to the score, where λ = 0.5 - p for a correct reply and min(0, 0.5 - p) for a wrong
-      reply, with p among all replies; λ = 0 if all are equally long. This is the length reward of Kimi k1.5 (2025,
-      arXiv 2501.12599), in [-weight / 2, 1 + weight / 2].
+      reply, and p compares all replies. If all lengths are equal, λ = 0. This is the length reward of Kimi k1.5 (2025,
+      arXiv 2501.12599). For scores in [0, 1], the result is in [-weight / 2, 1 + weight / 2].
 
     A rollout that `reward` leaves unscored stays unscored and does not affect the others.
 
     Args:
-        reward: a pointwise reward that decides correctness.
-        unit, of: as in `length_within`.
+        reward: a pointwise reward that determines whether a reply is correct.
+        unit: the unit of the length, as in `length_within`.
+        of: the part of the reply to measure, as in `length_within`.
         form: "share" or "kimi".
-        weight: the weight of the length; at most 1 for "share".
+        weight: the weight of the length. For "share", it must be at most 1.
         at_least: the lowest score of `reward` that counts as correct.
         id: the name of the reward in files.
 
     Raises:
-        ConfigError: `reward` is a batch reward, `weight` is negative or too large, or another argument is unknown.
+        ConfigError: If `reward` is a batch reward, if `weight` is negative or too large, or if another argument has an
+            unknown value.
 
     Example:
         ```python
@@ -211,7 +222,7 @@ def shortest_in_group(
         return reply_length(rollout["messages"], rollout.get("assistant_turns"), unit, of)
 
     def scaled(results: Sequence[EvaluateResult], lengths: Sequence[int]) -> list[EvaluateResult]:
-        """Return the results of one group, all of which are scored."""
+        """Return the results of one group. All of its rollouts are scored."""
         correct = [result.score >= at_least for result in results]
         compared = [length for length, ok in zip(lengths, correct, strict=True) if ok or form == "kimi"]
         low, high = (min(compared), max(compared)) if compared else (0, 0)
@@ -241,7 +252,7 @@ def shortest_in_group(
 
 
 class GroupReward(CombinedReward):
-    """The class that implements `shortest_in_group`."""
+    """The reward that `shortest_in_group` returns."""
 
     length: Callable[[Mapping[str, Any]], int]
     scaled: Callable[[Sequence[EvaluateResult], Sequence[int]], list[EvaluateResult]]
@@ -249,7 +260,10 @@ class GroupReward(CombinedReward):
     async def score(  # type: ignore[override]  # a batch reward takes lists
         self, rollouts_messages: list[list[Message]], ground_truths: Sequence[Any] | None = None, **values: Any
     ) -> list[EvaluateResult]:
-        """Return the results of a batch; `values` contains further values of the rollouts by name, each a list."""
+        """Return the results of a batch.
+
+        `values` contains the other values of the rollouts. Each of them is a list with one item for each rollout.
+        """
         lists = {"ground_truth": ground_truths, **values}
         rollouts = [
             {"messages": messages, **{name: each[index] for name, each in lists.items() if each is not None}}
@@ -271,7 +285,7 @@ class GroupReward(CombinedReward):
         return results
 
     async def _result(self, rollout: Mapping[str, Any], alone: bool) -> EvaluateResult:
-        """Return the part's result; a failure becomes an unscored result, or is raised if `alone`."""
+        """Return the result of the part. A failure becomes an unscored result, or is raised if `alone` is set."""
         try:
             with boundary(RewardError, f"reward {self.made_of['reward'].id!r}"):
                 return await self.call_part("reward", rollout)

@@ -1,9 +1,9 @@
-"""Rewards for mathematical answers: `math_answer` for any expression, by math-verify, and `number_answer` for numbers.
+"""Rewards for mathematical answers: `math_answer` for any expression and `number_answer` for numbers.
 
-This package compares numbers with units exactly. It also handles the structure of an answer, on which graders differ
-most: multiple values, brackets, sides of equations, and words. Only the remaining expressions are passed to
-math-verify. Their cost is bounded: texts that SymPy could expand to something huge are rejected, and function calls are
-counted.
+Numbers with units are compared exactly here. The structure of an answer, on which graders differ most, is handled here
+too: several values, brackets, the sides of equations, and words. Only the remaining expressions are passed to
+math-verify. Its cost is bounded, because function calls are counted and expressions that SymPy could expand to
+something huge are rejected.
 """
 
 from __future__ import annotations
@@ -42,8 +42,13 @@ def _check_packages(_options: Mapping[str, Any]) -> None:
 
 
 class EqualityRules(NamedTuple):
-    """The rules of equality: the unit policy, the largest differences of real numbers, and whether only numbers
-    count.
+    """The rules of equality.
+
+    Attributes:
+        units: the treatment of missing units, as in `math_answer`.
+        absolute: the largest allowed difference between two real numbers.
+        relative: the largest allowed difference as a share of the expected number.
+        numbers_only: True to compare only numbers and no other expressions.
     """
 
     units: Units = "ignore"
@@ -63,32 +68,32 @@ def math_answer(
     absolute_tolerance: Tolerance = 0.0,
     relative_tolerance: Tolerance = 0.0,
 ) -> EvaluateResult:
-    r"""Score 1 if the final answer is mathematically equal to the expected one, else 0.
+    r"""Score 1 if the final answer is mathematically equal to the expected one, or 0 if it is not.
 
-    The answer is the last `\boxed{…}`; else the text after the last "####", "the answer is" or "answer:"; else the
-    content of `<answer>`; else the whole reply if it is one short line. Boxes offered as alternatives ("\boxed{3} or
+    The answer is the last `\boxed{…}`, the text after the last "####", "the answer is" or "answer:", the content of
+    `<answer>`, or the whole reply if it is one short line. Boxes that are offered as alternatives ("\boxed{3} or
     \boxed{4}") are several values and equal neither of them.
 
-    Numbers with units are compared as fractions. Multiple values, tuples, intervals and sets are compared item by item,
-    by their brackets; equations by their sides (x = 5 equals 5); words as text; and expressions by math-verify. Without
-    a tolerance, 3.14 does not equal π, and 0.333 does not equal 1/3. An expression that could be huge, such as 9^{9^9},
-    scores 0 unless it is written as expected, as does an expression that math-verify cannot decide within a fixed
-    number of calls.
+    Numbers with units are compared as fractions, and words as text. Several values, tuples, intervals and sets are
+    compared item by item, according to their brackets. Equations are compared by their sides, so x = 5 equals 5. Other
+    expressions are compared by math-verify. Without a tolerance, 3.14 does not equal π, and 0.333 does not equal 1/3.
+    An expression that could be huge, such as 9^{9^9}, scores 0 unless it is written as expected. The same applies to an
+    expression that math-verify cannot decide within a fixed number of calls.
 
     Args:
-        messages: the conversation; only the last assistant message is read, without its reasoning.
-        ground_truth: the expected answer: a number, a text, a worked solution that boxes it or ends in "#### …", or a
-            list of accepted answers.
-        unmarked: the treatment of replies without a marked answer: "refuse" them, or use the "last_number".
-        units: "ignore" accepts a missing unit but rejects a wrong one; "require" also rejects a missing unit. With
-            either, compatible units are converted, and 5% equals 0.05.
-        absolute_tolerance: the largest allowed difference of real numbers.
-        relative_tolerance: the largest allowed difference as a share of the expected number; the larger of the two
+        messages: the conversation. Only the last assistant message is read, without its reasoning.
+        ground_truth: the expected answer: a number, a string, a worked solution that ends in "#### …" or contains the
+            answer in a box, or a list of accepted answers.
+        unmarked: the treatment of a reply without a marked answer: "refuse" it, or use the "last_number" in it.
+        units: "ignore" to accept a missing unit but reject a wrong one, or "require" to reject a missing unit too. In
+            both cases, compatible units are converted, and 5% equals 0.05.
+        absolute_tolerance: the largest allowed difference between two real numbers.
+        relative_tolerance: the largest allowed difference as a share of the expected number. The larger of the two
             tolerances applies.
 
     Raises:
-        ConfigError: a tolerance is negative, or (on loading) the extra `math` is not installed.
-        RewardError: the ground truth is missing; the rollout is unscored.
+        ConfigError: If a tolerance is negative or, when a task is loaded, if the extra `math` is not installed.
+        RewardError: If the ground truth is missing. The rollout is then unscored.
 
     Example:
         ```python
@@ -115,23 +120,24 @@ def number_answer(
     absolute_tolerance: Tolerance = 0.0,
     relative_tolerance: Tolerance = 0.0,
 ) -> EvaluateResult:
-    r"""Score 1 if the final answer is the expected number, compared as exact fractions; else 0. See GSM8K (Cobbe 2021).
+    r"""Score 1 if the final answer is the expected number, or 0 if it is not. See GSM8K (Cobbe 2021).
 
-    The answer is found as in `math_answer`. It may have a sign, thousands separators, decimals, an exponent, a
-    fraction, a currency, a percentage or a unit, or be "x = 5". Several numbers are not an answer. This reward needs no
-    extra and takes microseconds, so it runs in the calling process.
+    The numbers are compared as exact fractions. The answer is found as in `math_answer`. It may have a sign, thousands
+    separators, decimals, an exponent, a fraction, a currency, a percentage or a unit, or have the form "x = 5". Several
+    numbers are not an answer. This reward needs no extra and takes microseconds, so it runs in the calling process.
 
     Args:
-        messages: the conversation; only the last assistant message is read.
-        ground_truth: a number, a text that is a number or ends in "#### 42", or a list of accepted numbers.
-        unmarked, units: as in `math_answer`.
+        messages: the conversation. Only the last assistant message is read.
+        ground_truth: a number, a string that is a number or ends in "#### 42", or a list of accepted numbers.
+        unmarked: the treatment of a reply without a marked answer, as in `math_answer`.
+        units: the treatment of missing units, as in `math_answer`.
         absolute_tolerance: the largest allowed difference.
-        relative_tolerance: the largest allowed difference as a share of the expected number; the larger of the two
+        relative_tolerance: the largest allowed difference as a share of the expected number. The larger of the two
             tolerances applies.
 
     Raises:
-        ConfigError: a tolerance is negative.
-        RewardError: the ground truth is missing or not a number; the rollout is unscored.
+        ConfigError: If a tolerance is negative.
+        RewardError: If the ground truth is missing or is not a number. The rollout is then unscored.
 
     Example:
         ```python
@@ -154,14 +160,14 @@ def number_answer(
 
 
 def _accepted(ground_truth: Any, reward: str, terms: EqualityRules) -> list[str]:
-    """Check the rules, and return the accepted answers as texts."""
+    """Check the rules and return the accepted answers as strings."""
     for name, value in (("absolute_tolerance", terms.absolute), ("relative_tolerance", terms.relative)):
         if not math.isfinite(value) or value < 0:
             raise ConfigError(f"option {name!r} must be a number of at least 0, such as 0.001, got {value}")
     given = require_truth(ground_truth, reward)
     texts = [truth_text(str(item)) for item in (given if isinstance(given, list | tuple) else [given])]
     if not texts or not all(texts):
-        raise RewardError(f"{reward} needs a ground_truth, but the sample's is empty")
+        raise RewardError(f"{reward} needs a ground_truth, but the ground_truth of the sample is empty")
     return texts
 
 
@@ -174,7 +180,7 @@ def _compared(truths: list[str], text: str, terms: EqualityRules, answer: FinalA
 
 
 def is_equal(truth: str, answer: str, terms: EqualityRules) -> bool:
-    """Return True if two raw texts are equal. Never raises on a model's text."""
+    """Return True if two raw answers are equal. This function never raises an error because of the model's text."""
     left, right = _plain_number(truth), _plain_number(answer)
     if left is not None and right is not None:
         return close(left, right, terms.absolute, terms.relative)
@@ -198,7 +204,7 @@ def _plain_number(text: str) -> Fraction | None:
 
 
 def _is_number(text: str) -> bool:
-    """Return True if a text contains only numbers: "5", "x = 10/2", "3 or 4"."""
+    """Return True if a text contains only numbers, such as "5", "x = 10/2" or "3 or 4"."""
     if _plain_number(text) is not None:
         return True
     if len(text) > LONGEST_TEXT:
@@ -212,7 +218,10 @@ _DEEPEST: Final = 12
 
 
 class _Comparison:
-    """Compares cleaned texts recursively, down to quantities and expressions, and bounds the work of math-verify."""
+    """Compares cleaned texts recursively, down to quantities and expressions.
+
+    The work of math-verify is limited.
+    """
 
     def __init__(self, terms: EqualityRules) -> None:
         self._terms = terms
@@ -253,7 +262,7 @@ class _Comparison:
         return False
 
     def several(self, left: Sequence[str], right: Sequence[str], depth: int = 0) -> bool:
-        """Compare values in any order; if one side has braces, repetitions are ignored."""
+        """Compare values in any order. If one side is in braces, repetitions are ignored."""
         if max(len(left), len(right)) > _MOST_PARTS:
             return False
         left, right = self._collapsed(left, depth), self._collapsed(right, depth)
@@ -290,10 +299,10 @@ class _Comparison:
         )
 
     def _equations(self, truth: str, answer: str, depth: int) -> bool:
-        """Compare x = 5 with 5 or x = 10/2; other pairs of equations are passed to math-verify.
+        """Compare x = 5 with 5 or with x = 10/2. Other pairs of equations are passed to math-verify.
 
-        In a chain, every side must be right: 9 = 10 does not equal 10. Variable names are compared if both sides have
-        one.
+        In a chain of equations, every side must be right, so 9 = 10 does not equal 10. Variable names are compared if
+        both sides have one.
         """
         left, right = _sides(truth), _sides(answer)
         if not left:
@@ -305,7 +314,7 @@ class _Comparison:
         return len(left) == len(right) == 2 and self._expressions(truth, answer)
 
     def _expressions(self, truth: str, answer: str) -> bool:
-        """Return True if math-verify finds two texts equal, within bounded work."""
+        """Return True if math-verify finds that two expressions are equal, within its work limit."""
         if self._terms.numbers_only:
             return False
         if self._symbolic is None:
@@ -320,10 +329,11 @@ def _scaled(value: str, factor: Fraction) -> str:
 
 
 def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tuple[Fraction, Fraction]]:
-    """Return the possible interpretations as pairs of factors for truth and answer; [] if the units do not match.
+    """Return all ways to interpret the units, as pairs of factors for the truth and the answer.
 
-    Units on both sides must be compatible and are converted. A missing or unknown unit is accepted under "ignore".
-    Under either policy, a percentage may also be interpreted as the plain number that it represents.
+    If both have a unit, the units must be compatible and are converted. With "ignore", a missing or unknown unit is
+    accepted. A percentage can also be interpreted as the plain number that it represents. The list is empty if the
+    units do not match.
     """
     one, plain = Fraction(1), (Fraction(1), Fraction(1))
     if truth is None and answer is None:
@@ -361,8 +371,9 @@ _SHORT_WORDS: Final = frozenset({"yes", "no", "odd", "none", "dne", "one", "two"
 
 
 def _is_words(text: str) -> bool:
-    r"""Return True if an answer is in words: it has a word of four letters that is not a function, or text in
-    `\text`.
+    r"""Return True if an answer consists of words.
+
+    It contains a word of at least four letters that is not a function, or text in `\text`.
     """
     inner = _TEXT.fullmatch(text)
     if (inner and re.search(r"[A-Za-z]{2,}", inner[1])) or text.casefold() in _SHORT_WORDS:
@@ -373,13 +384,13 @@ def _is_words(text: str) -> bool:
 
 
 def _compact(text: str) -> str:
-    r"""Return `text` in a form for comparing words: without \text, spaces, case and surrounding punctuation."""
+    r"""Return `text` in a form for comparing words, without \text, spaces, case and surrounding punctuation."""
     words = text.replace("\\text", "").replace("{", "").replace("}", "").strip(" .,;:!\"'*_()")
     return "".join(words.split()).casefold()
 
 
 def _bare(text: str) -> str:
-    """Return `text` without "x ∈", \\text and enclosing parentheses."""
+    r"""Return `text` without "x ∈", \text and enclosing parentheses."""
     for _ in range(_DEEPEST):
         bracket = enclosed(text)
         if match := _MEMBER.fullmatch(text):
@@ -394,13 +405,13 @@ def _bare(text: str) -> str:
 
 
 def _bracket(text: str) -> tuple[str, str, str] | None:
-    """Return the opening, content and closing of a set, tuple, interval or array."""
+    """Return the opening bracket, the content and the closing bracket of a set, a tuple, an interval or an array."""
     bracket = enclosed(text)
     return bracket if bracket and bracket[0] in ("(", "[", "\\{", "\\langle") else None
 
 
 def _as_matrix(bracket: tuple[str, str, str]) -> str:
-    """Return [[1, 2], [3, 4]] as LaTeX; other brackets unchanged."""
+    """Return an array of arrays, such as [[1, 2], [3, 4]], as LaTeX. Other brackets are left unchanged."""
     rows = [enclosed(row) for row in split_commas(bracket[1], bracketed=True)]
     if bracket[0] != "[" or not all(row and row[0] == "[" for row in rows):
         return "".join(bracket)
@@ -408,7 +419,7 @@ def _as_matrix(bracket: tuple[str, str, str]) -> str:
 
 
 def _sides(text: str) -> list[str]:
-    """Return the sides of a chain of equations; [] for any other text."""
+    """Return the sides of a chain of equations, or [] for any other text."""
     outside = _outside(text)
     signs = [match for match in _RELATION.finditer(text) if match.start() in outside]
     if not signs or any(match[0] not in ("=", "==") for match in signs):
@@ -418,12 +429,12 @@ def _sides(text: str) -> list[str]:
 
 
 def _members(sides: Sequence[str]) -> Sequence[str]:
-    """Return the sides that state a value: all except a leading variable name."""
+    """Return the sides that state a value, which are all except a variable name on the left."""
     return sides[1:] if len(sides) > 1 and _name(sides[0]) else sides
 
 
 def _name(side: str) -> str:
-    """Return the variable, pair of variables or word label that forms a side of an equation; "" if not found."""
+    """Return the variable, pair of variables or words that form a side of an equation, or "" for any other side."""
     bracket = enclosed(side)
     if bracket and bracket[0] == "(":
         names = [_name(part) for part in split_commas(bracket[1], bracketed=True)]
@@ -434,7 +445,10 @@ def _name(side: str) -> str:
 
 
 def _values(text: str, thousands: bool = True) -> list[str]:
-    """Return the values separated by commas, "and" or "or" outside of brackets; ± yields two values."""
+    """Return the values that are separated by commas, "and" or "or" outside of brackets.
+
+    A value with ± becomes two values.
+    """
     pieces = [piece for part in _split(text, _AND_OR) for piece in split_commas(part.strip(" ,;"), False, thousands)]
     found: list[str] = []
     for piece in filter(None, pieces):
@@ -447,7 +461,7 @@ def _values(text: str, thousands: bool = True) -> list[str]:
 
 
 def _outside(text: str) -> dict[int, str]:
-    """Return the characters of `text` outside of brackets and environments, by position."""
+    """Return the characters of `text` that are outside of brackets and environments, keyed by position."""
     found: dict[int, str] = {}
     depth = environments = 0
     for match in _SIGN.finditer(text):
@@ -462,7 +476,7 @@ def _outside(text: str) -> dict[int, str]:
 
 
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Return `text` split at each separator outside of brackets, with white space stripped."""
+    """Split `text` at each separator outside of brackets, and strip white space."""
     outside = _outside(text)
     cuts = [match for match in separator.finditer(text) if match.start() in outside]
     ends = [*(match.start() for match in cuts), len(text)]
@@ -473,10 +487,10 @@ _COMMA, _SPACED_COMMA, _SEMICOLON = re.compile(","), re.compile(r",(?=\s)"), re.
 
 
 def split_commas(text: str, bracketed: bool, thousands: bool = True) -> list[str]:
-    """Return `text` split at commas and semicolons, except at thousands separators.
+    """Split `text` at commas and semicolons, except at thousands separators.
 
     Outside of brackets, 1,234 is one number. In brackets it is two numbers, unless the commas between values are
-    followed by a space, or a group starts with 0, as no value does.
+    followed by a space or a group starts with 0, which no value does.
     """
     found: list[str] = []
     for half in _split(text, _SEMICOLON):
@@ -489,7 +503,10 @@ def split_commas(text: str, bracketed: bool, thousands: bool = True) -> list[str
 
 
 def enclosed(text: str) -> tuple[str, str, str] | None:
-    """Return the opening, content and closing of a text enclosed in a single bracket, else None."""
+    """Return the opening bracket, the content and the closing bracket if one pair of brackets encloses the text.
+
+    For any other text, return None.
+    """
     signs = [(match.start(), match[0]) for match in _SIGN.finditer(text)]
     if len(signs) < 2 or signs[0][1] not in _OPENING or signs[-1][1] not in _CLOSING:
         return None

@@ -1,4 +1,7 @@
-"""Option types shared by several rewards and checked when a task is loaded, and comparison with a tolerance."""
+"""Option types that several rewards share, and comparison of numbers with a tolerance.
+
+The types are checked when a task is loaded.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,27 @@ from pydantic import Field
 from reward_kit.errors import ConfigError, install_hint
 
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""The maximum absolute or relative difference of two numbers."""
+"""The maximum absolute or relative difference between two numbers."""
 Closeness = Annotated[float, Field(ge=0, lt=1)]
-"""The maximum relative or absolute difference of two numbers, whichever is larger."""
+"""The maximum relative or absolute difference between two numbers, whichever is larger."""
 Seconds = Annotated[float, Field(gt=0, le=28_000)]
-"""Seconds of CPU time. The wall time limit, three times as many plus one, must not exceed a day."""
+"""A limit of CPU time in seconds. The limit of wall time, which is three times as long plus 1 s, is at most a day."""
 Megabytes = Annotated[int, Field(ge=16, le=1 << 20)]
 """A memory limit in MiB, in the range of `sandbox.limits`."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def check_closeness(tolerance: float) -> None:
-    """Reject a tolerance outside of [0, 1); also used in direct calls."""
+    """Raise a ConfigError if the tolerance is not in [0, 1).
+
+    Direct calls of a reward need this check because only tasks check the option types.
+    """
     if not 0 <= tolerance < 1:
         raise ConfigError(f"option 'tolerance' must be at least 0 and less than 1, got {tolerance}")
 
 
 def is_close(expected: float, got: float, tolerance: float) -> bool:
-    """Return True if two numbers are equal within the tolerance; integers may exceed the range of floats."""
+    """Return True if two numbers are equal within the tolerance. Integers may be too large for a float."""
     if expected == got or (expected != expected and got != got):
         return True
     try:
@@ -38,7 +44,10 @@ def is_close(expected: float, got: float, tolerance: float) -> bool:
 
 
 def check_extra(extra: str, *packages: str) -> None:
-    """Raise a ConfigError if a package of an extra is missing, before rollouts are left unscored one by one."""
+    """Raise a ConfigError if a package of an extra is not installed.
+
+    Without this check, every rollout would be left unscored.
+    """
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise ConfigError(

@@ -1,8 +1,9 @@
-"""Code that runs inside the sandbox with a model's program: it calls its function, or compiles and runs the program.
+"""Code that runs inside the sandbox and calls or runs the program of a model.
 
-It shares a process with hostile code, so it protects nothing and never receives an expected answer. Returned values are
-encoded as plain data and compared elsewhere; arguments use the same encoding. JSON has no tuples, sets or non-text
-keys, so everything except None, booleans, text and small numbers is encoded as `[kind, content]`.
+This code shares a process with untrusted code. It therefore protects nothing and never receives an expected answer.
+Returned values are encoded as plain data and compared elsewhere, and arguments use the same encoding. JSON has no
+tuples, no sets and no keys other than strings. Therefore, everything except None, booleans, strings and small numbers
+is encoded as `[kind, content]`.
 
 The sandbox imports this file before any call, so it imports as little as possible.
 """
@@ -28,7 +29,7 @@ _RECURSION_LIMIT = sys.getrecursionlimit()
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """Encode a value as JSON with explicit kinds; an unsupported value becomes `["other", name of its type]`."""
+    """Encode a value as JSON with explicit kinds. An unsupported value becomes `["other", name of its type]`."""
     kind = type(value)
     if kind is bool or value is None:
         return value
@@ -68,7 +69,7 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Decode the output of `encode`; raise a ValueError for anything else or for unsupported values."""
+    """Decode the output of `encode`. Raise a ValueError if it has another form or an unsupported value."""
     if not isinstance(value, list):
         return value
     if len(value) != 2 or not isinstance(value[0], str):
@@ -95,12 +96,13 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 
 
 def load_function(text: str, setup: str, name: str) -> Callable[[Any], Any]:
-    """Return the program's function; the program runs once, as an imported module.
+    """Run the program once as an imported module, and return its function.
 
     Args:
         text: the program.
-        setup: code to run before the program.
-        name: a function, `Class.method`, or a method of `Solution`; classes are instantiated for each call.
+        setup: code that runs before the program.
+        name: the name of a function, `Class.method`, or the name of a method of `Solution`. A class is instantiated for
+            each call.
     """
     space = _run_module("submission", setup, text)
     owner, _, method = name.rpartition(".")
@@ -118,7 +120,7 @@ def load_function(text: str, setup: str, name: str) -> Callable[[Any], Any]:
 
 
 def load_script(text: str, setup: str) -> Callable[[str], int]:
-    """Return the program as a script that reads input and prints; each call runs it and returns the exit status."""
+    """Return a function that runs the program as a script on an input and returns the exit status."""
 
     def run(stdin: str) -> int:
         out = sys.stdout
@@ -154,7 +156,7 @@ def load_script(text: str, setup: str) -> Callable[[str], int]:
 
 
 def _run_module(name: str, setup: str, text: str) -> dict[str, Any]:
-    """Run setup and program as a module with this name, and return its namespace."""
+    """Run the setup and the program as a module with this name, and return the namespace of the module."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     for source, filename in ((setup, "<setup>"), (text, SUBMISSION)):
@@ -168,14 +170,17 @@ def _run_module(name: str, setup: str, text: str) -> dict[str, Any]:
 def compile_program(
     text: str, filename: str, compile_command: list[str], run_command: list[str], limits: dict[str, float]
 ) -> Callable[[str], Any]:
-    """Return a program in another language, compiled once and run for each input until a run times out.
+    """Compile a program in another language, and return a function that runs it on an input.
+
+    After a run has exceeded its time limit, the program is not run again.
 
     Args:
         text: the program.
-        filename: the name of the program in the working directory.
-        compile_command: the command that compiles the program; [] for interpreted languages.
-        run_command: the command of each run, in the working directory.
-        limits: `compile_s` and `run_s` of wall time, `cpu_s` per run, and the bytes of `output`.
+        filename: the file name of the program in the working directory.
+        compile_command: the command that compiles the program, or [] for an interpreted language.
+        run_command: the command that runs the program once in the working directory.
+        limits: the limits by name: `compile_s` and `run_s` in seconds of wall time, `cpu_s` in seconds of CPU time for
+            each run, and `output` in bytes.
     """
     with open(filename, "wb") as file:  # noqa: PTH123
         file.write(text.encode("utf-8", "replace"))
@@ -200,7 +205,10 @@ def compile_program(
 def _run_program(
     command: list[str], stdin: bytes, wall_s: float, cpu_s: float, output: int
 ) -> tuple[int | None, str, str]:
-    """Return the exit status (None on a timeout), and the beginnings of output and errors."""
+    """Return the exit status and the beginnings of the output and the errors.
+
+    The status is `None` if the program exceeded a time limit.
+    """
     import contextlib
     import resource
     import subprocess

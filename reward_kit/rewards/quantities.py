@@ -1,9 +1,10 @@
-r"""Exact parsing of numbers and units, the common case of every grader, without a math parser.
+r"""Exact parsing of numbers and units, without a math parser.
 
-1,000 = 1{,}000 = 1e3 = 10^3, 0.5 = 1/2 = \frac{1}{2}, 1 1/2 = 3/2, -3 = −3. Nothing is rounded: 0.333 is not 1/3. Known
-compatible units are converted exactly (100 cm = 1 m, 50 cents = $0.50); unknown units ("apples") are compared as words.
+1,000 = 1{,}000 = 1e3 = 10^3, 0.5 = 1/2 = \frac{1}{2}, 1 1/2 = 3/2, -3 = −3. Nothing is rounded, so 0.333 does not equal
+1/3. Compatible units that are known are converted exactly (100 cm = 1 m, 50 cents = $0.50). Unknown units, such as
+"apples", are compared as words.
 
-Input may be hostile, so every step takes linear time.
+The input may be malicious, so every step takes linear time.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ _SEPARATOR: Final = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!\s?|\\[,;: !])(?=[0-9]{3
 
 
 def read_number(text: str) -> Fraction | None:
-    """Parse all of `text` as an exact number; return None if it is not a number.
+    """Parse `text` as an exact number. Return None if it is not a number.
 
-    Accepts signs, thousands separators in groups of three, decimals, exponents, powers of ten, plain and LaTeX
-    fractions of integers, mixed numbers with a proper fraction, repeating decimals, and numbers in another base.
+    The following are accepted: signs, thousands separators in groups of three, decimals, exponents, powers of ten,
+    plain fractions, LaTeX fractions of integers, mixed numbers with a proper fraction, repeating decimals, and numbers
+    in another base.
     """
     if len(text) > LONGEST_NUMBER:
         return None
@@ -87,9 +89,9 @@ def _decimal(digits: str) -> Fraction:
 
 
 def close(truth: Fraction, answer: Fraction, absolute: float = 0.0, relative: float = 0.0) -> bool:
-    """Return True if two numbers differ by no more than the larger of the tolerances.
+    """Return True if two numbers differ by no more than the larger of the two tolerances.
 
-    Tolerances are read as decimals, so 0.1 is exactly a tenth; `relative` is a share of `truth`.
+    The tolerances are read as decimals, so 0.1 is exactly a tenth. `relative` is a share of `truth`.
     """
     if truth == answer or not (absolute or relative):
         return truth == answer
@@ -140,7 +142,7 @@ _MONEY: Final = re.compile(r"\$(?=\s?[-+]?[0-9.])")
 
 
 def clean(text: str) -> str:
-    """Convert LaTeX, Unicode and plain notation to one spelling, and remove formatting. Takes linear time."""
+    """Convert LaTeX, Unicode and plain notation to one spelling, and remove formatting. This takes linear time."""
     text = unwrap(text.strip())
     text = _SEPARATOR.sub(",", text).replace("\\$", DOLLAR).replace("\\%", "%").replace("\\#", "#").replace("\\&", "&")
     if text.count("$") % 2:
@@ -193,8 +195,9 @@ class Unit:
     """The unit of a number.
 
     Attributes:
-        text: the spelling, in lower case.
-        dimension: the sorted powers of its base kinds, such as (("length", 2),); () for a percentage; None if unknown.
+        text: the name of the unit in lower case.
+        dimension: the sorted powers of the base dimensions, such as (("length", 2),), or () for a percentage. If None,
+            the unit is unknown.
         factor: the size of the unit in the base units of its dimension.
     """
 
@@ -204,7 +207,7 @@ class Unit:
 
 
 class Quantity(NamedTuple):
-    """A cleaned text, split into value and unit; `number` is None if the value is not a plain number."""
+    """A cleaned text, split into a value and a unit. `number` is `None` if the value is not a plain number."""
 
     value: str
     number: Fraction | None
@@ -268,7 +271,7 @@ _PIECE: Final = re.compile(
 
 
 def read_quantity(text: str) -> Quantity:
-    """Split a cleaned text into value and unit; "5 million" is a number."""
+    """Split a cleaned text into a value and a unit. A scale word belongs to the value, as in "5 million"."""
     value, unit = split_unit(text)
     head, _, last = value.rpartition(" ")
     scale = _SCALES.get(last.casefold())
@@ -279,7 +282,7 @@ def read_quantity(text: str) -> Quantity:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    """Split a cleaned text into value and unit; the unit is None if missing."""
+    """Split a cleaned text into a value and a unit. The unit is `None` if the text has none."""
     bare = text.lstrip("+-")
     for prefix, name in _PREFIXES.items():
         if bare.startswith(prefix):
@@ -290,7 +293,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 
 def unit_named(text: str) -> Unit:
-    """Return the known or unknown unit with this name."""
+    """Return the unit with this name, which may be unknown."""
     name = " ".join(text.casefold().split())
     if name in _PERCENT:
         return Unit("%", (), Fraction(1, 100))
@@ -338,7 +341,10 @@ def _split_tail(text: str) -> tuple[str, Unit | None]:
 
 
 def _is_unit_text(rest: str, spaced: bool) -> bool:
-    """Return True if the text after a number can be a unit; a single letter without a space is a variable."""
+    """Return True if the text after a number can be a unit.
+
+    A single letter that follows the number without a space is a variable.
+    """
     if rest in {"%", "¢", "°"} or rest in _PREFIXES:
         return True
     if not rest or not rest[0].isalpha() or not re.fullmatch(r"[A-Za-zµ0-9^{}/*. -]+", rest) or len(rest) > 50:

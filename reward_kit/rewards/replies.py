@@ -1,7 +1,7 @@
-"""Reading of conversations: the agent's messages, their reasoning and answer, fenced blocks, and normalized text.
+"""Functions that read conversations: the messages of the agent, their reasoning and answers, and fenced blocks.
 
-Example answers in the prompt are assistant messages too. If the record lists the agent's messages, only those are read,
-so that examples earn nothing.
+Examples in the prompt can be assistant messages too. If the record lists the messages of the agent, only those are
+read, so that examples earn nothing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _FENCE = re.compile(r"(`{3,}|~{3,})(.*)")
 
 
 def require_truth(ground_truth: Any, reward: str) -> Any:
-    """Return the ground truth; raise a RewardError if it is missing, so that the rollout is unscored instead of
-    wrong.
+    """Return the ground truth, or raise a RewardError if it is missing.
+
+    The error leaves the rollout unscored, so that it does not count as wrong.
     """
     if ground_truth is None:
         raise RewardError(f"{reward} needs a ground_truth, but the sample has none")
@@ -36,7 +37,7 @@ def require_truth(ground_truth: Any, reward: str) -> Any:
 
 
 def passed(is_right: bool, reason: str) -> EvaluateResult:
-    """Return a result with score 1 or 0 and the reason."""
+    """Return a result with the score 1 or 0 and the reason."""
     return EvaluateResult(score=float(is_right), reason=reason)
 
 
@@ -52,30 +53,36 @@ def quoted(text: str, limit: int = 60) -> str:
 
 
 def last_text(messages: Sequence[Message]) -> str:
-    """Return the text of the last assistant message."""
+    """Return the text of the last assistant message, or "" if none exists."""
     return next((message.text for message in reversed(messages) if message.role == "assistant"), "")
 
 
 def last_answer(messages: Sequence[Message]) -> str:
-    """Return `last_text` without reasoning: the text after the last `</think>` and before an unclosed `<think>`."""
+    """Return the last assistant message without its reasoning.
+
+    This is the text after the last `</think>`, or the text before a `<think>` that is not closed.
+    """
     return _split(last_text(messages))[1]
 
 
 def agent_messages(messages: Sequence[Message], assistant_turns: Sequence[int] | None) -> list[Message]:
-    """Return the messages at `assistant_turns`, or all assistant messages if that is None."""
+    """Return the messages at `assistant_turns`, or all assistant messages if it is `None`."""
     if assistant_turns is None:
         return [message for message in messages if message.role == "assistant"]
     return [messages[position] for position in assistant_turns if 0 <= position < len(messages)]
 
 
 def last_reply(messages: Sequence[Message], assistant_turns: Sequence[int] | None, part: Part = "whole") -> str:
-    """Return a part of the agent's last message; "" if there are no messages."""
+    """Return a part of the last message of the agent, or "" if the agent has not written any."""
     own = agent_messages(messages, assistant_turns)
     return message_part(own[-1], part) if own else ""
 
 
 def message_part(message: Message, part: Part) -> str:
-    """Return a part of a message. `reasoning_content`, which the provider separates, is reasoning and comes first."""
+    """Return a part of a message.
+
+    If the provider returned `reasoning_content`, it belongs to the reasoning and comes before the text.
+    """
     thought, answer = _split(message.text)
     if part == "answer":
         return answer
@@ -84,7 +91,7 @@ def message_part(message: Message, part: Part) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Split a text into reasoning and answer at the last `</think>`."""
+    """Split a text into its reasoning and its answer at the last `</think>`."""
     if _THOUGHT_ENDS in text:
         thought, _, answer = text.rpartition(_THOUGHT_ENDS)
         return thought.strip().removeprefix(_THOUGHT_BEGINS).strip(), answer.strip()
@@ -93,7 +100,10 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def word_count(text: str) -> int:
-    """Count the words that contain a letter or digit. In scripts without spaces, each character counts as a word."""
+    """Count the words that contain a letter or a digit.
+
+    In scripts that are written without spaces, each character counts as a word.
+    """
     spaced, characters = _UNSPACED.subn(" ", text)
     return characters + sum(any(char.isalnum() for char in word) for word in spaced.split())
 
@@ -101,8 +111,8 @@ def word_count(text: str) -> int:
 def composed(text: str, form: Literal["NFC", "NFKC"]) -> str:
     """Return the text in a Unicode normal form, in linear time.
 
-    Normalizing a letter with very many marks takes quadratic time, so marks after the thirtieth on a letter are
-    dropped. Unicode's Stream-Safe Text Format would split them instead.
+    Normalizing a letter with many combining marks takes quadratic time, so only the first thirty marks of each letter
+    are kept. The Stream-Safe Text Format of Unicode would split them instead.
     """
     marks = "".join(re.escape(char) for char in set(text) if unicodedata.combining(char))
     if marks:
@@ -111,14 +121,17 @@ def composed(text: str, form: Literal["NFC", "NFKC"]) -> str:
 
 
 class Block(NamedTuple):
-    """A fenced block: its tag in lower case ("" if untagged), and its text."""
+    """A fenced block, with its text and its tag in lower case ("" if it has none)."""
 
     tag: str
     text: str
 
 
 def fenced_blocks(text: str) -> list[Block]:
-    """Return the fenced blocks of a text in order. An unclosed block extends to the end. Takes linear time."""
+    """Return the fenced blocks of a text in order. This takes linear time.
+
+    A block that is not closed extends to the end of the text.
+    """
     blocks: list[tuple[str, list[str]]] = []
     fence = ""
     for line in text.split("\n"):  # string literals of a program may contain other line separators
@@ -136,7 +149,10 @@ def fenced_blocks(text: str) -> list[Block]:
 
 
 def lines_without_code(text: str) -> Iterator[str]:
-    """Yield the lines outside of fenced blocks; an unclosed block hides the rest. Takes linear time."""
+    """Yield the lines outside of fenced blocks. This takes linear time.
+
+    A block that is not closed extends to the end of the text.
+    """
     fence = ""
     for line in text.split("\n"):
         bare = line.strip()
@@ -150,10 +166,10 @@ def lines_without_code(text: str) -> Iterator[str]:
 
 
 def select_block(text: str, tags: Collection[str], choice: Choice) -> str | None:
-    """Return the text of the chosen block; None if no block matches.
+    """Return the text of the chosen block, or None if no block matches.
 
-    Blocks with one of `tags` match; if no block has one, untagged blocks match. Blocks in other languages, such as a
-    shell session or an example of output, never match.
+    Blocks that have one of the `tags` match. If none exist, untagged blocks match. Blocks with other tags never
+    match, because they may contain a shell session or an example of output.
     """
     blocks = fenced_blocks(text)
     fitting = [block.text for block in blocks if block.tag in tags] or [block.text for block in blocks if not block.tag]

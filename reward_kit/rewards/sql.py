@@ -1,9 +1,9 @@
-"""`sql_result`, which compares the results of the model's query and the gold query on the same database.
+"""The reward `sql_result`, which runs a query of the model and a gold query on the same database.
 
 This is execution accuracy as in Spider (Yu et al. 2018, arXiv:1809.08887; test suites: Zhong et al. 2020,
-arXiv:2010.02840) and BIRD (Li et al. 2023, arXiv:2305.03111), without the loopholes by which wrong queries pass there:
-duplicates count, the order counts if the gold query specifies it, and an ambiguous gold query, such as a LIMIT among
-ties, is reported instead of decided by chance.
+arXiv:2010.02840) and BIRD (Li et al. 2023, arXiv:2305.03111), without the loopholes through which wrong queries can
+pass there. Duplicate rows count, and the order counts if the gold query specifies it. An ambiguous gold query, such as
+one with a LIMIT among ties, is reported instead of being decided by chance.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Database(NamedTuple):
     max_rows: int
 
     def run(self, query: str, *, is_reversed: bool = False) -> QueryResult:
-        """Return the rows of a query; raise a ToolError if it fails, is rejected, or returns too many rows."""
+        """Return the rows of a query. Raise a ToolError if it fails, is rejected, or returns too many rows."""
         connection = GuardedConnection.from_bytes(
             self.limits, self.data, {"reverse_unordered_selects": int(is_reversed)}
         )
@@ -89,38 +89,41 @@ def sql_result(
     time_s: Seconds = 5.0,
     max_rows: Annotated[int, Field(ge=1)] = 100_000,
 ) -> EvaluateResult:
-    """Score 1 if the query in the reply returns the rows of the gold query, else 0.
+    """Score 1 if the query in the reply returns the rows of the gold query, or 0 if it does not.
 
-    The query is the last fenced block tagged as SQL or untagged, else the whole reply. The ground truth is one or
-    several gold queries, `{"query": …, "seed_sql": …}`, or `{"query": …, "database": path}`. Both queries run on a copy
-    of the database in the ground truth, else in the sample (under the same keys), else in the final state of the
-    episode. They can only read that database: ATTACH, writes, and file system functions are rejected.
+    The query is the last fenced block that is tagged as SQL, the last untagged block, or the whole reply. The ground
+    truth is a gold query, a list of gold queries, `{"query": …, "seed_sql": …}`, or `{"query": …, "database": path}`.
+    Both queries run on a copy of a database. It is taken from the ground truth, from the sample (under the same keys),
+    or from the final state of the episode. The queries can only read that database. ATTACH, writes and file system
+    functions are rejected.
 
     Rows are compared as a multiset, so a missing DISTINCT is wrong. If the gold query ends with ORDER BY, the order
-    counts, except among ties. NULL equals only NULL, 1 equals 1.0, and texts are not numbers. The number and order of
-    columns count, but not their names. If other plans of the gold query return different rows (LIMIT among ties, or
-    LIMIT without ORDER BY), the rollout is unscored with that reason.
+    counts, except among ties. NULL equals only NULL, 1 equals 1.0, and strings are not numbers. The number and the
+    order of columns count, but their names do not. If other query plans of the gold query return different rows (a
+    LIMIT among ties, or a LIMIT without ORDER BY), the rollout is unscored with that reason.
 
     Args:
-        messages: the conversation; only the last assistant message is read.
+        messages: the conversation. Only the last assistant message is read.
         ground_truth: the gold query in one of the forms above.
         state: the final state of the sqlite resource.
-        sample: the sample's row.
-        ordered: compare the order "as_gold", "always" or "never".
-        columns: "any_order" accepts the same columns in another order.
-        tolerance: the largest allowed difference of numbers, relative or absolute; float sums depend on the row order.
-        ties: "any" accepts every possible result of an ambiguous gold query, as far as its plans are tried.
-        empty: "unscored" leaves rollouts unscored if the gold query returns no rows, because a match then proves
-            little.
-        unfenced: "refuse" a reply without a block, or use the "whole" reply as the query.
+        sample: the row of the dataset.
+        ordered: "as_gold" to compare the order of rows if the gold query specifies it, "always", or "never".
+        columns: "in_order" to require the columns in the order of the gold query, or "any_order" to accept any order.
+        tolerance: the largest allowed difference between two numbers, relative or absolute. The sum of floats depends
+            on the order of the rows, so the default is not 0.
+        ties: "unscored" to leave the rollout unscored if the gold query is ambiguous, or "any" to accept each of its
+            possible results that is found.
+        empty: "compare" to compare an empty gold result like any other, or "unscored" to leave the rollout unscored,
+            because equal empty results prove little.
+        unfenced: the treatment of a reply without a block: "refuse" it, or use the "whole" reply as the query.
         resource: the name of the database, if the environment has several resources.
         time_s: the time limit of one query in seconds.
-        max_rows: the maximum number of rows of one result. An answer with more rows is wrong; a gold query with more
-            rows is an error.
+        max_rows: the maximum number of rows in one result. An answer with more rows is wrong, and a gold query with
+            more rows raises an error.
 
     Raises:
-        RewardError: the database is missing, the gold query fails, or its result is ambiguous.
-        ConfigError: an option is invalid.
+        RewardError: If the database is missing, if the gold query fails, or if its result is ambiguous.
+        ConfigError: If an option is invalid.
 
     Example:
         ```python
@@ -143,7 +146,7 @@ def sql_result(
     database = _Database(_database_bytes(source, sample, state, resource), limits, max_rows)
     results = [_gold_results(database, query, ordered, ties) for query in queries]
     if empty == "unscored" and not any(one.rows for several in results for one in several):
-        raise RewardError("the gold query returns no rows, and many wrong queries would also return none")
+        raise RewardError("the gold query returns no rows, so a match would prove little")
     answer = last_answer(messages)
     block = select_block(answer, _TAGS, "last")
     query = block if block is not None else answer if unfenced == "whole" else ""
@@ -161,7 +164,7 @@ def sql_result(
         choices = [[one] for one in several] if ties == "any" else [several if has_order(gold) else several[:1]]
         problems = [same_rows(golds, result, counts, columns, tolerance) for golds in choices]
         if "" in problems:
-            return passed(True, f"it returns the rows of the gold query; rows: {len(result.rows)}")
+            return passed(True, f"it returns the rows of the gold query ({pluralize(len(result.rows), 'row')})")
         problem = problem or problems[0]
     return passed(False, problem)
 
@@ -176,19 +179,20 @@ def _database_bytes(truth: Mapping[str, Any], sample: Any, state: Any, resource:
         names = [resource] if resource else [name for name in state if isinstance(state[name], SqliteState)]
         if len(names) != 1 or names[0] not in state:
             raise RewardError(
-                f"several resources have a state ({', '.join(state)}); select the database with the option resource"
+                f"several resources have a state ({', '.join(state)}); select the database with the option 'resource'"
             )
         state = state[names[0]]
     if not isinstance(state, SqliteState):
         raise RewardError(
-            "sql_result needs a database: a sqlite resource in the task, or seed_sql or database next to the query"
+            "sql_result needs a database; use a sqlite resource in the task, or add seed_sql or database to the "
+            "ground_truth or the sample"
         )
     return state.serialize()
 
 
 @functools.lru_cache(maxsize=8)
 def _seeded(script: str) -> bytes:
-    """Return the database that a script creates; rollouts of a sample share it."""
+    """Return the database that a script creates. It is cached for the rollouts of a sample."""
     try:
         made = GuardedConnection.seeded(SqliteLimits(max_database_bytes=_LARGEST_DATABASE), script, _SEED_TIME_S)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
@@ -214,10 +218,12 @@ def _read(path: str) -> bytes:
 
 
 def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> list[QueryResult]:
-    """Return the gold query's results under several possible plans; they have the same rows unless `ties` is "any".
+    """Return the results of the gold query under several query plans.
+
+    Unless `ties` is "any", all of them have the same rows.
 
     Raises:
-        RewardError: the query fails, or its rows depend on the plan.
+        RewardError: If the query fails, or if its rows depend on the plan.
     """
     try:
         results = [database.run(gold), database.run(gold, is_reversed=True)]
@@ -229,8 +235,8 @@ def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> li
                 results.append(database.run(text))
     if ties == "unscored" and any(same_rows([results[0]], one, False, "in_order", 1e-9) for one in results):
         raise RewardError(
-            "the gold query may return different rows, because rows tie in its ORDER BY or it has a LIMIT "
-            f"without ORDER BY; add a tie-break, or accept any of them with ties='any': {gold[:200]}"
+            "the gold query can return different rows, because its ORDER BY has ties or its LIMIT has no ORDER BY; "
+            f"add a tie-break, or accept every possible result with ties='any': {gold[:200]}"
         )
     return results
 
@@ -244,7 +250,7 @@ _RANKS = {type(None): 0, int: 1, float: 1, str: 2, bytes: 3}
 
 
 class QueryResult(NamedTuple):
-    """The number of columns, and the rows in order."""
+    """The result of a query, with its number of columns and its rows in order."""
 
     width: int
     rows: Sequence[tuple[Any, ...]]
@@ -253,14 +259,15 @@ class QueryResult(NamedTuple):
 def same_rows(
     golds: Sequence[QueryResult], result: QueryResult, is_ordered: bool, columns: Columns, tolerance: float
 ) -> str:
-    """Describe the difference between a result and the gold result; "" if they are equal.
+    """Describe the difference between a result and the gold result, or return "" if they are equal.
 
     Args:
-        golds: the gold rows in each possible order.
+        golds: the gold results, which have the same rows in each possible order.
         result: the result to compare.
-        is_ordered: whether to require one of those orders; rows whose order varies among them may come in any order.
-        columns: the policy for the order of columns.
-        tolerance: the largest allowed difference of numbers, relative or absolute.
+        is_ordered: True to require the order of the gold results. Rows whose order varies among them may come in any
+            order.
+        columns: the treatment of the order of columns.
+        tolerance: the largest allowed difference between two numbers, relative or absolute.
     """
     gold = golds[0]
     if result.width != gold.width:
@@ -278,7 +285,7 @@ def same_rows(
 
 
 def _blocks(golds: Sequence[QueryResult]) -> list[tuple[int, int]]:
-    """Return the start and end of the shortest row ranges that contain the same rows in all orders."""
+    """Return the start and end of the shortest ranges that contain the same rows in all orders."""
     others = [gold.rows for gold in golds[1:] if len(gold.rows) == len(golds[0].rows)]
     blocks, start = [], 0
     balances: list[Counter[Any]] = [Counter() for _ in others]
@@ -296,7 +303,10 @@ def _blocks(golds: Sequence[QueryResult]) -> list[tuple[int, int]]:
 
 
 def row_key(row: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a row as a key: each value with the rank of its type, since 1 equals 1.0 but not "1"."""
+    """Return a key for a row, in which each value is paired with its type.
+
+    The number 1 equals 1.0, but it does not equal the string "1".
+    """
     return tuple((_RANKS[type(value)], value) for value in row)
 
 
@@ -317,13 +327,16 @@ def _are_same(gold: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]], tole
 
 
 def _rough(row: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a sort key that ignores the last digits of numbers."""
+    """Return a sort key that ignores the last digits of floats."""
     values = (float(f"{value:.8g}") if isinstance(value, float) else 0 if value is None else value for value in row)
     return tuple((_RANKS[type(value)], rough) for value, rough in zip(row, values, strict=True))
 
 
 def _assignments(gold: QueryResult, result: QueryResult) -> Iterator[Sequence[int]]:
-    """Yield a bounded number of column orders of the result whose column values match those of the gold columns."""
+    """Yield column orders of the result in which the values of each column match those of the gold column.
+
+    The number of orders that are tried is limited.
+    """
 
     def columns(of: QueryResult) -> list[Counter[Any]]:  # floats without their last digits
         return [Counter(_rough((row[index],)) for row in of.rows) for index in range(of.width)]
@@ -347,20 +360,20 @@ def has_order(query: str) -> bool:
 
 
 def with_tie_break(query: str, expression: str) -> str:
-    """Return the query with one more term in its outermost ORDER BY; "" if it has no ORDER BY."""
+    """Return the query with one more term in its outermost ORDER BY, or "" if it has no ORDER BY."""
     text = _plain(query)
     end = _terms(text)
     return "" if end is None else f"{text[:end].rstrip()}, {expression} {text[end:]}"
 
 
 def _plain(query: str) -> str:
-    """Return a query without comments and the final semicolon."""
+    """Return a query without comments and without the final semicolon."""
     text = _TOKEN.sub(lambda match: " " if match[0].startswith(("--", "/*")) else match[0], query)
     return text.rstrip().rstrip(";").rstrip()
 
 
 def _terms(text: str) -> int | None:
-    """Return the end position of the terms of the outermost ORDER BY; None without ORDER BY."""
+    """Return the position at which the terms of the outermost ORDER BY end, or None if there is no ORDER BY."""
     depth, before, end = 0, "", None
     for match in _TOKEN.finditer(text):
         depth += {"(": 1, ")": -1}.get(match[0], 0)

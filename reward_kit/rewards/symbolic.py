@@ -1,8 +1,8 @@
-"""Equality of expressions by math-verify, with bounded work.
+"""Comparison of expressions by math-verify, with a limit on the work.
 
-math-verify's time limit needs signals, which are unavailable in threads, and no limit can interrupt the computation of
-one huge power. Therefore, texts that could produce huge numbers are rejected first, and function calls are counted,
-which gives the same result on every machine. The sandbox's limits are the last resort.
+The time limit of math-verify needs signals, which are not available in threads, and no time limit can interrupt the
+computation of one huge power. Therefore, expressions that could produce huge numbers are rejected first, and function
+calls are counted. The count gives the same result on every machine. The limits of the sandbox are the last resort.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reward_kit.errors import RewardError, install_hint
 from reward_kit.rewards.quantities import FUNCTIONS, close
 
 MOST_CALLS: Final = 3_000_000
-"""The maximum number of function calls in all of math-verify's comparisons for one answer; they take a few seconds."""
+"""The maximum number of function calls in all comparisons for one answer. That many calls take a few seconds."""
 _LONGEST_EXPRESSION: Final = 300
 _MATHEMATICS: Final = ("sympy.", "mpmath.", "antlr4.", "latex2sympy2_extended.", "math_verify.")
 _NUMBERS: Final = re.compile(r"[0-9]+")
@@ -39,17 +39,19 @@ _POWER: Final = re.compile(
 
 
 class BoundedComparison:
-    """Compares expressions; all comparisons of one instance share a budget of `MOST_CALLS` function calls."""
+    """Compares expressions. All comparisons of one instance share a budget of `MOST_CALLS` function calls."""
 
     def __init__(self) -> None:
         self._calls_left = MOST_CALLS
         self._parsed: dict[str, Any] = {}
 
     def equal(self, truth: str, answer: str, absolute: float = 0.0, relative: float = 0.0) -> bool:
-        """Return True if two cleaned texts are equal; False if that cannot be decided or takes too much work.
+        """Return True if two cleaned expressions are equal.
+
+        The result is False if equality cannot be decided or takes too much work.
 
         Raises:
-            RewardError: math-verify is not installed.
+            RewardError: If math-verify is not installed.
         """
         if not (is_harmless(truth) and is_harmless(answer)):
             return False
@@ -90,9 +92,9 @@ class BoundedComparison:
 
     @contextmanager
     def _bounded(self) -> Iterator[None]:
-        """Stop this thread after a number of function calls.
+        """Stop the code in this context once the budget of function calls is used up.
 
-        It stops only at the start of a math function, since the standard library might hold a lock.
+        It is stopped only at the start of a function of a math library, because the standard library might hold a lock.
         """
 
         def count(frame: FrameType, event: str, _argument: Any) -> None:
@@ -111,13 +113,17 @@ class BoundedComparison:
 
 
 class _TooMuchWork(BaseException):
-    """The limit on function calls was reached. Derives from `BaseException`, since the parsers below swallow every
-    `Exception`.
+    """Raised when the limit on function calls is reached.
+
+    It derives from `BaseException` because the parsers that it interrupts suppress every `Exception`.
     """
 
 
 def is_harmless(text: str) -> bool:
-    """Return True if no number in a cleaned text can become huge, for example by towers of powers or factorials."""
+    """Return True if no number in a cleaned expression can become huge.
+
+    Factorials and towers of powers, for example, can produce huge numbers.
+    """
     if len(text) > _LONGEST_EXPRESSION or _HARMFUL.search(text) or text.count("{") + text.count("(") > 40:
         return False
     text = text.replace("^ ", "^")
@@ -151,7 +157,7 @@ def is_harmless(text: str) -> bool:
 
 
 def _approximate(expression: Any) -> Fraction | None:
-    """Return a real constant to 30 digits; None for other expressions."""
+    """Return a real constant with 30 digits, or None for any other expression."""
     if not getattr(expression, "is_number", False):
         return None
     try:
@@ -162,7 +168,7 @@ def _approximate(expression: Any) -> Fraction | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence math-verify's warning that its time limit is disabled, which is intended."""
+    """Silence the warning of math-verify that its time limit is disabled, which is intended."""
     loggers = [logging.getLogger(name) for name in ("math_verify.parser", "math_verify.grader")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -185,7 +191,10 @@ _VARIABLE: Final = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 
 
 def _latex(text: str) -> str:
-    """Convert a cleaned text to LaTeX for math-verify: decimals as fractions, 2(3) as a product, function commands."""
+    """Convert a cleaned text to LaTeX for math-verify.
+
+    Decimals become fractions, 2(3) becomes a product, and the names of functions become commands.
+    """
     text = re.sub(r"(\\(?:begin|end)) \{", r"\1{", _FUNCTION.sub(lambda match: f"\\{match[0]} ", text))
     while match := _ROOT.search(text):
         end = _closing(text, match.end())
@@ -207,7 +216,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _fill_caches() -> None:
-    """Fill SymPy's and the parser's caches before forking, so that children inherit them."""
+    """Fill the caches of SymPy and of the parser before forking, so that child processes inherit them."""
     comparison = BoundedComparison()
     comparison._calls_left = 100 * MOST_CALLS
     comparison.equal(r"x^{2}-4", "(x-2)(x+2)")

@@ -1,9 +1,9 @@
-"""`tool_calls_match`, which compares the tool calls of a rollout with the expected calls.
+"""The reward `tool_calls_match`, which compares the tool calls of a rollout with the expected calls.
 
-Calls are compared by name and by the meaning of their arguments under the tool's schema, not as text. The form with
-allowed values is that of the Berkeley Function-Calling Leaderboard (Patil et al. 2025, gorilla.cs.berkeley.edu). Unlike
-the leaderboard, this reward pairs unordered calls optimally instead of greedily, and compares texts exactly unless
-`strings` relaxes this.
+Calls are compared by the name of the tool and by the meaning of their arguments under its schema, not as strings. The
+ground truth with allowed values has the form of the Berkeley Function-Calling Leaderboard (Patil et al. 2025,
+gorilla.cs.berkeley.edu). Unlike the leaderboard, this reward pairs unordered calls optimally instead of greedily, and
+it compares strings exactly unless `strings` relaxes this.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Partial = Literal["none", "calls", "arguments"]
 
 
 class _ParsedCall(NamedTuple):
-    """A call found in a message; its arguments are JSON text."""
+    """A call that was found in a message. Its arguments are a JSON string."""
 
     name: str
     arguments: str
@@ -40,19 +40,19 @@ class _ParsedCall(NamedTuple):
 
 
 Strings = Literal["exact", "casefold", "bfcl"]
-"""The comparison of texts: exactly; ignoring case; or as on the Berkeley Function-Calling Leaderboard.
+"""The comparison of strings: exact, without case, or as on the Berkeley Function-Calling Leaderboard.
 
-The leaderboard also removes spaces and the characters ,./-_*^ and treats single and double quotes as equal.
+The leaderboard ignores case, removes spaces and the characters ,./-_*^, and treats single and double quotes as equal.
 """
 
 
 class ArgumentRules(NamedTuple):
-    """Rules for comparing arguments.
+    """The rules for comparing arguments.
 
     Attributes:
-        strings: how texts are compared.
-        coerce: whether to read a text as the number or boolean that it spells if the schema requires one.
-        any_order: whether to ignore the order of every array, not only of arrays with `uniqueItems`.
+        strings: the way in which strings are compared.
+        coerce: True to convert a string to the number or boolean that it spells if the schema requires one.
+        any_order: True to ignore the order of every array. If False, only arrays with `uniqueItems` have no order.
     """
 
     strings: Strings = "exact"
@@ -84,41 +84,48 @@ def tool_calls_match(
     any_order: bool = False,
     text_calls: bool = False,
 ) -> EvaluateResult:
-    """Score 1 if the calls match the expected ones, else 0, or a share under `partial`.
+    """Score 1 if the calls of the agent match the expected calls, or 0 if they do not.
 
-    If tool specifications are known, an invalid call scores 0 even if the same call is expected. A call is invalid if
-    the tool is unknown or the arguments are not a JSON object or do not fit the schema. Omitting an argument equals
-    passing its default, 5 equals 5.0 if the schema requires a number or an integer, and arrays with `uniqueItems` are
-    unordered. Metrics: the shares of right `calls`, `names` and `arguments`.
+    With `partial`, the score is a share. If tool specifications are known, an invalid call scores 0 even if the same
+    call is expected. A call is invalid if the tool is unknown, if its arguments are not a JSON object, or if they do
+    not fit the schema. Leaving out an argument is the same as passing its default, 5 equals 5.0 if the schema requires
+    a number or an integer, and arrays with `uniqueItems` have no order. The metrics are the shares of right `calls`,
+    `names` and
+    `arguments`.
 
     Args:
         messages: the conversation.
-        ground_truth: `{"name": …, "arguments": {…}}`, `{"type": "function", "function": {…}}` with arguments as an
-            object or JSON text, `{"tool_calls": […]}`, a list of these, the JSON text of any of them, or `[{"function":
-            {"argument": [allowed values…]}}]`, where "" allows the argument to be omitted. `[]` scores 1 only if no
-            call is made, even with `extra="ignore"`.
-        sample: the row whose `tools`, `functions` or `function` contains the specifications if `tools` is not set.
-        assistant_turns: the positions of the agent's messages; example calls in the prompt are ignored.
-        turns: "last" compares the calls of the last message that has any; "all" compares those of every message.
-        ordered: whether calls must be made in the expected order.
-        extra: "ignore" accepts additional calls.
-        partial: "calls" scores the share of right calls; "arguments" also credits part of a call, by its share of right
-            arguments among those expected or passed. Unless ignored, additional calls lower the share.
-        tools: the specifications as in a request, `{"type": "function", "function": {"name", "parameters"}}`, or only
-            the inner objects.
-        validate: "names" checks only argument names against the schema, not values. Some ground truths of the
-            leaderboard need this because they expect a variable name instead of a number.
-        strings: "casefold" ignores case, including in enums; "bfcl" also removes spaces and ,./-_*^ like the
-            leaderboard, so "1.5" equals "15".
-        coerce: whether to accept "5" for 5 and "true" for true if the schema requires that type; needs specifications.
-        any_order: whether to ignore the order of every array.
-        text_calls: whether to also count calls written as `<tool_call>{…}</tool_call>` or in ```json blocks, in
-            messages without other calls.
+        ground_truth: the expected calls. A call has the form `{"name": …, "arguments": {…}}` or `{"type": "function",
+            "function": {…}}`, where the arguments are an object or a JSON string. Several calls are a list or
+            `{"tool_calls": […]}`. Allowed values are written as `[{"function": {"argument": [allowed values…]}}]`,
+            where "" allows the argument to be left out. All of these can also be a JSON string. `[]` scores 1 only if
+            no call is made, even with `extra="ignore"`.
+        sample: the row of the dataset. If `tools` is `None`, the tool specifications are read from its field `tools`,
+            `functions` or `function`.
+        assistant_turns: the positions of the messages that the agent wrote. Example calls in the prompt are ignored. If
+            None, all assistant messages are used.
+        turns: "last" to compare the calls of the last message that has any, or "all" to compare those of every message.
+        ordered: True to require the calls in the expected order.
+        extra: "wrong" to reject additional calls, or "ignore" to accept them.
+        partial: "calls" to score the share of right calls, or "arguments" to give partial credit for a call by the
+            share of right arguments among those that are expected or passed. Additional calls lower the share unless
+            they are ignored.
+        tools: the tool specifications as in a request, `{"type": "function", "function": {"name", "parameters"}}`, or
+            only the inner objects.
+        validate: "full" to check arguments against the schema, or "names" to check only their names. Some ground truths
+            of the leaderboard need "names" because they expect a variable name where the schema requires a number.
+        strings: "exact" to compare strings exactly, "casefold" to ignore case, also in enums, or "bfcl" to compare like
+            the leaderboard, which also removes spaces and the characters ,./-_*^ so that "1.5" equals "15".
+        coerce: True to accept "5" for 5 and "true" for true if the schema requires that type. This needs
+            specifications.
+        any_order: True to ignore the order of every array.
+        text_calls: True to also count calls that are written as `<tool_call>{…}</tool_call>` or in ```json blocks, if
+            the message has no other calls.
 
     Raises:
-        RewardError: the ground truth is missing, or the ground truth or the sample's tools are invalid; the rollout is
-            unscored.
-        ConfigError: `tools` is invalid.
+        RewardError: If the ground truth is missing or invalid, or if the tools of the sample are invalid. The rollout
+            is then unscored.
+        ConfigError: If `tools` is invalid.
 
     Example:
         ```python
@@ -134,16 +141,18 @@ def tool_calls_match(
         )
     turns_seen = [message for message in agent_messages(messages, assistant_turns) if message.role == "assistant"]
     if not turns_seen:
-        return passed(False, "the agent wrote nothing and made no call")
+        return passed(False, "the agent wrote no message and made no call")
     by_turn = [calls for message in turns_seen if (calls := _message_calls(message, text_calls))]
     written = [call for calls in (by_turn if turns == "all" else by_turn[-1:]) for call in calls]
     if len(written) > MOST_CALLS or sum(len(call.arguments) for call in written) > LONGEST:
-        return passed(False, f"{len(written)} calls are too many or too long")
-    with boundary(RewardError, "tool_calls_match: a tool's schema is malformed"):
+        return passed(False, f"the agent made {len(written)} calls, which are too many or too long")
+    with boundary(RewardError, "tool_calls_match: the schema of a tool is malformed"):
         made = [_made(call, schemas, validate) for call in written]
         if not expected:
             called = ", ".join(quoted(call.name) for call in made[:3])
-            return passed(not made, f"no call was expected, and {called or 'none'} was made")
+            return passed(
+                not made, f"no call was expected, {f'but {called} was called' if made else 'and none was made'}"
+            )
         known, unknown = schemas or {}, ToolSchema(True, same)
         shares = [[_share(one, call, known.get(one.name, unknown)) for call in made] for one in expected]
         pair = best_in_order if ordered else best_pairs
@@ -174,7 +183,7 @@ def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[Mad
     """Return the reason why an expected call was not counted."""
     near = [index for index, call in enumerate(made) if call.name == expected.name and shares[index] < 1.0]
     if not near:
-        return f"; {quoted(expected.name)} was not called" + (f", {quoted(made[0].name)} was" if made else "")
+        return f"; {quoted(expected.name)} was not called" + (f", but {quoted(made[0].name)} was" if made else "")
     nearest = made[max(near, key=shares.__getitem__)]
     if nearest.problem:
         return f"; {quoted(expected.name)}: {nearest.problem}"
@@ -184,14 +193,14 @@ def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[Mad
         return f"; {quoted(expected.name)}: it is right"
     wanted = f"{abbreviate(expected.arguments[name])} was" if name in expected.arguments else "it was not"
     given = f"is {abbreviate(nearest.arguments[name])}" if name in nearest.arguments else "is missing"
-    return f"; {quoted(expected.name)}: argument {quoted(name)} {given}, {wanted} expected"
+    return f"; {quoted(expected.name)}: argument {quoted(name)} {given}, but {wanted} expected"
 
 
 def _made(call: _ParsedCall, schemas: Mapping[str, ToolSchema] | None, validate: str) -> MadeCall:
     if call.problem:
         return MadeCall(call.name, {}, call.problem)
     try:
-        # Some models send an empty text for a tool without parameters.
+        # Some models send an empty string for a tool without parameters.
         arguments = read_json(call.arguments) if call.arguments.strip() else {}
     except ValueError as error:
         return MadeCall(call.name, {}, f"its arguments cannot be read: {error}")
@@ -236,7 +245,7 @@ def _read(text: str, is_call: bool) -> Iterator[_ParsedCall]:
 
 
 def _schemas(tools: Any, sample: Any, same: ArgumentRules) -> dict[str, ToolSchema] | None:
-    """Return the tool schemas by name; None if no tools are known."""
+    """Return the schemas by the name of the tool, or None if no tools are known."""
     if tools is not None:
         return _by_name(tools, same, ConfigError, "option 'tools': tools")
     for field in _TOOL_FIELDS if isinstance(sample, Mapping) else ():
@@ -269,13 +278,15 @@ def _by_name(given: Any, same: ArgumentRules, error: type[Exception], where: str
 
 
 def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """For each row, return the column with which it is paired, so that the total weight of all pairs is largest.
+    """Pair rows with columns so that the total weight of all pairs is largest.
 
-    No column is used twice; if there are fewer columns than rows, the remaining rows get None. Uses the Hungarian
-    method with potentials (Kuhn 1955, Munkres 1957), in O(rows² · columns).
+    This is the Hungarian method with potentials (Kuhn 1955, Munkres 1957), which takes O(rows² · columns) time.
 
     Args:
-        weights: a rectangular matrix of non-negative numbers.
+        weights: a rectangular matrix of numbers that are not negative.
+
+    Returns:
+        The column of each row. No column is used twice. If there are fewer columns than rows, some rows have None.
     """
     height, width = len(weights), len(weights[0]) if weights else 0
     if height > width:
@@ -316,7 +327,10 @@ def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
 
 
 def best_in_order(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """Pair like `best_pairs`, but in order: the columns of later rows come after those of earlier rows."""
+    """Pair rows with columns like `best_pairs`, but in order.
+
+    The column of a row comes after the columns of all earlier rows.
+    """
     width = len(weights[0]) if weights else 0
     best = [[0.0] * (width + 1)]
     for row in weights:
@@ -353,9 +367,9 @@ _BFCL_DROPS: Final = str.maketrans("'", '"', " ,./-_*^")
 
 
 class ToolSchema:
-    """The schema of a tool's arguments.
+    """The schema of the arguments of a tool.
 
-    Supports these keywords of JSON Schema: types, required, properties, additionalProperties, items, enum, const,
+    These keywords of JSON Schema are supported: type, required, properties, additionalProperties, items, enum, const,
     default, uniqueItems, `$ref` within the schema, allOf, anyOf and oneOf. Patterns, formats and bounds are not
     checked.
     """
@@ -367,19 +381,22 @@ class ToolSchema:
         self._keys: dict[tuple[int, int], dict[str, Hashable]] = {}
 
     def problem(self, value: Any) -> str:
-        """Return a short reason why a value does not fit the schema; "" if it fits."""
+        """Return a short reason why a value does not fit the schema, or "" if it fits."""
         self._known.clear()
         return self._problem(value, self.root, "")
 
     def missing_or_unknown(self, arguments: Mapping[str, Any]) -> str:
-        """Describe the first missing or unknown argument name, without checking values."""
+        """Describe the first missing or unknown argument, or return "" if all names are right.
+
+        The values are not checked.
+        """
         for schema in self._facets(self.root, arguments):
             if problem := self._names_problem(arguments, schema, ""):
                 return problem
         return ""
 
     def key(self, value: Any, schema: Any) -> Hashable:
-        """Return a key that is equal for values that are equal under a schema."""
+        """Return a key that is the same for all values that are equal under the schema."""
         types = self._types(schema)
         if isinstance(value, str):
             value = self._coerced(value, types)
@@ -399,7 +416,7 @@ class ToolSchema:
         return type(value).__name__, value
 
     def field_keys(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Hashable]:
-        """Return the keys of an object's fields; missing fields use their defaults."""
+        """Return the keys of the fields of an object. A missing field has the key of its default."""
         pair = (id(fields), id(schema))
         if pair in self._keys:
             return self._keys[pair]
@@ -412,16 +429,19 @@ class ToolSchema:
         return keys
 
     def properties(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-        """Return the schemas of an object's fields by name."""
+        """Return the schemas of the fields of an object by name."""
         inner = [facet.get("properties") for facet in self._facets(schema, fields)]
         return {name: part for one in inner if isinstance(one, Mapping) for name, part in one.items()}
 
     def items(self, value: Sequence[Any], schema: Any) -> Any:
-        """Return the schema of an array's items."""
+        """Return the schema of the items of an array."""
         return next((facet["items"] for facet in self._facets(schema, value) if "items" in facet), True)
 
     def _problem(self, value: Any, schema: Any, path: str) -> str:
-        """Check each value against each schema only once, so that nested unions do not take exponential time."""
+        """Return the problem of a value under a schema.
+
+        Each value is checked against each schema only once, so that nested unions do not take exponential time.
+        """
         if not isinstance(schema, Mapping):
             return f"{path or 'it'} is not allowed" if schema is False else ""
         pair = (id(value), id(schema))
@@ -465,7 +485,7 @@ class ToolSchema:
         return next(filter(None, inner), "")
 
     def _names_problem(self, fields: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
-        """Describe the first missing or unknown field; "" if all names are right."""
+        """Describe the first missing or unknown field, or return "" if all names are right."""
         prefix = f"{path}." if path else ""
         for name in schema.get("required") or []:
             if name not in fields:
@@ -480,7 +500,10 @@ class ToolSchema:
         return [*([self._at(schema["$ref"])] if "$ref" in schema else []), *(schema.get("allOf") or [])]
 
     def _facets(self, schema: Any, value: Any, seen: tuple[int, ...] = ()) -> Iterator[Mapping[str, Any]]:
-        """Yield the schemas that apply to a value: the schema, its references, and the matching branch of a union."""
+        """Yield the schemas that apply to a value.
+
+        These are the schema, the schemas that it references, and the branch of each union that the value fits.
+        """
         if not isinstance(schema, Mapping) or id(schema) in seen:
             return
         yield schema
@@ -491,7 +514,7 @@ class ToolSchema:
             yield from self._facets(part, value, (*seen, id(schema)))
 
     def _types(self, schema: Any, seen: tuple[int, ...] = ()) -> frozenset[str]:
-        """Return the names of all types that any part of a schema allows."""
+        """Return the names of all types that any part of the schema allows."""
         if not isinstance(schema, Mapping) or id(schema) in seen:
             return frozenset()
         wanted = schema.get("type")
@@ -500,7 +523,7 @@ class ToolSchema:
         return frozenset(names).union(*(self._types(part, (*seen, id(schema))) for part in parts))
 
     def _at(self, reference: Any) -> Any:
-        """Return the part of the schema that a reference `#/a/b` points to."""
+        """Return the part of the schema to which a reference such as `#/a/b` points."""
         part = self.root
         path = str(reference)
         try:
@@ -512,12 +535,12 @@ class ToolSchema:
         except (KeyError, IndexError, ValueError, TypeError):
             raise RewardError(
                 f"the schema of tool {self._tool!r} refers to {path!r}, which is not part of it; add that "
-                "part to the schema, since other documents are not fetched"
+                "part to the schema, because other documents are not fetched"
             ) from None
         return part
 
     def _coerced(self, text: str, types: frozenset[str]) -> Any:
-        """Convert a text to the number or boolean it spells, if the rules and types allow it."""
+        """Convert a string to the number or boolean that it spells, if the rules and the types allow it."""
         if not self._same.coerce or "string" in types:
             return text
         plain = text.strip()
@@ -558,8 +581,9 @@ class ExpectedCall(NamedTuple):
 
     Attributes:
         name: the name of the tool.
-        arguments: the value, or a list of allowed values, by argument name.
-        has_choices: whether `arguments` contains lists of allowed values; "" in a list makes the argument optional.
+        arguments: a mapping from each argument name to its value or to the list of its allowed values.
+        has_choices: True if `arguments` contains lists of allowed values. The value "" in a list makes the argument
+            optional.
     """
 
     name: str
@@ -568,7 +592,7 @@ class ExpectedCall(NamedTuple):
 
 
 class MadeCall(NamedTuple):
-    """A call that the agent made; `problem` describes why it is invalid, "" if it is valid."""
+    """A call that the agent made. `problem` describes why it is invalid, or is "" if it is valid."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -579,7 +603,7 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
     """Parse the calls of a ground truth in any supported form.
 
     Raises:
-        RewardError: the form is unknown; the message names the position.
+        RewardError: If the form is unknown. The message names the position.
     """
     value = ground_truth
     try:
@@ -621,7 +645,10 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
 
 
 def _share(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> float:
-    """Return the share of right arguments among those expected or passed; 0 for another tool or an invalid call."""
+    """Return the share of right arguments among those that are expected or passed.
+
+    An invalid call and a call of another tool get 0.
+    """
     if made.problem or made.name != expected.name:
         return 0.0
     count = len(expected.arguments.keys() | made.arguments.keys())
@@ -629,7 +656,7 @@ def _share(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> float:
 
 
 def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> set[str]:
-    """Return the names of the right arguments among those expected or passed."""
+    """Return the names of the right arguments among those that are expected or passed."""
     written = expected.arguments.keys() | made.arguments.keys()
     if not expected.has_choices:
         wanted = schema.field_keys(expected.arguments, schema.root)
@@ -646,7 +673,7 @@ def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) 
 def _is_allowed(
     name: str, expected: Mapping[str, Any], made: Mapping[str, Any], of_name: Any, schema: ToolSchema
 ) -> bool:
-    """Return True if an argument has an allowed value; a missing argument uses its default."""
+    """Return True if an argument has an allowed value. A missing argument has its default value."""
     default = [of_name["default"]] if isinstance(of_name, Mapping) and "default" in of_name else []
     if name not in expected:
         return any(schema.key(made[name], of_name) == schema.key(value, of_name) for value in default)
@@ -658,7 +685,10 @@ def _is_allowed(
 
 
 def _fits_choice(choice: Any, value: Any, of_value: Any, schema: ToolSchema) -> bool:
-    """Return True if a value equals an allowed value; in an allowed object, each field is a list of allowed values."""
+    """Return True if a value equals an allowed value.
+
+    In an allowed object, each field is a list of allowed values.
+    """
     if isinstance(choice, Mapping) and isinstance(value, Mapping) and _are_choices(choice):
         properties = schema.properties(value, of_value)
         names = dict.fromkeys((*choice, *value))

@@ -1,7 +1,7 @@
-"""Rewards for the course of an episode: the environment's rewards, the number of steps, failures, and milestones.
+"""Rewards for the course of an episode: environment rewards, the number of steps, failed tool calls and milestones.
 
-If available, they read the recorded steps instead of the messages: a call failed if its tool reported an error, and a
-milestone is reached in the step whose call or result shows it.
+Tool calls and milestones are read from the recorded steps instead of the messages. A call failed if its tool reported
+an error, and a milestone is reached in the step whose call or result shows it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def _check_range(options: Mapping[str, Any]) -> None:
 def environment_score(
     messages: list[Message], environment_return: float | None = None, *, low: Finite = 0.0, high: Finite = 1.0
 ) -> EvaluateResult:
-    """Score the sum of the environment's rewards, scaled linearly from 0 at `low` to 1 at `high` and clipped.
+    """Score the sum of the environment rewards, scaled linearly from 0 at `low` to 1 at `high` and clipped.
 
-    If the environment gave no reward, the episode is unscored.
+    If the environment returned no reward, the episode is unscored.
 
     Options:
-        low, high: the sums that score 0 and 1.
+        low: the sum that scores 0.
+        high: the sum that scores 1.
     """
     _check_range({"low": low, "high": high})
     if environment_return is None:
@@ -55,9 +56,9 @@ def _check_steps(options: Mapping[str, Any]) -> None:
 @reward_function
 @checks_options(_check_steps)
 def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int = 1, worst: int = 50) -> EvaluateResult:
-    """Score 1 for up to `best` actions and 0 from `worst` on, with a linear decrease in between.
+    """Score 1 for up to `best` actions and 0 for `worst` or more, with a linear decrease in between.
 
-    An agent that has not acted scores 0. Success is not measured, so combine this reward with a `gate`.
+    An agent that has not acted scores 0. This reward does not measure success, so combine it with a `gate`.
     """
     _check_steps({"best": best, "worst": worst})
     count = len(assistant_turns)
@@ -67,13 +68,13 @@ def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int 
 
 @reward_function
 def no_tool_errors(messages: list[Message], step_data: list[StepData], *, each: bool = True) -> EvaluateResult:
-    """Score the share of tool calls that did not fail; each step's share is its step reward.
+    """Score the share of tool calls that did not fail. The share within each step is its step reward.
 
-    A call fails if the tool is unknown, its arguments are invalid, or it raises an error. Calls that were not executed
-    because the episode had ended are ignored. Without calls, the score is 1.
+    A call fails if the tool is unknown, if its arguments are invalid, or if the tool raises an error. Calls that were
+    not executed because the episode had ended are ignored. If there are no calls, the score is 1.
 
     Options:
-        each: False scores 0 if any call failed.
+        each: True to score the share, or False to score 0 if any call failed.
     """
     failed = {
         step.system_step_index: ["error" in tool for tool in _outcomes(step) if not tool.get("skipped")]
@@ -93,11 +94,14 @@ def no_tool_errors(messages: list[Message], step_data: list[StepData], *, each: 
 class Milestone(pydantic.BaseModel):
     """A milestone of an episode.
 
+    It is reached either by a tool call or by an observation.
+
     Attributes:
-        name: the name in metrics and reasons.
-        tool: the tool whose call reaches the milestone, if the call has at least these `arguments`.
-        arguments: the arguments that the call must have, with these values.
-        observed: alternatively, a text in a result of a tool or the environment that reaches the milestone.
+        name: the name of the milestone in metrics and reasons.
+        tool: the name of the tool whose successful call reaches the milestone. If None, `observed` is required.
+        arguments: the arguments and values that the call must have. It may have others as well.
+        observed: a text in the result of a tool or in a message of the environment that reaches the milestone. If None,
+            `tool` is required.
         weight: the weight of the milestone relative to the others.
     """
 
@@ -133,12 +137,14 @@ def milestones(
 ) -> EvaluateResult:
     """Score the weighted share of the milestones that were reached.
 
-    The step that first reaches a milestone earns its weight as a step reward, so that the action that reached it gets
-    the credit. Only the agent's successful calls and their results count; the instructions do not.
+    The step in which a milestone is first reached earns the weight of the milestone as a step reward, so that the
+    action gets the credit. Only the successful calls of the agent and their results count. The instructions do not.
 
     Options:
-        reach: the milestones, each `{name, tool, arguments}` or `{name, observed}`, with an optional `weight`.
-        ordered: whether a milestone counts only after all earlier ones; several in one step count as in order.
+        reach: the milestones, each of the form `{name, tool, arguments}` or `{name, observed}`, with an optional
+            `weight`.
+        ordered: True to count a milestone only if all earlier ones have been reached. Several milestones that are
+            reached in one step count as reached in order.
 
     Example, in a task file:
         reward_function_path: reward_kit.rewards:milestones
@@ -168,7 +174,7 @@ def milestones(
 
 
 def _reached(steps: Sequence[StepData], reach: Sequence[Milestone], ordered: bool) -> dict[str, int]:
-    """Return the step in which each milestone was first reached."""
+    """Return a mapping from each reached milestone to the step in which it was first reached."""
     reached: dict[str, int] = {}
     for step in steps:
         action, after = _after_action(step)
@@ -201,7 +207,7 @@ def _reached(steps: Sequence[StepData], reach: Sequence[Milestone], ordered: boo
 
 
 def _after_action(step: StepData) -> tuple[Message | None, list[Message]]:
-    """Return the message of the action, and the messages after it."""
+    """Return the message of the action and the messages after it."""
     answers: list[Message] = []
     for message in reversed(step.resulting_messages_history):
         if message.role == "assistant":

@@ -1,6 +1,6 @@
-"""Learning: losses, the PPO learner, trainer and pipelines, reward managers, small models and supervised training.
+"""Reinforcement learning: losses, the PPO learner, the trainer, reward managers, small models and supervised training.
 
-Names load on first use; the submodules are not public.
+Names are imported on first use. The submodules are not public.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, and batches saved for debugging, in directories that are complete or absent.
+"""Checkpoints of a training run, and batches saved for debugging. A directory of either is complete or absent.
 
     checkpoints/step-000123/
       model/             weights, configuration and tokenizer in the format of `transformers`, if a model is saved
@@ -6,19 +6,19 @@
       state.json         … and the rest of the state
       manifest.json      the step, score, facts, and the size and SHA-256 of every file; written last
 
-One process writes to a directory of checkpoints. A state is a tree of dicts, lists, tuples, numbers, texts, None,
-tensors and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`; it is restored bit for bit.
-In the JSON, an object whose single key begins with "$" is a value that JSON cannot express:
+Only one process may write to a directory of checkpoints. A state is a tree of dicts, lists, tuples, numbers, strings,
+None, tensors and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`. It is restored exactly.
+In the JSON file, an object whose only key begins with "$" represents a value that JSON cannot express:
 
     {"$tensor": "3"}      the tensor with this name in the safetensors file
     {"$array": "4"}       a NumPy array
     {"$scalar": "5"}      a NumPy number
-    {"$tuple": […]}
-    {"$dict": [[k, v]…]}  a dict with a key that is not a text or begins with "$"
-    {"$float": "nan"}     also "inf" and "-inf"
-    {"$objects": […]}     an array (B,) of any objects
-    {"$allowed_ids": …}   the ids that a constraint allowed at the tokens of a row
-    {"$text": "…"}        the text of an object that could not be stored (`as_text` only)
+    {"$tuple": […]}       a tuple
+    {"$dict": [[k, v]…]}  a dict with a key that is not a string or begins with "$"
+    {"$float": "nan"}     a float that is not finite; also "inf" and "-inf"
+    {"$objects": […]}     a (B,) array of objects
+    {"$allowed_ids": …}   the ids that a constraint allowed for the tokens of a row
+    {"$text": "…"}        the `repr` of an object that cannot be stored (only with `as_text`)
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MODEL = "model"
 PART, OLD = ".part", ".old"
-"""The suffixes of hidden directories used during writing and removal."""
+"""The suffixes of the hidden directories that are used while a directory is written or removed."""
 _NAME = re.compile(r"step-(\d{6,})")
 _STUDY_NAME = re.compile(r"study-(\d{3,})")
 
@@ -94,14 +94,14 @@ class Checkpoint:
 
 
 class DamagedCheckpoint(NamedTuple):
-    """The directory of a damaged checkpoint, and the reason."""
+    """A damaged checkpoint: its directory and what is wrong with it."""
 
     path: Path
     reason: str
 
 
 class LatestCheckpoint(NamedTuple):
-    """The newest complete checkpoint, if any, and the damaged checkpoints that are newer."""
+    """The newest complete checkpoint, if there is one, and the damaged checkpoints that are newer."""
 
     path: Path | None
     torn: list[DamagedCheckpoint]
@@ -117,26 +117,26 @@ def save_checkpoint(
     score: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `folder/step-000123`, replacing an existing directory, and remove leftovers of interrupted writes.
+    """Write the checkpoint `folder/step-000123`. An existing one is replaced, and partial directories are removed.
 
     Args:
-        folder: the directory of one run's checkpoints.
-        step: the number of the last training step, from 0.
-        state: the state that the trainer needs to continue, a tree as described in the module's docstring.
-        model: the model, saved for other programs to load; without it, `state` must contain the weights.
+        folder: the directory of the checkpoints of one run.
+        step: the number of the last training step, counted from 0.
+        state: the state that the trainer needs to continue, a tree as described in the docstring of this module.
+        model: the model, saved for other programs to load. If None, `state` must contain the weights.
         tokenizer: the tokenizer to save with the model.
-        score: the policy's score; higher is better. `prune` keeps the best checkpoint.
-        facts: counters and similar data, as plain JSON.
+        score: the score of the policy; higher is better. `prune` keeps the checkpoint with the highest score.
+        facts: counters and similar data that can be stored as JSON.
 
     Raises:
-        ConfigError: the state contains a value of another type.
-        StoreError: the checkpoint cannot be written; earlier checkpoints remain.
+        ConfigError: If the state contains an object of an unsupported type.
+        StoreError: If the checkpoint cannot be written. Earlier checkpoints are kept.
     """
     if step < 0:
         raise ConfigError(f"step must be at least 0, got {step}")
     for left in [path for end in (PART, OLD) for path in folder.glob(f".*{end}")]:
         shutil.rmtree(left, ignore_errors=True)
-        logger.info("removed %s, left by a killed process", left)
+        logger.info("removed %s, which a killed process left behind", left)
     path = folder / f"step-{step:06d}"
     with atomic_folder(path, is_private=True) as part:
         if model is not None:
@@ -161,13 +161,13 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Load a checkpoint; raise `StoreError` if it is damaged."""
+    """Load a checkpoint, or raise a `StoreError` if it is damaged."""
     manifest = verify_checkpoint(path)
     return Checkpoint(path, manifest["step"], read_tree(path, "state"), manifest["score"], manifest["facts"])
 
 
 def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest; raise `StoreError` if the manifest or a file is missing or was changed."""
+    """Return the manifest of a checkpoint, or raise a `StoreError` if a file is missing or was changed."""
     manifest = _manifest(path)
     for name, known in manifest["files"].items():
         file = path / name
@@ -199,7 +199,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> LatestCheckpoint:
-    """Find the newest complete checkpoint; also return, and log, damaged checkpoints that are newer."""
+    """Find the newest complete checkpoint. Damaged checkpoints that are newer are returned and logged."""
     torn: list[DamagedCheckpoint] = []
     for path in reversed(checkpoints(folder)):
         if (reason := _find_damage(path)) is None:
@@ -209,7 +209,7 @@ def latest(folder: Path) -> LatestCheckpoint:
 
 
 def best(folder: Path) -> Path | None:
-    """Find the complete checkpoint with the highest score; on a tie, the oldest."""
+    """Find the complete checkpoint with the highest score. If there are several, return the oldest."""
     scores = {}
     for path in checkpoints(folder):
         with suppress(StoreError):  # `latest` reports it
@@ -220,18 +220,19 @@ def best(folder: Path) -> Path | None:
 
 
 def _find_damage(path: Path) -> str | None:
-    """Log and return the reason why a checkpoint is unusable; None if it is complete."""
+    """Return and log the reason why a checkpoint is unusable, or return None if it is complete."""
     try:
         verify_checkpoint(path)
     except StoreError as error:
-        logger.warning("checkpoint %s is damaged and not used: %s", path, error)
+        logger.warning("checkpoint %s is damaged and will not be used: %s", path, error)
         return str(error)
     return None
 
 
 def prune(folder: Path, *, keep: int) -> list[Path]:
-    """Remove all checkpoints except the newest `keep`, the newest complete one and the best; return the removed
-    ones.
+    """Remove old checkpoints and return their paths.
+
+    The newest `keep`, the newest complete one and the best are kept.
     """
     if keep < 1:
         raise ConfigError(f"keep must be at least 1, got {keep}")
@@ -258,7 +259,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Set the global generators to the result of `random_states`."""
+    """Set the states of the global generators to those that `random_states` returned."""
     torch.set_rng_state(states["torch"])
     np.random.set_state(states["numpy"])
     random.setstate(states["python"])
@@ -267,20 +268,20 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 
 class StudyBatch(NamedTuple):
-    """The rows on which training stopped, and facts about the failure."""
+    """The rows for which training failed, and facts about the failure."""
 
     rows: TokenBatch
     facts: dict[str, Any]
 
 
 def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any]) -> Path:
-    """Save rows with a non-finite loss or gradient in a new directory `study-000`, `study-001`, ….
+    """Save rows with a non-finite loss or gradient to a new directory: `study-000`, `study-001`, and so on.
 
-    Objects other than numbers, texts and arrays are saved as text. `facts` may contain the step, the loss, and the
-    names of parameters with non-finite gradients; its numbers need not be finite.
+    Objects other than numbers, strings and arrays are saved as their `repr`. `facts` may contain the step, the loss and
+    the names of parameters with non-finite gradients. Numbers in it need not be finite.
 
     Raises:
-        StoreError: the files cannot be written.
+        StoreError: If the files cannot be written.
     """
     numbers = [int(match[1]) for path in folder.glob("study-*") if (match := _STUDY_NAME.fullmatch(path.name))]
     path = folder / f"study-{max(numbers, default=-1) + 1:03d}"
@@ -291,18 +292,18 @@ def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any
 
 
 def load_batch_for_study(path: Path) -> StudyBatch:
-    """Load the rows saved by `save_batch_for_study`; raise `StoreError` if they cannot be read."""
+    """Load rows that `save_batch_for_study` saved, or raise a `StoreError` if they cannot be read."""
     tree = read_tree(path, "batch")
     return StudyBatch(TokenBatch(tree["batch"], tree["others"], tree["meta_info"]), tree["facts"])
 
 
 @contextmanager
 def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
-    """Yield a new directory that replaces `path` at the end of the block; an error leaves `path` unchanged.
+    """Yield a new directory that replaces `path` at the end of the block. If the block fails, `path` is unchanged.
 
-    If `path` is a symbolic link, its target is replaced. A kill leaves either the old or the new directory, and
-    possibly a hidden directory next to it. Everything is flushed to disk before the directory is renamed. A private
-    directory is readable by its owner only.
+    If `path` is a symbolic link, its target is replaced. If the process is killed, either the old or the new directory
+    exists, and possibly a hidden directory next to it. All files are flushed to disk before the directory is renamed.
+    Only its owner can read a private directory.
     """
     path = Path(os.path.realpath(path))
     make = make_private_folder if is_private else Path.mkdir
@@ -348,7 +349,7 @@ def _flush(*paths: Path) -> None:
 
 
 def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Write a model and its tokenizer into an existing directory."""
+    """Write a model and its tokenizer to an existing directory."""
     with boundary(StoreError, f"cannot write the model to {folder}"), no_progress_bars():
         model.save_pretrained(folder)
         if tokenizer is not None:
@@ -359,12 +360,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> None:
-    """Write a tree as `name.safetensors` and `name.json`; a repeated tensor is written once.
+    """Write a tree as `name.safetensors` and `name.json`. A tensor that occurs several times is written once.
 
-    If `as_text` is true, an object of another type is stored as text.
+    If `as_text` is true, an object of any other type is stored as text.
 
     Raises:
-        ConfigError: the tree contains an object of another type; the message names its position.
+        ConfigError: If the tree contains an object of an unsupported type. The message contains its position.
     """
     tensors: Tensors = {}
     plain = _Writer(tensors, as_text).plain(tree, name)
@@ -374,7 +375,11 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
 
 
 def read_tree(folder: Path, name: str) -> Any:
-    """Load a tree from `write_tree`, on the CPU; raise `StoreError` if a file is missing or damaged."""
+    """Load a tree that `write_tree` wrote, with tensors on the CPU.
+
+    Raises:
+        StoreError: If a file is missing or damaged.
+    """
     path = folder / f"{name}.json"
     with wrap_os_errors("read", path), boundary(StoreError, f"cannot read {path} and its safetensors file"):
         plain = json.loads(path.read_text(encoding="utf-8"))
@@ -412,7 +417,7 @@ class _Writer:
         if self._as_text:
             return {"$text": repr(value)}
         raise ConfigError(
-            f"{where} is {type_name(value)}, which cannot be stored in a checkpoint; use numbers, texts or arrays"
+            f"{where} is {type_name(value)}, which cannot be stored in a checkpoint; use numbers, strings or arrays"
         )
 
     def _tensor(self, value: torch.Tensor) -> str:

@@ -1,24 +1,24 @@
-"""Losses as pure functions on padded or packed (B,T) tensors; only tokens whose `loss_mask` is 1 are read.
+"""Losses as pure functions of padded or packed (B,T) tensors. Only tokens whose `loss_mask` is 1 are read.
 
-Shared arguments:
+The functions share these arguments:
 
-    logprobs_BT      log-probabilities under the policy in training; the only input that gets a gradient
-    old_logprobs_BT  those under the policy that sampled, or under the trained policy before the update
+    logprobs_BT      log-probabilities under the policy that is being trained; only they have a gradient
+    old_logprobs_BT  log-probabilities under the policy that sampled, or under the trained policy before the update
     advantages_BT    the advantage of each token
     loss_mask_BT     1 for tokens included in the loss, else 0
     clip_low         the largest distance of a ratio below 1; 1 means unlimited
     clip_high        the largest distance of a ratio above 1
-    weights_BT       a factor per token, such as `truncated_importance_weights`; None means 1
-    aggregation      the reduction of the tokens' losses to one number
+    weights_BT       a factor for each token, such as `truncated_importance_weights`; None means 1
+    aggregation      how the losses of tokens are reduced to one number
     global_batch     the counts of all micro-batches; None means the counts of these rows
     sequence_ids_BT  the sequence of each token, for packed rows; None means one sequence per row
 
-Each function returns a `Loss` with its diagnostics, and raises `ConfigError` if an option is unknown or out of range,
-or shapes differ. Formulas are per token t; sg stops the gradient. The axis `_N` is that of the included tokens in
-order, and `_Q` that of the sequences with at least one included token.
+Each function returns a `Loss` with diagnostics. It raises a `ConfigError` if an option is unknown or out of range, or
+if shapes differ. Formulas are for a token t, and sg stops the gradient. The axis `_N` contains the included tokens in
+order, and the axis `_Q` the sequences with at least one included token.
 
-Divisors are counts of the whole batch (`GlobalBatch`), so the losses of micro-batches add up to the loss of the batch,
-regardless of the split. For the same reason, diagnostics are stored as sums and counts.
+Losses are divided by counts of the whole batch (`GlobalBatch`), so the losses of micro-batches add up to the loss of
+the batch, regardless of the split. For the same reason, diagnostics are stored as sums and counts.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ __all__ = [
     "within_cap",
 ]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-"""Reductions of (N,) losses: the mean over tokens, or the mean over sequences of the sequence's sum, its mean, or its
-sum divided by a constant length (`GlobalBatch.norm_length`).
+"""The reduction of (N,) losses: to their mean over tokens, or to the mean over sequences of their sum, their mean, or
+their sum divided by a constant length (`GlobalBatch.norm_length`).
 """
 BeyondCap = Literal["exclude", "truncate"]
 Level = Literal["token", "sequence"]
@@ -68,7 +68,7 @@ KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clipped to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 _LEAST = 1e-12
-"""The smallest divisor, so that a loss without tokens is 0 / 1e-12 = 0. Counts per process may be below 1."""
+"""The smallest divisor, so that a loss without tokens is 0 / 1e-12 = 0. The count for one process may be below 1."""
 
 
 def _check_above_0(name: str, number: object) -> None:
@@ -84,17 +84,17 @@ def _check_above_0(name: str, number: object) -> None:
 class GlobalBatch:
     """The divisors of losses: counts over all rows of one optimizer step, across its micro-batches.
 
-    If gradients are averaged over processes instead of summed, pass the counts of all processes divided by the number
-    of processes.
+    If gradients are averaged over processes instead of summed, divide the counts of all processes by the number of
+    processes.
 
     Attributes:
         tokens: the number of tokens in the loss.
-        sequences: the number of sequences with a token in the loss. A sequence must not span micro-batches.
-        norm_length: the divisor of "seq-mean-token-sum-norm": a constant of the run, such as the maximum completion
-            length.
+        sequences: the number of sequences with a token in the loss. A sequence must not span several micro-batches.
+        norm_length: the divisor of "seq-mean-token-sum-norm". It is constant during a run, such as the maximum
+            completion length.
 
     Raises:
-        ConfigError: a count is negative or not finite, or the length is not above 0.
+        ConfigError: If a count is negative or not finite, or the length is not above 0.
     """
 
     tokens: float
@@ -111,33 +111,37 @@ class GlobalBatch:
     def of(
         cls, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None, *, norm_length: float | None = None
     ) -> GlobalBatch:
-        """Count rows that are all in memory; see `MaskedTokens` and this class for the arguments."""
+        """Count the tokens of rows that are all in memory. See `MaskedTokens` and this class for the arguments."""
         tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
         return cls(tokens.count, tokens.sequences, norm_length)
 
 
 class MaskedTokens:
-    """The tokens included in a loss. They are selected first, so other values, even NaN, are never read.
+    """The tokens included in a loss.
+
+    They are selected first, so that other values are never read, even if they are NaN.
 
     Args:
         loss_mask_BT: 1 for tokens included in the loss.
-        sequence_ids_BT: integers. Tokens with the same id form a sequence, in any rows, like `row_ids` of a packed
-            batch. If None, each row is a sequence.
+        sequence_ids_BT: an integer for each token. Tokens with the same id form a sequence, even in different rows,
+            like the `row_ids` of a packed batch. If None, each row is a sequence.
 
     Raises:
-        ConfigError: shapes differ, the mask does not have two axes or contains numbers other than 0 and 1, or ids are
-            not integers.
+        ConfigError: If shapes differ, the mask does not have two axes or contains numbers other than 0 and 1, or ids
+            are not integers.
     """
 
     def __init__(self, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None) -> None:
         _check_tensor("loss_mask", loss_mask_BT)
         if loss_mask_BT.dim() != 2:
-            raise ConfigError(f"loss_mask must have the axes row and token, got the shape {tuple(loss_mask_BT.shape)}")
+            raise ConfigError(
+                f"loss_mask must have two axes, row and token, but its shape is {tuple(loss_mask_BT.shape)}"
+            )
         self.shape = loss_mask_BT.shape
         self.indices_N = loss_mask_BT.reshape(-1).nonzero().squeeze(1)
         self.count = len(self.indices_N)
         if loss_mask_BT.is_floating_point() and (loss_mask_BT.reshape(-1)[self.indices_N] != 1.0).any():
-            raise ConfigError("loss_mask must be 0 or 1; pass factors per token as weights_BT")
+            raise ConfigError("loss_mask must contain only 0 and 1; pass a factor for each token as weights_BT")
         self._sequence_ids_BT = sequence_ids_BT
         if sequence_ids_BT is not None:
             self._check_shape("sequence_ids", sequence_ids_BT)
@@ -149,18 +153,19 @@ class MaskedTokens:
         _check_tensor(name, values)
         if values.shape != self.shape:
             raise ConfigError(
-                f"{name} has the shape {tuple(values.shape)}, but loss_mask has {tuple(self.shape)}; they must be equal"
+                f"{name} has the shape {tuple(values.shape)}, but loss_mask has {tuple(self.shape)}; "
+                "pass tensors of the same shape"
             )
 
     def pick(self, name: str, values_BT: Tensor) -> Tensor:
-        """Return the (N,) values of the included tokens, in float32 or wider; `name` is used in messages."""
+        """Return the values of the included tokens as (N,), in float32 or wider. `name` is used in messages."""
         self._check_shape(name, values_BT)
         values_N = values_BT.reshape(-1).index_select(0, self.indices_N)
         # In bfloat16, a ratio of 1.001 rounds to 1.
         return values_N.to(torch.promote_types(values_N.dtype, torch.float32))
 
     def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
-        """Multiply the values by a factor per token, without a gradient; None means 1."""
+        """Multiply each value by the weight of its token, which has no gradient. If None, the weights are 1."""
         return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
     def total(self) -> Statistic:
@@ -168,13 +173,13 @@ class MaskedTokens:
         return Statistic("total", torch.tensor([self.count], device=self.indices_N.device))
 
     def lay(self, values_N: Tensor) -> Tensor:
-        """Return a (B,T) tensor with these values at the included tokens and 0 elsewhere."""
+        """Return a (B,T) tensor with these values for the included tokens and 0 elsewhere."""
         flat = values_N.new_zeros(self.shape.numel())
         return flat.index_put((self.indices_N,), values_N).view(self.shape)
 
     @cached_property
     def sequence_N(self) -> Tensor:
-        """The index of each token's sequence."""
+        """The index of the sequence of each token."""
         if self._sequence_ids_BT is None:
             ids_N = self.indices_N // max(self.shape[1], 1)
         else:
@@ -188,15 +193,15 @@ class MaskedTokens:
         return int(self.sequence_N.max()) + 1 if self.count else 0
 
     def sequence_sums(self, values_N: Tensor) -> Tensor:
-        """Return (Q,) the sum of each sequence."""
+        """Return the sum over each sequence as (Q,)."""
         return values_N.new_zeros(self.sequences).index_add(0, self.sequence_N, values_N)
 
     def sequence_means(self, values_N: Tensor) -> Tensor:
-        """Return (Q,) the mean of each sequence over its included tokens."""
+        """Return the mean over the included tokens of each sequence as (Q,)."""
         return self.sequence_sums(values_N) / self.sequence_sums(torch.ones_like(values_N))
 
     def aggregate(self, values_N: Tensor, aggregation: Aggregation, whole: GlobalBatch | None) -> Tensor:
-        """Return the contribution of these tokens to the loss of the whole batch; 0 without tokens."""
+        """Return the contribution of these tokens to the loss of the whole batch. It is 0 if there are no tokens."""
         check_choice("aggregation", aggregation, get_args(Aggregation))
         if whole is not None and self.count and not (whole.tokens and whole.sequences):
             raise ConfigError(f"global_batch must also count the {self.count} tokens of these rows, got {whole}")
@@ -208,7 +213,7 @@ class MaskedTokens:
             return share
         if whole is None or whole.norm_length is None:
             raise ConfigError(
-                f"{aggregation!r} needs a constant length; pass global_batch=GlobalBatch.of(…, norm_length=…)"
+                f"{aggregation!r} requires a constant length; pass global_batch=GlobalBatch.of(…, norm_length=…)"
             )
         return share / whole.norm_length
 
@@ -224,20 +229,20 @@ Kind = Literal["total", "mean", "min", "max", "effective"]
 class Statistic(NamedTuple):
     """A diagnostic in a form that can be merged.
 
-    The detached parts are, by kind:
+    The parts have no gradient. They depend on the kind:
 
-        total: (amount,), added
-        mean: (sum, count), each added
-        min, max: (extreme,); +inf or -inf without values
-        effective: (sum of weights, sum of their squares), each added; Kish's effective sample size, sum² / sum of
-            squares, is the number of equal weights with the same variance
+        total: (amount,), which is added
+        mean: (sum, count), both added
+        min, max: (extreme,), which is inf or -inf if there were no values
+        effective: (sum of weights, sum of squared weights), both added. The effective sample size (Kish) is sum² / sum
+            of squares, the number of equal weights with the same variance.
     """
 
     kind: Kind
     parts: Tensor
 
     def value(self) -> Tensor:
-        """The diagnostic as a scalar; NaN without values."""
+        """Return the diagnostic as a scalar, which is NaN if there were no values."""
         if self.kind == "mean":
             return self.parts[0] / self.parts[1]
         if self.kind == "effective":
@@ -252,7 +257,10 @@ class Statistic(NamedTuple):
 
 
 class Diagnostics(Mapping[str, Tensor]):
-    """Scalars by name; NaN without values. `a | b` combines both; `b` takes precedence for a shared name."""
+    """Scalars by name, which are NaN if there were no values.
+
+    `a | b` combines two sets of diagnostics. If both contain a name, the value in `b` is used.
+    """
 
     def __init__(self, statistics: Mapping[str, Statistic]) -> None:
         self.statistics = dict(statistics)
@@ -273,22 +281,22 @@ class Diagnostics(Mapping[str, Tensor]):
         return f"Diagnostics({self.floats()})"
 
     def floats(self) -> dict[str, float]:
-        """The known diagnostics as numbers, for a log."""
+        """Return the diagnostics that have values as floats, for a log."""
         return {name: one.value().item() for name, one in self.statistics.items() if one.is_known()}
 
 
 class Loss(NamedTuple):
-    """A scalar to minimize, and its diagnostics."""
+    """A scalar to minimize, with its diagnostics."""
 
     loss: Tensor
     diagnostics: Diagnostics
 
 
 def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
-    """Merge the diagnostics of micro-batches or processes; a name may be missing in some of them.
+    """Merge the diagnostics of micro-batches or processes. A name may be missing in some of them.
 
     Raises:
-        ConfigError: a name has diagnostics of different kinds.
+        ConfigError: If a name has diagnostics of different kinds.
     """
     merged: dict[str, Statistic] = {}
     for part in parts:
@@ -304,7 +312,7 @@ def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
 
 
 def mean_statistic(values_N: Tensor) -> Statistic:
-    """Return the mean of numbers, or the share of values that are true."""
+    """Return the mean of numbers, or the fraction of values that are true."""
     values_N = values_N.detach()
     values_N = values_N if values_N.is_floating_point() else values_N.float()
     return Statistic("mean", torch.stack([values_N.sum(), values_N.new_tensor(len(values_N))]))
@@ -332,14 +340,14 @@ def effective_size_statistic(weights_N: Tensor) -> Statistic:
 
 
 class ClipRange(NamedTuple):
-    """Limits on how far a ratio may move from 1, and the factor c of the dual clip, or None."""
+    """The bounds on the distance of a ratio from 1, and the factor c of the dual clip or None."""
 
     low: float
     high: float
     dual: float | None = None
 
     def checked(self) -> ClipRange:
-        """Return `self`; raise `ConfigError` if a bound is out of range."""
+        """Return `self`, or raise a `ConfigError` if a bound is out of range."""
         check_number("clip_low", self.low, 0.0, 1.0)
         check_number("clip_high", self.high, 0.0)
         if self.dual is not None:
@@ -363,20 +371,22 @@ def ppo_clip_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """The clipped surrogate loss of PPO (Schulman et al. 2017, equation 7) with separate clip ranges and a dual clip.
+    """Return the clipped surrogate loss of PPO (Schulman et al. 2017, equation 7).
+
+    The two clip bounds are separate, and the loss can have a dual clip.
 
         r_t = exp(logprobs_t - old_logprobs_t), the exponent clipped to ±20
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
         L_t = min(L_t, -A_t dual_clip)   for A_t < 0 (Ye et al. 2020, equation 5)
 
     Args:
-        dual_clip: the bound on the loss of a token with a negative advantage and a large ratio; None means no bound.
+        dual_clip: the bound on the loss of a token with a negative advantage and a large ratio. None means no bound.
 
     Returns:
-        The loss with these diagnostics: `clip_fraction_low` and `clip_fraction_high`, the shares of tokens clipped at
-        each bound, `clip_fraction`, the sum of the two, and `clip_fraction_dual`; `ratio_min`, `ratio_max`,
-        `ratio_mean` and `effective_sample_size` (Σr)² / Σr²; `approx_kl`, the mean of r - 1 - log r, and
-        `approx_kl_k1`, the mean of -log r (Schulman 2020, "Approximating KL divergence"); `tokens`.
+        The loss with these diagnostics: `clip_fraction_low` and `clip_fraction_high`, the fractions of tokens clipped
+        at each bound; `clip_fraction`, the sum of the two; `clip_fraction_dual`; `ratio_min`, `ratio_max` and
+        `ratio_mean`; `effective_sample_size`, which is (Σr)² / Σr²; `approx_kl`, the mean of r - 1 - log r;
+        `approx_kl_k1`, the mean of -log r (Schulman 2020, "Approximating KL divergence"); and `tokens`.
     """
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -400,15 +410,17 @@ def gspo_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Group sequence policy optimization (Zheng et al. 2025, equations 7 and 14), with an advantage per token.
+    """Return the loss of group sequence policy optimization (Zheng et al. 2025, equations 7 and 14).
+
+    Each token has its own advantage.
 
         s_i = exp(mean over the tokens of sequence i of logprobs - old_logprobs), the exponent clipped to ±20
         r_t = sg[s_i] exp(logprobs_t - sg[logprobs_t])     the value s_i with the gradient s_i ∇logprobs_t
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
 
-    If all tokens of a sequence share one advantage and the aggregation is the default, value and gradient equal those
-    of the loss over whole sequences. The diagnostics are those of `ppo_clip_loss` except for the dual clip; `ratio_…`
-    and `effective_sample_size` count sequences.
+    If all tokens of a sequence have the same advantage and the aggregation is the default, the value and the gradient
+    are those of the loss over whole sequences. The diagnostics are those of `ppo_clip_loss`, except that there is no
+    dual clip and that `ratio_…` and `effective_sample_size` count sequences.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -434,14 +446,16 @@ def cispo_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Clipped importance sampling (MiniMax-M1 2025, equations 4 and 5): weights are clipped, but no gradient is lost.
+    """Return the loss of clipped importance sampling (MiniMax-M1 2025, equations 4 and 5).
+
+    Weights are clipped, but no token loses its gradient.
 
         r_t = exp(logprobs_t - old_logprobs_t), the exponent clipped to ±20
         L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t logprobs_t
 
     By default, weights have no lower bound, as in the paper, and an upper bound of 5. Only the gradient of this loss is
-    meaningful, not its value. The diagnostics are those of `ppo_clip_loss` except for the dual clip. A weight is
-    clipped for either sign of the advantage, so the clip fractions depend only on the ratio.
+    meaningful, not its value. The diagnostics are those of `ppo_clip_loss`, except that there is no dual clip. A weight
+    is clipped regardless of the sign of the advantage, so the clip fractions depend only on the ratio.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -470,25 +484,27 @@ def decoupled_ppo_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """PPO that stays close to one policy on tokens sampled by another (Hilton et al. 2022; AReaL 2025, equation 5).
+    """Return the loss of PPO for tokens that an older policy sampled (Hilton et al. 2022; AReaL 2025, equation 5).
+
+    The trained policy stays close to the proximal policy, and weights correct for the policy that sampled.
 
         w_t = exp(proximal_logprobs_t - behavior_logprobs_t), the exponent clipped to ±20
         L_t = w_t · ppo_clip with r_t = exp(logprobs_t - proximal_logprobs_t)
 
-    A token whose weight exceeds the cap is excluded from the sum and its divisor. With `beyond_cap="truncate"`, its
-    weight is reduced to `cap` instead. When excluding tokens, pass `GlobalBatch.of(within_cap(…))` of the whole batch
-    as `global_batch`, not the counts of its `loss_mask`.
+    A token whose weight exceeds the cap is excluded from the sum and from the divisor. With `beyond_cap="truncate"`,
+    its weight is reduced to `cap` instead. If tokens are excluded, pass `GlobalBatch.of(within_cap(…))` of the whole
+    batch as `global_batch`, rather than the counts of its `loss_mask`.
 
     Args:
         proximal_logprobs_BT: log-probabilities under a recent policy, usually the policy before the update.
         behavior_logprobs_BT: log-probabilities under the policy that sampled.
         dual_clip: see `ppo_clip_loss`.
         cap: the maximum weight.
-        beyond_cap: whether to exclude a token beyond the cap, or to truncate its weight.
+        beyond_cap: "exclude" to exclude tokens beyond the cap, or "truncate" to truncate their weights.
 
     Returns:
-        The loss with the diagnostics of `ppo_clip_loss` over the remaining tokens, `weight_min`, `weight_max`,
-        `weight_mean`, `weight_effective_sample_size` and, over all tokens, `weight_capped_fraction`.
+        The loss with the diagnostics of `ppo_clip_loss` over the remaining tokens, as well as `weight_min`,
+        `weight_max`, `weight_mean`, `weight_effective_sample_size` and, over all tokens, `weight_capped_fraction`.
     """
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
     check_choice("beyond_cap", beyond_cap, get_args(BeyondCap))
@@ -509,7 +525,7 @@ def decoupled_ppo_loss(
 def _inputs(
     tokens: MaskedTokens, logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-ratios and the advantages, (N,) each."""
+    """Return the log-ratios and the advantages, both (N,)."""
     log_ratio_N = tokens.pick("logprobs", logprobs_BT) - tokens.pick("old_logprobs", old_logprobs_BT).detach()
     return log_ratio_N, tokens.pick("advantages", advantages_BT).detach()
 
@@ -527,7 +543,7 @@ def _clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -
 
 
 def _clip_fractions(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Diagnostics:
-    """Return the shares of tokens clipped at each bound, which get no gradient."""
+    """Return the fractions of tokens that are clipped at each bound and so have no gradient."""
     up_N, down_N = advantages_N > 0.0, advantages_N < 0.0
     measured = _fractions(low_N=down_N & (ratio_N < 1.0 - clip.low), high_N=up_N & (ratio_N > 1.0 + clip.high))
     if clip.dual is not None:
@@ -541,7 +557,7 @@ def _fractions(low_N: Tensor, high_N: Tensor) -> Diagnostics:
 
 
 def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: MaskedTokens) -> Diagnostics:
-    """Return the diagnostics of ratios of tokens (N,) or of sequences (Q,); see `ppo_clip_loss`."""
+    """Return the diagnostics of the ratios of tokens (N,) or sequences (Q,); see `ppo_clip_loss`."""
     log_ratio_N = _cut(log_ratio_N.detach())
     return Diagnostics(
         {
@@ -558,7 +574,7 @@ def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: MaskedTokens) 
 
 
 class ImportanceWeights(NamedTuple):
-    """A weight per token, without a gradient, and the diagnostics of the weights."""
+    """A weight for each token, without a gradient, and diagnostics of the weights."""
 
     weights_BT: Tensor
     diagnostics: Diagnostics
@@ -582,10 +598,10 @@ def truncated_importance_weights(
     Pass them to a policy loss as `weights_BT`.
 
     Args:
-        logprobs_BT: the loss's old log-probabilities, computed by the trainer.
+        logprobs_BT: the old log-probabilities of the loss, computed by the trainer.
         sampler_logprobs_BT: the log-probabilities recorded by the sampler.
-        loss_mask_BT: 1 for tokens included in the loss; the weights of other tokens are 0.
-        level: whether to use the ratio of each token, or of its sequence.
+        loss_mask_BT: 1 for tokens included in the loss. The weights of other tokens are 0.
+        level: "token" to use the ratio of each token, or "sequence" to use that of its sequence.
         cap: the maximum weight.
 
     Returns:
@@ -609,9 +625,7 @@ def truncated_importance_weights(
 def within_cap(
     proximal_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
 ) -> Tensor:
-    """Return a (B,T) bool mask that is True for included tokens whose weight in `decoupled_ppo_loss` is at most
-    `cap`.
-    """
+    """Return a (B,T) mask of the included tokens whose weight in `decoupled_ppo_loss` is at most `cap`."""
     _check_above_0("cap", cap)
     tokens = MaskedTokens(loss_mask_BT)
     return tokens.lay(_within(_proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT), cap))
@@ -640,14 +654,14 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstim
 
         d  = logprobs - reference_logprobs; the reference has no gradient
         k1 = d                   unbiased; may be negative
-        k2 = d² / 2              small bias if the two are close
+        k2 = d² / 2              has a small bias if the two are close
         k3 = exp(-d) - 1 + d     unbiased and never negative; d is clipped to ±20 first
         k1+, k3+                 the value of k1 or k3 with the gradient of k2
 
-    On samples of the policy, only k2 has the gradient of the divergence: the gradient of k1 is 0 on average, and that
+    On samples of the policy, only k2 has the gradient of the divergence. The gradient of k1 is 0 on average, and that
     of k3 belongs to the reverse divergence, KL(reference, policy). Use k1 and k3 for monitoring and rewards, and k2,
-    k1+ and k3+ for a loss. verl's k3 is capped at 10, which removes the gradient of tokens far from the reference; this
-    k3 is not capped.
+    k1+ and k3+ for a loss. In verl, k3 is capped at 10, which removes the gradient of tokens far from the reference.
+    Here, k3 is not capped.
     """
     check_choice("estimator", estimator, get_args(KLEstimator))
     difference = logprobs - reference_logprobs.detach()
@@ -670,10 +684,10 @@ def kl_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Return the divergence from the reference as a loss, to be added with a coefficient.
+    """Return the divergence from the reference as a loss. Multiply it by a coefficient, and add it to the policy loss.
 
-    The diagnostics, without `weights_BT`, are `kl`, the estimate per token (see `kl_estimate`), and `kl_sequence`, the
-    mean over sequences of the estimate's sum.
+    The diagnostics are `kl`, the mean estimate for a token (see `kl_estimate`), and `kl_sequence`, the mean over
+    sequences of the sum of the estimates. Both are computed without `weights_BT`.
     """
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
@@ -681,7 +695,7 @@ def kl_loss(
 
 
 class PenalizedRewards(NamedTuple):
-    """(B,T) rewards minus the penalty, without a gradient, and the penalty's diagnostics."""
+    """(B,T) rewards minus the penalty, without a gradient, and diagnostics of the penalty."""
 
     rewards_BT: Tensor
     diagnostics: Diagnostics
@@ -700,7 +714,7 @@ def penalized_rewards(
     """Subtract coefficient · kl_t from the reward of each included token, before advantages are computed.
 
     The penalty then reaches the policy through the advantages. The coefficient must be at least 0. Estimators with "+"
-    are rejected, since they differ only in their gradients. The diagnostics are those of `kl_loss`.
+    are rejected, because only their gradients differ. The diagnostics are those of `kl_loss`.
     """
     if estimator.endswith("+"):
         raise ConfigError(
@@ -731,8 +745,8 @@ class AdaptiveKLCoefficient:
 
         coefficient ← coefficient · (1 + clip(kl / target - 1, -0.2, 0.2) · min(samples / horizon, 1))
 
-    See Ziegler et al. 2019, section 2.2. `samples` is capped at the horizon: with five times as many samples, the
-    coefficient could become 0, and with more than that negative, which would reward divergence.
+    See Ziegler et al. 2019, section 2.2. `samples` is capped at the horizon. Otherwise, the coefficient could become 0
+    with five times as many samples as the horizon, and negative with more, which would reward divergence.
 
     Args:
         coefficient: the initial value.
@@ -740,7 +754,7 @@ class AdaptiveKLCoefficient:
         horizon: the number of samples over which the coefficient may change by a fifth.
 
     Raises:
-        ConfigError: an argument is not above 0.
+        ConfigError: If an argument is not above 0.
     """
 
     def __init__(self, coefficient: float, *, target: float, horizon: float) -> None:
@@ -749,27 +763,34 @@ class AdaptiveKLCoefficient:
         self.value, self.target, self.horizon = coefficient, target, horizon
 
     def update(self, kl: float, samples: float) -> float:
-        """Update the coefficient for a divergence, such as `kl_sequence`, measured on `samples` sequences, and return
-        it.
+        """Update the coefficient for a divergence, such as `kl_sequence`, that was measured on `samples` sequences.
+
+        Returns:
+            The new coefficient.
 
         Raises:
-            TrainingError: the divergence is not finite; the coefficient is unchanged.
-            ConfigError: the number of samples is negative or not finite.
+            TrainingError: If the divergence is not finite. The coefficient is unchanged.
+            ConfigError: If the number of samples is negative or not finite.
         """
         check_number("samples", samples, 0.0)
         kl = float(kl)
         if not math.isfinite(kl):
-            raise TrainingError(f"the KL divergence from the reference is {kl}; its coefficient stays {self.value:g}")
+            raise TrainingError(
+                f"the KL divergence from the reference is {kl}; its coefficient is still {self.value:g}"
+            )
         error = min(max(kl / self.target - 1.0, -0.2), 0.2)
         self.value *= 1.0 + error * min(samples / self.horizon, 1.0)
         return self.value
 
     def state_dict(self) -> dict[str, float]:
-        """Return the state for a checkpoint, without target and horizon, which are part of the configuration."""
+        """Return the state for a checkpoint.
+
+        It excludes the target and the horizon, which belong to the configuration.
+        """
         return {"value": self.value}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Load a checkpoint's state; raise `ConfigError` if it has no coefficient."""
+        """Load the state from a checkpoint, or raise a `ConfigError` if it has no coefficient."""
         check_number("the state's value", state.get("value"), 0.0)
         self.value = state["value"]
 
@@ -778,22 +799,22 @@ class AdaptiveKLCoefficient:
 
 
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
-    """Return (B,T) log p(ids[:, t] | ids[:, :t]), from the logits at t - 1; 0.0 at t = 0.
+    """Return log p(ids[:, t] | ids[:, :t]) as (B,T), from the logits at t - 1. It is 0.0 at t = 0.
 
-    Computed in float32 or wider, since in bfloat16 a log-probability of -5 has an error of up to 0.016.
+    The result is computed in float32 or wider, because the error of a log-probability of -5 in bfloat16 is up to 0.016.
     """
     if logits_BTV.dim() != 3 or logits_BTV.shape[:2] != ids_BT.shape:
         raise ConfigError(
-            f"logits must be (B,T,V) and ids (B,T), got {tuple(logits_BTV.shape)} and {tuple(ids_BT.shape)}"
+            f"logits must have the shape (B,T,V) and ids (B,T), got {tuple(logits_BTV.shape)} and {tuple(ids_BT.shape)}"
         )
     chosen = _log_softmax(logits_BTV).gather(-1, ids_BT[:, 1:].unsqueeze(-1)).squeeze(-1)
     return torch.nn.functional.pad(chosen, (1, 0))
 
 
 def token_entropies(logits_BTV: Tensor) -> Tensor:
-    """Return the (B,T) entropy in nats of the distribution of token t, aligned with `token_logprobs`.
+    """Return the entropy in nats of the distribution of each token as (B,T), aligned with `token_logprobs`.
 
-    A logit of -inf marks an impossible token, which adds nothing.
+    A logit of -inf marks an impossible token, which contributes nothing.
     """
     logprobs = _log_softmax(logits_BTV)
     # 0 · log 0 must count as 0, but is NaN in floating point.
@@ -813,7 +834,10 @@ def entropy_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Return the negative entropy of the policy, to be added with a coefficient; `entropy` is the mean over tokens."""
+    """Return the negative entropy of the policy as a loss. Multiply it by a coefficient, and add it to the policy loss.
+
+    The diagnostic `entropy` is the mean over tokens.
+    """
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     entropies_N = tokens.pick("entropies", entropies_BT)
     measured = Diagnostics({"entropy": mean_statistic(entropies_N)})
@@ -839,17 +863,18 @@ def value_loss(
         near_t = clip(values_t, old_values_t - clip, old_values_t + clip)
         L_t    = ½ max((values_t - returns_t)², (near_t - returns_t)²)
 
-    Because of the ½, the gradient is the error itself; double a coefficient taken from code without the ½.
+    Because of the factor ½, the gradient is the error itself. Double a coefficient that comes from code without this
+    factor.
 
     Args:
-        values_BT: the values of the critic in training; the only input that gets a gradient.
+        values_BT: the values of the critic that is being trained; only they have a gradient.
         old_values_BT: the values of the critic before the update.
         returns_BT: the targets.
-        clip: the largest distance of a value from its old value; None means no limit.
+        clip: the largest distance of a value from its old value. None means no limit.
 
     Returns:
-        The loss with `value_clip_fraction`, the share of tokens whose gradient is clipped; `value_error`, the mean of
-        |values - returns|; `value_mean`, `return_mean` and `value_tokens`.
+        The loss with these diagnostics: `value_clip_fraction`, the fraction of tokens whose gradient is clipped;
+        `value_error`, the mean of |values - returns|; `value_mean`; `return_mean`; and `value_tokens`.
     """
     if clip is not None:
         check_number("clip", clip, 0.0)

@@ -1,11 +1,10 @@
-"""Training schedules, and an exact simulation of the time that each of them saves by overlapping work with reward
-scoring.
+"""Training schedules, and a simulation of the time that each schedule saves by overlapping work with reward calls.
 
-The simulation uses no clock. A step rolls out a batch, sends it to the reward agent, computes log-probabilities,
-updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a time. Up to
-`max_concurrency` reward calls run in parallel and are started in order of submission, as in a batch of
-`AsyncRewardAgent`. `docs/concepts/overlap.md` proves that, for equal latencies, `both` takes no longer than `minibatch`
-and `one_step_off`, which take no longer than `sync`.
+The simulation is exact and uses no clock. A step rolls out a batch, sends it to the reward agent, computes
+log-probabilities, updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a
+time. Up to `max_concurrency` reward calls run in parallel and start in the order in which they were submitted, as in a
+batch of `AsyncRewardAgent`. `docs/concepts/overlap.md` proves that, for equal latencies, `both` takes no longer than
+`minibatch` and `one_step_off`, which take no longer than `sync`.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Schedule(StrEnum):
 
     @property
     def updates_early(self) -> bool:
-        """True if a mini-batch is trained on as soon as enough groups are scored."""
+        """True if a mini-batch is used for training as soon as enough groups are scored."""
         return self in (Schedule.MINIBATCH, Schedule.BOTH)
 
     @property
@@ -67,28 +66,28 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSettings:
-    """Durations and sizes of a trainer's step.
+    """The durations and sizes of a training step.
 
     Attributes:
         rollout_s: seconds to roll out a batch.
         update_s: seconds to update the policy on one mini-batch.
-        log_probs_s: seconds to compute the log-probabilities of a batch, which need no rewards.
+        log_probs_s: seconds to compute the log-probabilities of a batch, which requires no rewards.
         publish_s: seconds to publish the new weights.
-        handling_s: seconds from the end of a rollout to the batch's first call, for decoding and sending.
-        batch_size: the number of samples in a batch; each is rolled out `group_size` times.
-        group_size: the number of rollouts per sample. Each rollout is one reward call, and a group is complete when all
-            its rollouts are scored.
+        handling_s: seconds from the end of a rollout to the first call of the batch, for decoding and sending.
+        batch_size: the number of samples in a batch. Each sample is rolled out `group_size` times.
+        group_size: the number of rollouts for each sample. Each rollout is one reward call, and a group is complete
+            when all its rollouts are scored.
         minibatch_size: the number of samples in a mini-batch.
         max_concurrency: the maximum number of concurrent reward calls.
         steps: the number of batches.
-        separate_rollouts: whether rollouts run on a second machine instead of the trainer's.
-        log_probs_while_scoring: whether `sync` computes log-probabilities before it waits for scores, as the others
-            always do.
-        one_batch_at_a_time: whether the agent starts a batch once the previous one is scored, instead of once a slot is
-            free.
+        separate_rollouts: True if rollouts run on a second machine instead of that of the trainer.
+        log_probs_while_scoring: True if `sync` computes log-probabilities before it waits for scores, as the other
+            schedules always do.
+        one_batch_at_a_time: True if the agent starts a batch only once the previous batch is scored. If False, it
+            starts a call as soon as a slot is free.
 
     Raises:
-        ConfigError: a value is impossible.
+        ConfigError: If a value is out of range, or `minibatch_size` does not divide `batch_size`.
     """
 
     rollout_s: float
@@ -122,7 +121,10 @@ class PipelineSettings:
                 f"batch_size, such as {min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))}"
             )
         if self.rollout_s + self.update_s == 0:
-            raise ConfigError("rollout_s and update_s are both 0, so no work would overlap with the rewards")
+            raise ConfigError(
+                "rollout_s and update_s are both 0, so there is no work to overlap with the rewards; "
+                "set at least one of them"
+            )
         if self.calls_per_step * self.steps > MOST_CALLS:
             raise ConfigError(
                 f"{self.steps} steps of {self.calls_per_step} calls exceed the limit of {MOST_CALLS:,} calls; "
@@ -131,17 +133,17 @@ class PipelineSettings:
 
     @property
     def calls_per_step(self) -> int:
-        """The number of reward calls of one batch."""
+        """The number of reward calls in one step."""
         return self.batch_size * self.group_size
 
     @property
     def train_s(self) -> float:
-        """The seconds of work of one step after its rollouts."""
+        """The duration in seconds of the work of one step after its rollouts."""
         return self.log_probs_s + self.minibatches * self.update_s + self.publish_s
 
     @property
     def minibatches(self) -> int:
-        """The number of updates of one step."""
+        """The number of updates in one step."""
         return self.batch_size // self.minibatch_size
 
 
@@ -158,20 +160,21 @@ _KINDS: dict[str, tuple[tuple[str, ...], _Draw]] = {
     "lognormal": (("MEAN", "SIGMA"), _lognormal),
     "empirical": ((), lambda generator, given, size: generator.choice(np.asarray(given, np.float64), size)),
 }
-"""The parameter names of each distribution."""
+"""The names of the parameters of each distribution, and the function that draws from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The distribution of a reward call's duration in seconds.
+    """The distribution of the duration of a reward call in seconds.
 
     Attributes:
         kind: "constant", "uniform", "exponential", "lognormal", or "empirical", which draws from measured calls.
-        figures: constant: the seconds; uniform: lowest and highest; exponential: the mean; lognormal: the mean and the
-            standard deviation of the logarithm; empirical: the measured seconds.
+        figures: the parameters of the distribution. For "constant", this is the duration; for "uniform", the minimum
+            and the maximum; for "exponential", the mean; for "lognormal", the mean and the standard deviation of the
+            logarithm; and for "empirical", the measured durations.
 
     Raises:
-        ConfigError: a figure is impossible.
+        ConfigError: If the kind is unknown or a parameter is out of range.
     """
 
     kind: str
@@ -182,7 +185,7 @@ class Latency:
             raise ConfigError(f"unknown latency {self.kind!r}{did_you_mean(self.kind, _KINDS)}")
         names = _KINDS[self.kind][0]
         if names and len(self.figures) != len(names):
-            raise ConfigError(f"latency {self.kind} must be written {_form(self.kind)}, with {len(names)} numbers")
+            raise ConfigError(f"latency {self.kind} needs {len(names)} numbers; write it as {_form(self.kind)}")
         if not self.figures:
             raise ConfigError("latency empirical needs at least one measured call")
         for figure in self.figures:
@@ -195,7 +198,7 @@ class Latency:
             raise ConfigError(f"latency uniform: LOW must be at most HIGH, got {low:g} and {high:g}")
 
     def draw(self, generator: np.random.Generator, size: tuple[int, ...]) -> Floats:
-        """Draw an array of seconds with this shape."""
+        """Draw an array of durations in seconds with this shape."""
         return _KINDS[self.kind][1](generator, self.figures, size)
 
     def __str__(self) -> str:
@@ -209,12 +212,12 @@ def _form(kind: str) -> str:
 
 
 def parse_latency(text: str) -> Latency:
-    """Parse `uniform:1:40`, `constant:3`, `exponential:8`, `lognormal:8:1.0` or `file:PATH`.
+    """Parse a latency such as `uniform:1:40`, `constant:3`, `exponential:8`, `lognormal:8:1.0` or `file:PATH`.
 
-    PATH is a run or its `scores.jsonl`.
+    PATH is the directory of a run or its `scores.jsonl`.
 
     Raises:
-        ConfigError: the text cannot be parsed.
+        ConfigError: If the string cannot be parsed.
     """
     kind, _, rest = text.partition(":")
     if kind == "file":
@@ -226,17 +229,17 @@ def parse_latency(text: str) -> Latency:
     try:
         figures = tuple(float(part) for part in rest.split(":"))
     except ValueError:
-        raise ConfigError(f"latency {text!r}: write {_form(kind)}, with numbers") from None
+        raise ConfigError(f"latency {text!r}: {kind} needs numbers; write it as {_form(kind)}") from None
     return Latency(kind, figures)
 
 
 def read_durations(path: Path) -> tuple[float, ...]:
-    """Return the seconds of each call in the `scores.jsonl` of a run; skip an incomplete last line.
+    """Return the duration in seconds of each call in the `scores.jsonl` of a run. An incomplete last line is skipped.
 
     Episodes that a batch reward scored together count as one call.
 
     Raises:
-        ConfigError: the file cannot be read or has no scores, or a line has no duration.
+        ConfigError: If the file cannot be read or has no scores, or a line has no duration.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -260,16 +263,17 @@ def read_durations(path: Path) -> tuple[float, ...]:
             groups.add((group or "", duration))
             durations.append(duration)
     if not durations:
-        raise ConfigError(f"{path} has no score with a duration")
+        raise ConfigError(f"{path} has no scores with a duration; pass the scores.jsonl of a run")
     return tuple(durations)
 
 
 def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
-    """Return a lower bound in seconds for every schedule whose rollouts use weights at most one version old.
+    """Return a lower bound in seconds for every schedule whose rollouts use weights that are at most one version old.
 
-    The bound is the maximum of two quantities. The first is the work of each machine. The second is, for each range of
-    batches s..t, the sum of the work before their first call, the duration of the calls spread evenly over the slots
-    (at least the longest call), and the work after their last call.
+    The bound is the maximum of two quantities. The first is the work of the machine of the trainer. The second is the
+    maximum over all ranges of consecutive batches of the following sum: the work before their first call, the duration
+    of their calls if these are spread evenly over the slots (or that of the longest call), and the work after their
+    last call.
     """
     steps = range(settings.steps)
     rollouts = 1 if settings.separate_rollouts else settings.steps  # The trainer waits for at least the first rollout.
@@ -285,7 +289,7 @@ def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
 
 
 def _before(settings: PipelineSettings, step: int) -> float:
-    """Return the work before a step's first call: rollouts up to it, and all earlier updates except the last two."""
+    """Return the work before the first call of a step: all rollouts so far, and earlier updates except the last one."""
     updated = max(0, step - 1)
     if not settings.separate_rollouts:
         return (step + 1) * settings.rollout_s + updated * settings.train_s + settings.handling_s
@@ -295,7 +299,7 @@ def _before(settings: PipelineSettings, step: int) -> float:
 
 
 def _after(settings: PipelineSettings, left: int) -> float:
-    """Return the work after the last call of a step: one update, and the unfinished work of the `left` later steps."""
+    """Return the work after the last call of a step: one update and the remaining work of the `left` later steps."""
     update_s = settings.minibatches * settings.update_s
     rollouts = max(0, left - 1)  # The next batch may already have its rollouts and log-probabilities.
     training = left * (update_s + settings.publish_s) + rollouts * settings.log_probs_s
@@ -310,7 +314,7 @@ Doing = Literal["rollout", "log_probs", "update", "publish", "waits_for_rewards"
 
 
 class TimelineInterval(NamedTuple):
-    """The activity of a machine in an interval of seconds, for the batch of a step (counted from 0)."""
+    """The activity of a machine during an interval. Times are in seconds, and steps are counted from 0."""
 
     doing: Doing
     step: int
@@ -319,7 +323,7 @@ class TimelineInterval(NamedTuple):
 
 
 class ScoredBatch(NamedTuple):
-    """The reward calls of one batch; `begins_C` and `ends_C` are in the order of its rollouts.
+    """The reward calls of one batch. `begins_C` and `ends_C` are in the order of its rollouts.
 
     Mini-batch m consists of the groups `groups_MG[m]` and is ready for training at `ready_M[m]`.
     """
@@ -336,17 +340,17 @@ class ScheduleResult:
     """The simulation of one schedule.
 
     Attributes:
-        schedule: the schedule.
+        schedule: the simulated schedule.
         makespan_s: seconds until the weights of the last step are published.
-        intervals: work and waiting of the trainer's machine, without gaps.
-        rollouts: the intervals of the separate rollout machine, if any.
+        intervals: the intervals in which the machine of the trainer works or waits, without gaps.
+        rollouts: the intervals of the separate rollout machine, if there is one.
         batches: the reward calls of each step.
-        staleness: the largest number of versions between the weights that sampled a batch and the weights that it
-            updated.
-        latency_bias: Spearman's rank correlation between a group's slowest call and its mini-batch, averaged over
-            steps; 1 if slow groups always come last. None if undefined.
-        order_kept: the rank correlation between a group's mini-batch by submission order and its actual mini-batch; 1
-            if completion does not reorder groups. None with one mini-batch.
+        staleness: the largest number of versions between the weights that sampled a batch and the weights that were
+            trained on it.
+        latency_bias: the rank correlation (Spearman) between the slowest call of a group and its mini-batch, averaged
+            over steps. It is 1 if slow groups always come last, and None if it is undefined.
+        order_kept: the rank correlation between the mini-batch of a group in the order of submission and its actual
+            mini-batch. It is 1 if groups keep their order, and None if there is only one mini-batch.
     """
 
     schedule: Schedule
@@ -359,35 +363,35 @@ class ScheduleResult:
     order_kept: float | None
 
     def seconds(self, *doing: Doing) -> float:
-        """Return the seconds that the trainer's machine spent on these activities."""
+        """Return the time in seconds that the machine of the trainer spent on the given activities."""
         return math.fsum(item.end_s - item.begin_s for item in self.intervals if item.doing in doing)
 
     @property
     def idle_s(self) -> float:
-        """The seconds for which the trainer's machine waited."""
+        """The time in seconds that the machine of the trainer spent waiting."""
         return self.seconds("waits_for_rewards", "waits_for_rollouts")
 
     @property
     def utilization(self) -> float:
-        """The share of the time for which the trainer's machine worked."""
+        """The fraction of the time that the machine of the trainer spent working."""
         return 1.0 - self.idle_s / self.makespan_s
 
     @property
     def step_ends_s(self) -> list[float]:
-        """The time in seconds at which each step's weights were published."""
+        """The time in seconds at which the weights of each step were published."""
         ends = {item.step: item.end_s for item in self.intervals if item.doing in ("update", "publish")}
         return [ends[step] for step in range(len(self.batches))]
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The four schedules side by side, with equal latencies.
+    """The results of the four schedules for the same latencies.
 
     Attributes:
         settings: the settings of the trainer.
-        latencies_SC: the seconds of each call, by step.
-        results: the results by schedule.
-        lower_bound_s: see `lower_bound`.
+        latencies_SC: the duration of each call in seconds, with one row for each step.
+        results: the result of each schedule.
+        lower_bound_s: the lower bound in seconds; see `lower_bound`.
     """
 
     settings: PipelineSettings
@@ -396,12 +400,12 @@ class Overlap:
     lower_bound_s: float
 
     def cut(self, schedule: Schedule) -> float:
-        """Return the share of `sync`'s time that a schedule saves."""
+        """Return the fraction of the time that a schedule saves compared with `sync`."""
         return 1.0 - self.results[schedule].makespan_s / self.results[Schedule.SYNC].makespan_s
 
 
 def draw_latencies(settings: PipelineSettings, latency: Latency, seed: int = 0) -> Floats:
-    """Draw the seconds of every call, one row per step; equal seeds draw equal numbers."""
+    """Draw the duration of each call in seconds, with one row for each step. The same seed draws the same numbers."""
     return latency.draw(np.random.default_rng(seed), (settings.steps, settings.calls_per_step))
 
 
@@ -410,14 +414,14 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
 
     Args:
         settings: the settings of the trainer.
-        latencies_SC: the seconds of each call; `group_size` consecutive calls of a row are a group.
+        latencies_SC: the duration of each call in seconds. `group_size` consecutive calls in a row form a group.
 
     Raises:
-        ConfigError: the latencies have another shape, or a duration is invalid.
+        ConfigError: If the latencies have the wrong shape, or a duration is invalid.
     """
     shape = (settings.steps, settings.calls_per_step)
     if latencies_SC.shape != shape:
-        raise ConfigError(f"latencies must have the shape {shape} (steps, calls), got {latencies_SC.shape}")
+        raise ConfigError(f"latencies must have the shape {shape} for (steps, calls), got {latencies_SC.shape}")
     if not (np.isfinite(latencies_SC) & (latencies_SC >= 0)).all():
         raise ConfigError("a latency must be a finite number of seconds of at least 0")
     results = {schedule: _Simulation(settings, schedule, latencies_SC).run() for schedule in Schedule}
@@ -425,12 +429,12 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
 
 
 def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s: float = 0.0) -> tuple[Floats, Floats]:
-    """Start calls in order, each as soon as a slot is free; return their begin and end times.
+    """Start calls in order, each as soon as a slot is free, and return the times at which they begin and end.
 
     Args:
-        latencies_C: seconds of each call.
-        slots: a heap of the times at which the slots become free; updated in place.
-        not_before_s: the earliest start of a call.
+        latencies_C: the duration of each call in seconds.
+        slots: a heap with the times at which slots become free. It is updated in place.
+        not_before_s: the earliest time at which a call may start.
     """
     begins = np.empty(len(latencies_C))
     for index, seconds in enumerate(latencies_C):
@@ -441,7 +445,7 @@ def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s
 
 
 class _Simulation:
-    """A simulation in progress; the machines become free at `trainer_s` and `rollouts_s`."""
+    """A simulation in progress. The machines become free at `trainer_s` and `rollouts_s`."""
 
     def __init__(self, settings: PipelineSettings, schedule: Schedule, latencies_SC: Floats) -> None:
         self.settings, self.schedule, self.latencies_SC = settings, schedule, latencies_SC
@@ -477,7 +481,7 @@ class _Simulation:
         return ScheduleResult(self.schedule, self.trainer_s, intervals, rollouts, batches, staleness, *means)
 
     def _roll_out(self) -> None:
-        """Roll out the next batch, if any, and make its calls."""
+        """Roll out the next batch, if there is one, and start its calls."""
         step, settings = len(self.batches), self.settings
         if step == settings.steps:
             return
@@ -534,7 +538,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def rank_correlation(first_N: Floats, second_N: Floats) -> float | None:
-    """Return Spearman's rank correlation; ties share the mean rank. None if one of the inputs is constant."""
+    """Return the rank correlation (Spearman), or None if one of the inputs is constant.
+
+    Equal values have the mean of their ranks.
+    """
     if first_N.min() == first_N.max() or second_N.min() == second_N.max():
         return None
     return float(np.corrcoef(_ranks(first_N), _ranks(second_N))[0, 1])
@@ -561,7 +568,7 @@ _DOINGS: tuple[Doing, ...] = get_args(Doing)
 
 
 class TimelineRow(NamedTuple):
-    """A row of a drawing: its schedule, its content (machine, rollouts, step, calls), and its cells."""
+    """A row of a drawing: its schedule, its label ("machine", "rollouts", "step" or "calls") and its cells."""
 
     schedule: Schedule
     shows: str
@@ -569,7 +576,7 @@ class TimelineRow(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """A drawing of the schedules; a cell represents `cell_s` seconds, and steps count from 1."""
+    """A drawing of the schedules. A cell represents `cell_s` seconds, and steps are counted from 1."""
 
     rows: tuple[TimelineRow, ...]
     cell_s: float
@@ -591,15 +598,15 @@ class Timeline(NamedTuple):
 def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
     """Draw two steps of each schedule, starting with the second step, or with the first if there are fewer than four.
 
-    Letters: R rollout, L log-probabilities, U update, P weights published, · waiting for rewards, - waiting for
-    rollouts. The row `step` shows the last digit of the batch's step. The row `calls` shows the number of concurrent
-    reward calls; █ means all slots.
+    The letters are R for a rollout, L for log-probabilities, U for an update and P for publishing weights. A dot means
+    waiting for rewards, and a hyphen means waiting for rollouts. The row `step` shows the last digit of the step. The
+    row `calls` shows the number of concurrent reward calls, where █ means that all slots are used.
 
     Raises:
-        ConfigError: the width is too small.
+        ConfigError: If the width is too small.
     """
     if width < _NARROWEST:
-        raise ConfigError(f"a timeline needs at least {_NARROWEST} characters, got {width}")
+        raise ConfigError(f"the width of a timeline must be at least {_NARROWEST} characters, got {width}")
     steps, slots = overlap.settings.steps, min(overlap.settings.max_concurrency, overlap.settings.calls_per_step)
     first = 1 if steps >= _STEPS + 2 else 0
     last = min(first + _STEPS, steps) - 1
@@ -624,9 +631,7 @@ def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
 def _shares(
     intervals: Sequence[TimelineInterval], edges: Floats, kinds: Sequence[object], field: str
 ) -> list[int | None]:
-    """For each cell, return the index in `kinds` of the `field` value that fills most of it; None if the cell is
-    empty.
-    """
+    """Return, for each cell, the index in `kinds` of the value that fills most of it, or None if it is empty."""
     filled = np.zeros((len(kinds), len(edges) - 1))
     indices = {kind: index for index, kind in enumerate(kinds)}
     for item in intervals:
@@ -641,7 +646,7 @@ def _letters(intervals: Sequence[TimelineInterval], edges: Floats) -> str:
 
 
 def _calls(result: ScheduleResult, edges: Floats, slots: int) -> str:
-    """Return the mean number of concurrent calls in each cell; any call is shown with at least the lowest level."""
+    """Return the mean number of concurrent calls in each cell. A cell with any calls has at least the lowest level."""
     done = np.zeros(len(edges))
     for batch in result.batches:
         if batch.submitted_s < edges[-1] and batch.ends_C.max() > edges[0]:

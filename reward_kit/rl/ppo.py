@@ -1,7 +1,8 @@
-"""PPO on token rows, in reading order: the learner, one optimizer step, the loss of a micro-batch, diagnostics.
+"""PPO on rows of tokens, in reading order: the learner, an optimizer step, the loss of a micro-batch, and diagnostics.
 
-An update runs epochs of mini-batches over the rows of one batch of episodes, and splits each mini-batch into
-micro-batches that fit in memory. The axis `_N` is that of the tokens in the loss, `_M` that of the actions.
+An update trains for several epochs on the rows of one batch of episodes. It divides the rows into mini-batches, and
+each mini-batch into micro-batches that fit in memory. The axis `_N` contains the tokens in the loss, and the axis `_M`
+the actions.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 logger = logging.getLogger("reward_kit.rl")
 __all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
-"""A function that is called with the batch on which an update failed, and facts about the failure."""
+"""A function that is called with the batch for which an update failed, and with facts about the failure."""
 
 
 class DeviceContext(NamedTuple):
-    """The module's device and floating-point type, the micro-batch budget, and the processes that share the batch."""
+    """The device and floating-point type of a module, the micro-batch budget, and the processes that share a batch."""
 
     device: torch.device
     dtype: torch.dtype
@@ -74,7 +75,7 @@ class DeviceContext(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module, config: PPOConfig, device: torch.device | str) -> DeviceContext:
-        """Create the context of a module; on a CPU, also let the process keep freed memory."""
+        """Create the context for a module. On a CPU, this also lets the process keep freed memory."""
         target = torch.device(device)
         if target.type == "cpu":
             keep_freed_memory()
@@ -83,7 +84,7 @@ class DeviceContext(NamedTuple):
         return cls(target, torch.promote_types(first.dtype, torch.float32), budget, Processes.current())
 
     def split(self, rows: TrainingRows, chosen: Ints) -> list[Ints]:
-        """Split rows into this process's micro-batches, of similar lengths and within the budget."""
+        """Divide rows of similar lengths into the micro-batches of this process, within the token budget."""
         lengths = rows.lengths_B[chosen]
         # A row that exceeds the budget gets its own micro-batch, since rows are not split.
         parts = micro_batches(lengths, max(self.budget, int(lengths.max(initial=1))), padded=True)
@@ -99,7 +100,7 @@ class _StepRecord(NamedTuple):
 
 
 class _StepCounts(NamedTuple):
-    """The divisors of the losses of one optimizer step."""
+    """The divisors of the losses of an optimizer step."""
 
     policy: GlobalBatch  # Of the policy loss; "decoupled" excludes some tokens
     tokens: GlobalBatch  # Of losses over all tokens
@@ -110,20 +111,21 @@ class PPOLearner:
     """Updates a module on batches of rows.
 
     Args:
-        module: the weights in training, changed in place: a causal language model of `transformers`, a
-            `PolicyWithValue`, or any module that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without
-            dropout, like the sampler. Trainable half-precision weights become float32.
+        module: the module to train in place: a causal language model of `transformers`, a `PolicyWithValue`, or any
+            module that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without dropout, like the sampler.
+            Trainable half-precision weights become float32.
         config: the options.
-        reference: a separate module for the KL divergence, if options or diagnostics need it. With adapters, None means
-            the module without its adapters.
+        reference: a separate module for the KL divergence. It is required if the options or the diagnostics use that
+            divergence. If None and the module has adapters, the module without its adapters is used.
         seed: the seed of the order of mini-batches and of new adapters.
         device: the device to which the module is moved.
-        total_steps: the number of updates, for schedules that end.
-        on_failure: a function called with the rows and facts before a `TrainingError` for a non-finite loss or
-            gradient, to save the batch for debugging. `facts["rows"]` contains the indices of the mini-batch's rows.
+        total_steps: the number of updates, which is required by schedules that end.
+        on_failure: a function that saves a batch for debugging. It is called with the rows and facts before a
+            `TrainingError` for a non-finite loss or gradient is raised. `facts["rows"]` contains the indices of the
+            rows in the mini-batch.
 
     Raises:
-        ConfigError: the module cannot be trained with these options.
+        ConfigError: If the module cannot be trained with these options.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class PPOLearner:
         on_failure: OnFailure | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
-            raise ConfigError(f"module: expected a torch module, such as policy.module; got {type_name(module)}")
+            raise ConfigError(f"module must be a torch module, such as policy.module, got {type_name(module)}")
         self.module, self.total_steps, self.on_failure = module, total_steps, on_failure
         self.config = config = config.for_weights(next(module.parameters(), torch.empty(0)).dtype)
         self._context = DeviceContext.of(module, config, device)
@@ -149,17 +151,17 @@ class PPOLearner:
         self._model = LogprobModel(module, config)
         self._reference: LogprobModel | None = None
         if reference is module:
-            raise ConfigError("the reference is the module in training; pass a copy: copy.deepcopy(module)")
+            raise ConfigError("the reference is the module that is being trained; pass a copy: copy.deepcopy(module)")
         if reference is not None:
             self._context.processes.same_weights(reference.to(self._context.device))
             self._reference = LogprobModel(reference.eval().requires_grad_(False), config)
         elif config.kl_coefficient and has_adapters(module):
             self._reference = self._model  # without its adapters the module is unchanged
         if config.kl_coefficient and self._reference is None:
-            raise ConfigError("kl_coefficient needs a reference model; pass reference=…")
+            raise ConfigError("kl_coefficient requires a reference model; pass reference=…")
         check_critic(config, has_values=self._model.has_values)
         if config.schedule != "constant" and total_steps is None:
-            raise ConfigError(f"schedule {config.schedule!r} ends with the last update; pass total_steps")
+            raise ConfigError(f"schedule {config.schedule!r} requires the number of updates; pass total_steps")
         module.eval()  # no dropout
         if config.gradient_checkpointing:
             base: Any = getattr(module, "policy", module)
@@ -192,17 +194,17 @@ class PPOLearner:
         """Run all epochs on one batch.
 
         Args:
-            rows: the result of `build_rows`.
+            rows: the rows that `build_rows` returned.
             version: the policy version of the module before the update, as in `policy_versions`.
 
         Returns:
-            The diagnostics; see `docs/reference/ppo.md`. Without tokens in the loss, only `tokens` and
+            The diagnostics; see `docs/reference/ppo.md`. If no token is in the loss, they are only `tokens` and
             `optimizer_steps`, both 0.
 
         Raises:
-            TrainingError: a required log-probability is missing, or a loss or gradient is not finite. That optimizer
-                step is skipped; earlier steps remain. The failed update is not counted: repeating it uses the same
-                order of rows.
+            TrainingError: If a required log-probability is missing, or a loss or gradient is not finite. That optimizer
+                step is skipped, but earlier steps remain. The failed update is not counted, and repeating it uses the
+                same order of rows.
         """
         flat, order = self._trainable_rows(rows), self._generator.get_state()
         diagnostics = {"tokens": 0.0, "optimizer_steps": 0.0}
@@ -211,7 +213,7 @@ class PPOLearner:
                 with no_denormals():
                     diagnostics = self._make_epochs(flat, rows, version)
             else:
-                logger.warning("no learning in this update: %s", _why_empty(rows, flat))
+                logger.warning("nothing was learned in this update: %s", _why_empty(rows, flat))
         except BaseException:
             self._generator.set_state(order)
             raise
@@ -249,12 +251,12 @@ class PPOLearner:
         return measured | self.config.limits.alarms(measured)
 
     def gradients(self, rows: TokenBatch) -> dict[str, float]:
-        """Compute the gradient of the loss over all rows into the parameters' `grad`, without an optimizer step.
+        """Compute the gradient of the loss over all rows, and store it in the `grad` of each parameter.
 
-        `grad_norm` in the diagnostics is the norm before clipping.
+        No optimizer step is made. `grad_norm` in the diagnostics is the norm before clipping.
 
         Raises:
-            TrainingError: no token is in the loss, or a required log-probability is missing.
+            TrainingError: If no token is in the loss, or a required log-probability is missing.
         """
         flat = self._trainable_rows(rows)
         if not flat.count:
@@ -266,8 +268,9 @@ class PPOLearner:
         return _summary([record], 1, self._context.processes)
 
     def logprobs(self, rows: TokenBatch) -> Array:
-        """Return (B,T) float32 log-probabilities under the current module, aligned with `input_ids`, 0 outside of
-        actions.
+        """Return log-probabilities under the current module as (B,T) float32, aligned with `input_ids`.
+
+        They are 0 for tokens that do not belong to an action.
         """
         flat = TrainingRows.of(rows, "action_mask")
         laid: Array = np.zeros(rows.batch["input_ids"].shape, dtype=np.float32)
@@ -277,9 +280,9 @@ class PPOLearner:
         return laid
 
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
-        """Return the state from which an identical learner continues exactly.
+        """Return a state from which an identical learner continues exactly.
 
-        If `keep` is false, for a process that only helps to gather shards, its tensors are None.
+        If `keep` is false, all tensors are `None`. This is for a process that only helps to gather shards.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),
@@ -292,12 +295,17 @@ class PPOLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state. Options are not loaded; an adaptive coefficient without a state starts from its initial value.
+        """Load a state, which contains no options.
+
+        If the state has no adaptive KL coefficient, the coefficient starts from its initial value.
 
         Raises:
-            ConfigError: the weights, or the choice of trainable weights, differ from those of the module.
+            ConfigError: If the state belongs to other weights or another choice of trainable weights than the module
+                has.
         """
-        with boundary(ConfigError, "the state belongs to a module with other weights, or other trainable weights"):
+        with boundary(
+            ConfigError, "the state belongs to a module with different weights or different trainable weights"
+        ):
             load_module(self.module, state["module"])
             names = self._parameter_names()
             moments = reorder_optimizer_state(names, state.get("parameters"), self.optimizer, state["optimizer"])
@@ -315,17 +323,18 @@ class PPOLearner:
         return TrainingRows.of(rows).without_forced(keep_firsts=self._model.has_values)
 
     def _with_loss_columns(self, flat: TrainingRows) -> TrainingRows:
-        """Add the columns that the losses need but that are not recorded.
+        """Add the columns that the losses need and that are not recorded.
 
-        `old` is the denominator of the ratio, and `recomputed` contains the module's log-probabilities before the
-        update. `reference`, `weights`, `is_within` and `old_values` are added only if the options use them.
+        The column `old` is the denominator of the ratio. The column `recomputed` contains the log-probabilities of the
+        module before the update. The columns `reference`, `weights`, `is_within` and `old_values` are added only if the
+        options use them.
         """
         config, recorded = self.config, flat.columns
         if missing := [key for key in ("logprobs", "advantages") if key not in recorded]:
-            raise ConfigError(f"the rows have no {missing[0]!r}, which PPO needs; create them with build_rows")
+            raise ConfigError(f"the rows have no {missing[0]!r}, which PPO requires; create them with build_rows")
         if config.uses_sampler and not np.isfinite(recorded["logprobs"]).all():
             raise TrainingError(
-                "a sampled token has no log-probability; PPO needs a policy that records `logprobs`, or "
+                "a sampled token has no log-probability; use a policy that records `logprobs`, or set "
                 "old_logprobs='recomputed'"
             )
         columns: dict[str, Array] = {"old": recorded["logprobs"]}
@@ -342,11 +351,13 @@ class PPOLearner:
         if learns_values:
             if "returns" not in recorded:
                 raise ConfigError(
-                    "a critic needs 'returns' in the rows; create them with build_rows from steps with credit"
+                    "the rows have no 'returns', which a critic requires; "
+                    "create them with build_rows from steps with credit"
                 )
             if not np.isfinite(columns["old_values"][flat.is_first_N]).all():
                 raise TrainingError(
-                    "an action has no recorded value; set old_values='recomputed', or record value estimates"
+                    "an action has no recorded value; "
+                    "set old_values='recomputed', or use a policy that records value estimates"
                 )
         if self._reference is not None:
             is_own = self._reference is self._model
@@ -370,10 +381,11 @@ class PPOLearner:
     def _gradients(
         self, flat: TrainingRows, chosen: Ints, *, policy: bool, gap: bool, limit: float | None
     ) -> _StepRecord:
-        """Accumulate the gradient of a mini-batch, then read loss and norm, the only synchronization with the device.
+        """Accumulate the gradient of a mini-batch, then read the loss and the norm from the device.
 
-        If `policy` is false, only the value head learns. `gap` enables the comparison of the module's log-probabilities
-        with the sampler's. The gradient is clipped to the norm `limit`.
+        This read is the only synchronization with the device. If `policy` is false, only the value head learns. If
+        `gap` is true, the log-probabilities of the module are compared with those of the sampler. If `limit` is not
+        None, the gradient is clipped to this norm.
         """
         self.optimizer.zero_grad(set_to_none=True)
         counts = self._counts(flat, chosen)
@@ -428,10 +440,10 @@ class PPOLearner:
                 kept = f"; the batch is saved in {path}" if path is not None else ""
             except (RewardKitError, OSError) as error:  # A full disk must not hide the error.
                 kept = f"; the batch could not be saved: {error}"
-        raise TrainingError(f"{problem}, ratios from {low:g} to {high:g}; the optimizer step is skipped{kept}")
+        raise TrainingError(f"{problem}, with ratios from {low:g} to {high:g}; the optimizer step is skipped{kept}")
 
     def _row_diagnostics(self, flat: TrainingRows, version: int) -> dict[str, float]:
-        """Return the diagnostics of the rows as a whole."""
+        """Return the diagnostics that are computed over all rows."""
         measured: dict[str, float] = {}
         columns = flat.columns
         if flat.forced:
@@ -453,8 +465,9 @@ class PPOLearner:
 
 @torch.no_grad()
 def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) -> tuple[Array, Array | None]:
-    """Return (N,) log-probabilities and a critic's (N,) values, which are 0 except on the first token of each
-    action.
+    """Return the log-probabilities (N,) and the values (N,) of a critic.
+
+    The values are 0 except for the first token of each action. They are `None` if there is no critic.
     """
     parts = context.split(rows, np.flatnonzero(rows.counts_B))
     logprobs: list[Tensor] = []
@@ -476,7 +489,7 @@ def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) 
 
 
 class _LossArguments(TypedDict):
-    """The tokens of a loss, and the reduction of their losses."""
+    """The tokens that a loss is computed on, and how their losses are reduced to one number."""
 
     loss_mask_BT: Tensor
     aggregation: Aggregation
@@ -487,11 +500,11 @@ class _LossArguments(TypedDict):
 def _micro_batch_loss(
     scores: Scores, part: MicroBatch, config: PPOConfig, counts: _StepCounts, kl_coefficient: float, *, policy: bool
 ) -> Loss:
-    """Return a micro-batch's share of the loss of its optimizer step.
+    """Return the contribution of a micro-batch to the loss of its optimizer step.
 
         loss = policy + kl_coefficient · KL(π, reference) - entropy_coefficient · entropy + value_coefficient · value
 
-    If `policy` is false, during the critic's warm-up, only the value head learns.
+    If `policy` is false, during the warm-up of the critic, only the value head learns.
     """
     row_ids, chosen = _row(part.rows_N), part.columns.get(CHOICE)
     # All tokens with a choice, as one row; `row_ids` separate sequences.
@@ -587,10 +600,11 @@ def _why_empty(rows: TokenBatch, flat: TrainingRows) -> str:
 def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) -> dict[str, float]:
     """Reduce the diagnostics of an update to numbers for a log, with a single read from the device.
 
-    The steps' `parts` come from this process; all other numbers cover all processes.
+    The `parts` of the steps come from this process. All other numbers cover all processes.
 
-    The numbers are the means of `loss`, its terms and `grad_norm` over optimizer steps; `grad_norm_max`; and the merged
-    diagnostics of all parts. `effective_sample_size` covers one epoch; `effective_share` is its share of the tokens.
+    The result contains the mean over optimizer steps of `loss`, its terms and `grad_norm`; the maximum `grad_norm_max`;
+    and the merged diagnostics of all parts. `effective_sample_size` covers one epoch, and `effective_share` is its
+    ratio to the number of tokens.
     """
     if not steps:
         return {}
@@ -623,10 +637,10 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
 
 
 def version_lag(versions_N: Array, version: int) -> dict[str, float]:
-    """Return the age of tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the share of older tokens.
+    """Return the age of the tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the fraction that are older.
 
-    `versions_N` contains the policy versions that sampled the tokens, -1 if unknown; `version` is the one before the
-    update.
+    `versions_N` contains the policy version that sampled each token, or -1 if it is unknown. `version` is the version
+    before the update.
     """
     lag = version - versions_N[versions_N >= 0].astype(np.int64)
     if not len(lag):
@@ -635,6 +649,6 @@ def version_lag(versions_N: Array, version: int) -> dict[str, float]:
 
 
 def explained_variance(values: Floats, returns: Floats) -> dict[str, float]:
-    """Return `explained_variance`, 1 - Var(returns - values) / Var(returns); absent if all returns are equal."""
+    """Return `explained_variance`, 1 - Var(returns - values) / Var(returns). Return {} if all returns are equal."""
     spread = float(np.var(returns)) if len(returns) else 0.0
     return {"explained_variance": 1.0 - float(np.var(returns - values)) / spread} if spread > 0.0 else {}

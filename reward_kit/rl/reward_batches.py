@@ -1,8 +1,8 @@
-"""A batch in the shape of verl's `DataProto` as reward managers use it, and the positions of its rewards.
+"""The batches that reward managers score, which have the structure of verl's `DataProto`, and the positions of rewards.
 
-A batch is any object with `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`: verl's `DataProto`, a
-`TokenBatch`, or a `TokenBatch` after `to_tensors`. In verl's batches, rewards are aligned with `responses`; in a
-`TokenBatch` with `action_mask`, like all its arrays.
+A batch is any object with the attributes `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`, such as a
+`DataProto`, a `TokenBatch`, or a `TokenBatch` that was converted with `to_tensors`. In batches of verl, rewards are
+aligned with `responses`. In a `TokenBatch`, they are aligned with `action_mask`, like all other arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GREATEST = float(np.finfo(np.float32).max)  # A larger float32 is infinite.
 
 
 class TokenRewards(NamedTuple):
-    """Rewards with their rows and columns, at most one per position."""
+    """Rewards with their rows and columns. Each position has at most one reward."""
 
     rows: Ints
     columns: Ints
@@ -39,8 +39,9 @@ class TokenRewards(NamedTuple):
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """A batch in the form that reward managers use. A token is *valid* if the policy sampled it and it is not
-    padding.
+    """A batch in the form that reward managers use.
+
+    A token is *valid* if the policy sampled it and it is not padding.
     """
 
     arrays: Mapping[str, Tensor]
@@ -50,14 +51,18 @@ class RewardBatch:
 
     @classmethod
     def of(cls, data: Any) -> RewardBatch:
-        """Wrap a batch without copying it; raise an error if an array is missing or has an unexpected shape."""
+        """Wrap a batch without copying it.
+
+        Raises:
+            ConfigError: If an array is missing or has an unexpected shape.
+        """
         wanted = ("responses", "prompts", "response_mask", "action_mask", "attention_mask", "step_rewards")
         arrays = read_tensors(data, (*wanted, "input_ids", "completion_mask"))
         mask = next((arrays[key] for key in ("response_mask", "action_mask") if key in arrays), None)
         attention = arrays.get("attention_mask")
         for name, values in arrays.items():
             if values.dim() != 2 and name != "step_rewards":
-                raise ConfigError(f"{name!r} must have the axes row and token, got the shape {tuple(values.shape)}")
+                raise ConfigError(f"{name!r} must have two axes, row and token, but its shape is {tuple(values.shape)}")
         if "responses" in arrays:
             attention = _align_to_responses("attention_mask", attention, arrays)
             mask = _align_to_responses("response_mask", mask, arrays) if mask is not None else attention
@@ -69,7 +74,8 @@ class RewardBatch:
             )
         if attention is not None and attention.shape != mask.shape:
             raise ConfigError(
-                f"'attention_mask' has the shape {tuple(attention.shape)}, but actions have {tuple(mask.shape)}"
+                f"'attention_mask' has the shape {tuple(attention.shape)}, but the mask of actions has "
+                f"{tuple(mask.shape)}"
             )
         return cls(arrays, read_non_tensors(data), mask, None if attention is mask else attention)
 
@@ -78,7 +84,7 @@ class RewardBatch:
 
     @cached_property
     def last_B(self) -> Ints:
-        """The column of each row's last valid token; -1 if the row has none."""
+        """The column of the last valid token in each row, or -1 if the row has none."""
         last = last_nonzero(self.actions_BT)
         if self.attention_BT is not None and (last >= 0).any():
             # Sampled tokens are rarely padding: check each row's last one, and the rest only if needed.
@@ -91,13 +97,13 @@ class RewardBatch:
 
     @cached_property
     def valid_BT(self) -> Tensor:
-        """A (B,T) mask that is true on valid tokens."""
+        """A (B,T) mask that is true for valid tokens."""
         valid = _truth(self.actions_BT)
         return valid if self.attention_BT is None else valid & _truth(self.attention_BT)
 
     @property
     def is_empty_B(self) -> Bools:
-        """A mask that is true on rows without a valid token."""
+        """A mask that is true for rows without a valid token."""
         empty: Bools = self.last_B < 0
         return empty
 
@@ -107,36 +113,42 @@ class RewardBatch:
         return self.actions_BT.device
 
     def column(self, name: str) -> Any | None:
-        """Return the (B,) entry of `non_tensor_batch`, if any."""
+        """Return a column (B,) of `non_tensor_batch`, or None if it does not exist."""
         values = self.others.get(name)
         if values is not None and (np.ndim(values) == 0 or len(values) != len(self)):
             raise ConfigError(f"non_tensor_batch[{name!r}] must have one item for each of the {len(self)} rows")
         return values
 
     def numbers(self, name: str) -> Floats:
-        """Return the (B,) finite numbers of a required entry of `non_tensor_batch`; None becomes NaN."""
+        """Return a required column of `non_tensor_batch` as (B,) floats. None becomes NaN, and infinity is rejected."""
         if (values := self.column(name)) is None:
             raise ConfigError(f"non_tensor_batch has no {name!r}{did_you_mean(name, map(str, self.others))}")
         return as_numbers(values, f"non_tensor_batch[{name!r}]")
 
     @cached_property
     def episodes_B(self) -> Ints:
-        """(B,) the index of each row's episode, by `traj_uid`; if that is missing, every row is an episode."""
+        """The index of the episode that each row belongs to, according to `traj_uid`.
+
+        If the batch has no `traj_uid`, each row is an episode.
+        """
         if (uids := self.column("traj_uid")) is None:
             return np.arange(len(self))
         codes: dict[Any, int] = {}
         try:
             numbers = [codes.setdefault(uid, len(codes)) for uid in uids]
         except TypeError as error:
-            raise ConfigError(f"non_tensor_batch['traj_uid'] must contain texts or numbers: {error}") from error
+            raise ConfigError(f"non_tensor_batch['traj_uid'] must contain strings or numbers: {error}") from error
         if None in codes:
-            raise ConfigError("non_tensor_batch['traj_uid'] is None in some row; every row must belong to an episode")
+            raise ConfigError(
+                "non_tensor_batch['traj_uid'] is None in at least one row; every row must belong to an episode"
+            )
         return np.array(numbers, dtype=np.int64)
 
     @cached_property
     def ends_B(self) -> Bools:
-        """(B,) true on the row that ends its episode: the row marked by `ends_episode`, else the last row with a valid
-        token.
+        """A (B,) mask that is true for the row that ends its episode.
+
+        This is the row that `ends_episode` marks. If that column is missing, it is the last row with a valid token.
         """
         if (ends_episode := self.column("ends_episode")) is not None:
             if any(value not in (True, False) for value in np.asarray(ends_episode).tolist()):
@@ -149,9 +161,10 @@ class RewardBatch:
         return ends
 
     def placed(self, scores_B: Floats, others: TokenRewards | None = None) -> Tensor:
-        """Return (B,T) float32 on the inputs' device, with each score that is not NaN on its row's last valid token.
+        """Return (B,T) float32 rewards on the device of the inputs, with each score at the last valid token of its row.
 
-        A row without a valid token gets no reward; `others` are added at their own positions.
+        Rows without a valid token and rows whose score is NaN get no reward. The rewards in `others` are added at their
+        own positions.
         """
         shape = tuple(self.actions_BT.shape)
         if self.device.type == "cpu":
@@ -165,14 +178,14 @@ class RewardBatch:
                 continue
             if (wrong := np.flatnonzero(~(np.abs(one.values) <= _GREATEST))).size:
                 raise ConfigError(
-                    f"the reward of row {one.rows[wrong[0]]} is {one.values[wrong[0]]:g}, not a finite float32"
+                    f"the reward of row {one.rows[wrong[0]]} is {one.values[wrong[0]]:g}, which is not a finite float32"
                 )
             at, columns = (torch.from_numpy(indices).to(self.device) for indices in one[:2])
             rewards[at, columns] += torch.from_numpy(one.values).to(self.device, torch.float32)
         return rewards
 
     def ids(self, row: int) -> tuple[list[int], list[int]]:
-        """Return the token ids of a row's prompt and of its response, without padding."""
+        """Return the token ids of the prompt and of the response in a row, without padding."""
         if "responses" in self.arrays:
             prompts, responses = self.arrays.get("prompts"), self.arrays["responses"]
             width = responses.shape[1]
@@ -184,19 +197,19 @@ class RewardBatch:
             before = is_token[: len(is_token) - width] if len(is_token) > width else torch.ones_like(prompt) != 0
             return prompt[before].tolist(), responses[row][is_token[-width:] if width else slice(0)].tolist()
         if "input_ids" not in self.arrays:
-            raise ConfigError("the batch has neither 'responses' nor 'input_ids' to decode")
+            raise ConfigError("the batch cannot be decoded, because it has neither 'responses' nor 'input_ids'")
         ids, later = self.arrays["input_ids"][row], self.arrays.get("completion_mask", self.actions_BT)[row] != 0
         is_token = self.attention_BT[row] != 0 if self.attention_BT is not None else torch.ones_like(later)
         return ids[is_token & ~later].tolist(), ids[is_token & later].tolist()
 
 
 def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the named arrays that the batch contains, as tensors that share their memory."""
+    """Return those of the named arrays that the batch contains as tensors. They share the memory of the arrays."""
     if isinstance(data, PackedBatch):
-        raise ConfigError("these rows are packed into one; pass padded rows to a reward manager, and pack them later")
+        raise ConfigError("a reward manager cannot use packed rows; pass padded rows, and pack them later")
     if not hasattr(getattr(data, "batch", None), "keys"):
         raise ConfigError(
-            f"a batch needs `batch` and `non_tensor_batch`, like DataProto and TokenBatch; got {type_name(data)}"
+            f"a batch must have `batch` and `non_tensor_batch`, like DataProto and TokenBatch, got {type_name(data)}"
         )
     present = set(data.batch.keys())  # A TensorDict does not support `in`.
     tensors: dict[str, Tensor] = {}
@@ -216,7 +229,10 @@ def read_non_tensors(data: Any) -> Mapping[str, Any]:
 
 
 def as_numbers(values: Any, name: str) -> Floats:
-    """Return (N,) float64 from finite numbers, 0-d tensors and None (NaN); `name` is used in messages."""
+    """Convert a sequence of finite numbers, 0-d tensors and None (which becomes NaN) to (N,) float64.
+
+    `name` is used in messages.
+    """
     try:
         given = values.tolist() if hasattr(values, "tolist") else list(values)
         if texts := [value for value in given if isinstance(value, str | bytes)]:
@@ -230,7 +246,7 @@ def as_numbers(values: Any, name: str) -> Floats:
 
 
 def last_nonzero(mask_BT: Tensor) -> Ints:
-    """Return (B,) the index of the last nonzero column; -1 if all are zero."""
+    """Return the index of the last nonzero column of each row, or -1 if all are zero."""
     return _by_blocks(mask_BT) if mask_BT.device.type == "cpu" else _by_columns(mask_BT)
 
 
@@ -244,7 +260,7 @@ def _by_columns(mask_BT: Tensor) -> Ints:
 
 
 def _by_blocks(mask_BT: Tensor) -> Ints:
-    """Find the columns on a CPU: find the last non-empty block of each row, then search in that block.
+    """Find the columns on a CPU by searching only the last block of each row that is not empty.
 
     This is four times as fast as searching all columns.
     """
@@ -274,23 +290,24 @@ def _truth(values: Tensor) -> Tensor:
 
 
 def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the part that is aligned with the responses: the last columns if the array also covers the prompts."""
+    """Return the part of an array that is aligned with the responses, because it may also cover the prompts."""
     rows, width = arrays["responses"].shape
     if values is None or tuple(values.shape) == (rows, width):
         return values
     whole = width + arrays["prompts"].shape[1] if "prompts" in arrays else max(values.shape[1], width)
     if tuple(values.shape) != (rows, whole):
-        longer = f", or {(rows, whole)} with the prompts" if whole > width else ""
+        longer = f", or {(rows, whole)} including the prompts" if whole > width else ""
         raise ConfigError(
-            f"{name!r} has the shape {tuple(values.shape)}; with 'responses' it must be {(rows, width)}{longer}"
+            f"{name!r} has the shape {tuple(values.shape)}; "
+            f"in a batch with 'responses', it must be {(rows, width)}{longer}"
         )
     return values[:, whole - width :]
 
 
 def stack_facts(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Convert per-row dicts to arrays with one item per row; None if a row lacks a key.
+    """Convert one dictionary for each row to arrays with one item for each row.
 
-    If all rows have numbers, the array is numeric.
+    If a row lacks a key, its item is `None`. An array is numeric if all its items are numbers.
     """
     columns = {}
     for key in dict.fromkeys(key for item in items for key in item):

@@ -1,6 +1,6 @@
-"""Reward managers, which turn scores of episodes or answers into token rewards, with the interface of verl's managers.
+"""Reward managers, which convert scores to rewards for tokens. They have the interface of the reward managers in verl.
 
-`EpisodeRewardManager` uses existing scores of episodes; the others score single answers with a reward function.
+`EpisodeRewardManager` uses existing scores of episodes. The others score single answers with a reward function.
 """
 
 from __future__ import annotations
@@ -66,28 +66,28 @@ VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
 SHOWN_SHARE = 0.1
-"""The probability that a row is shown, until the maximum of its data source is reached."""
+"""The probability that a row is shown, until the maximum number for its data source is reached."""
 EPSILON = 1e-8
 """The number added to the standard deviation by which scores are divided."""
 logger = logging.getLogger("reward_kit.rl")
 
 
 class Tokenizer(Protocol):
-    """The interface of tokenizers that reward managers use."""
+    """The methods of a tokenizer that reward managers use."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """Return the decoded text."""
+        """Return the decoded string."""
 
 
 def check_tokenizer(tokenizer: object) -> None:
-    """Raise `ConfigError` if the tokenizer cannot decode."""
+    """Raise a `ConfigError` if the tokenizer cannot decode."""
     if not callable(getattr(tokenizer, "decode", None)):
-        raise ConfigError(f"the tokenizer has no method `decode`; got {tokenizer!r:.80}")
+        raise ConfigError(f"the tokenizer must have a method `decode`, got {tokenizer!r:.80}")
 
 
 def _check_whole(name: str, number: object, low: int) -> None:
     if not isinstance(number, int | np.integer) or isinstance(number, bool) or number < low:
-        raise ConfigError(f"{name} must be a whole number of at least {low}, got {number!r}")
+        raise ConfigError(f"{name} must be an integer of at least {low}, got {number!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,9 @@ class RunningStatistics:
     m2: float = 0.0
 
     def including(self, numbers: Floats) -> RunningStatistics:
-        """Return the statistics with `numbers` added; the order of numbers affects only rounding.
+        """Return the statistics with `numbers` added. Their order affects only rounding.
 
-        Welford's recurrence, for a whole batch at once (Chan, Golub and LeVeque 1983, eq. 2.1).
+        This is Welford's recurrence for a whole batch (Chan, Golub and LeVeque 1983, eq. 2.1).
         """
         if not len(numbers):
             return self
@@ -116,12 +116,19 @@ class RunningStatistics:
         )
 
     def normalized(self, numbers: Floats) -> Floats:
-        """Return (x - mean) / (std + 1e-8) with the population std; 0 for a single number and for equal numbers."""
+        """Return (x - mean) / (std + 1e-8), where std is the population standard deviation.
+
+        The result is 0 if there is only one number or all numbers are equal.
+        """
         return (numbers - self.mean) / ((math.sqrt(self.m2 / self.count) if self.count else 0.0) + EPSILON)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunningStatistics:
-        """Parse the result of `asdict`; raise `ConfigError` if a number is missing or impossible."""
+        """Parse statistics that were converted with `asdict`.
+
+        Raises:
+            ConfigError: If a number is missing or out of range.
+        """
         try:
             read = cls(operator.index(data["count"]), float(data["mean"]), float(data["m2"]))
         except (KeyError, TypeError, ValueError) as error:
@@ -130,15 +137,15 @@ class RunningStatistics:
             ) from error
         if read.count < 0 or not math.isfinite(read.mean) or not 0 <= read.m2 < math.inf:
             raise ConfigError(
-                f"invalid running statistics: {read}; count and m2 must be at least 0, and all must be finite"
+                f"invalid running statistics: {read}; count and m2 must be at least 0, and all numbers must be finite"
             )
         if read.count == 0 and read != cls():
-            raise ConfigError(f"invalid running statistics: {read}; with count 0, mean and m2 must be 0")
+            raise ConfigError(f"invalid running statistics: {read}; if count is 0, mean and m2 must be 0")
         return read
 
 
 class BatchScores(NamedTuple):
-    """A manager's scores for a batch."""
+    """The scores that a reward manager computes for a batch."""
 
     scores_B: Floats  # Added to each row's last valid token; NaN adds nothing.
     info: dict[str, Column]  # Data about the rows, (B,) each
@@ -147,16 +154,19 @@ class BatchScores(NamedTuple):
 
 
 class RewardManager(ABC):
-    """The base class: use a batch's `rm_scores` unchanged, or score it, assign token rewards and show examples.
+    """The base class of reward managers. It turns scores into token rewards, and can show examples.
+
+    If a batch has `rm_scores`, they are returned unchanged, and the batch is not scored.
 
     Args:
-        tokenizer: the tokenizer that decodes rows to show or score.
-        num_examine: the maximum number of rows shown per data source and batch; each row is shown with probability 0.1.
+        tokenizer: the tokenizer that decodes rows to show or score them.
+        num_examine: the maximum number of rows to show for each data source in a batch. Each row is shown with a
+            probability of 0.1.
         seed: the seed of the generator that chooses these rows.
-        echo: a function that shows one line; by default it logs to "reward_kit.rl" at level INFO.
+        echo: a function that shows a line. By default, lines are logged to "reward_kit.rl" at level INFO.
 
     Raises:
-        ConfigError: an option is invalid.
+        ConfigError: If an option is invalid.
     """
 
     skips_special_tokens = True
@@ -165,7 +175,7 @@ class RewardManager(ABC):
         _check_whole("num_examine", num_examine, 0)
         _check_whole("seed", seed, 0)
         if echo is not None and not callable(echo):
-            raise ConfigError(f"echo must be a function that takes a line, got {echo!r:.80}")
+            raise ConfigError(f"echo must be a function of one line, got {echo!r:.80}")
         if num_examine:
             check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
@@ -182,24 +192,31 @@ class RewardManager(ABC):
 
         Args:
             data: a batch; see `rl.reward_batches`. If it has `rm_scores`, they are the rewards.
-            return_dict: whether to return `reward_tensor` and `reward_extra_info`, arrays with one item per row.
+            return_dict: whether to return a dict with `reward_tensor` and `reward_extra_info`. The latter contains
+                arrays with one item for each row.
 
         Raises:
-            ConfigError: the batch is incomplete; it is left unchanged.
-            RewardError: the tokenizer cannot decode a row.
+            ConfigError: If the batch is incomplete. It is left unchanged.
+            RewardError: If the tokenizer cannot decode a row.
         """
         rewards, info = self._ready(data) or self._rewarded(data)
         return {"reward_tensor": rewards, "reward_extra_info": info} if return_dict else rewards
 
     @staticmethod
     def _ready(data: Any) -> tuple[Tensor, dict[str, Column]] | None:
-        """Return the batch's `rm_scores`, if any, and the columns named by its `reward_extra_keys`."""
+        """Return the `rm_scores` of a batch and the columns that its `reward_extra_keys` name.
+
+        If the batch has no `rm_scores`, return None.
+        """
         tensors = read_tensors(data, ("rm_scores", "responses", "action_mask"))
         if (rewards := tensors.pop("rm_scores", None)) is None:
             return None
         shape = next((tuple(mask.shape) for mask in tensors.values()), tuple(rewards.shape))
         if rewards.dim() != 2 or tuple(rewards.shape) != shape:
-            raise ConfigError(f"'rm_scores' must have one reward per token, {shape}, got {tuple(rewards.shape)}")
+            raise ConfigError(
+                f"'rm_scores' must have one reward for each token, so its shape must be {shape}, got "
+                f"{tuple(rewards.shape)}"
+            )
         scores = rewards.detach().reshape(len(rewards), -1).sum(dim=1).to("cpu", torch.float64).numpy()
         keys = (getattr(data, "meta_info", None) or {}).get("reward_extra_keys", ())
         others = read_non_tensors(data)
@@ -234,7 +251,7 @@ class RewardManager(ABC):
                 echo(f"[{source}][{name}] {text}")
 
     def _texts(self, batch: RewardBatch, row: int) -> list[str]:
-        """Decode a row's prompt and response."""
+        """Decode the prompt and the response of a row."""
         parts, skip = batch.ids(row), self.skips_special_tokens
         with boundary(RewardError, f"tokenizer on row {row}"):
             return [self.tokenizer.decode(part, skip_special_tokens=skip) for part in parts]
@@ -245,27 +262,29 @@ class RewardManager(ABC):
 
 
 class EpisodeRewardManager(RewardManager):
-    """Rewards from scored episodes: `non_tensor_batch["episode_rewards"]`, one score per row.
+    """A reward manager for scored episodes, whose scores are in `non_tensor_batch["episode_rewards"]`.
 
-    An episode's score is added once, to the last valid token of its final row. This is the row marked by
-    `ends_episode`, or else the last row of its `traj_uid` with a valid token. An episode whose score is None or NaN is
-    unscored: its rows get no reward, and `is_scored` is false. The visual scorer is applied first, then normalization;
-    step rewards are added unchanged.
+    The score of an episode is added once, to the last valid token of its final row. The column `ends_episode` marks
+    this row. Without that column, it is the last row with the same `traj_uid` and a valid token. An episode is unscored
+    if its score is None or NaN. Its rows get no reward, and `is_scored` is false for them. The visual scorer is applied
+    first, and then the normalization. Step rewards are added unchanged.
 
     Args:
-        normalize_by_length: the same as normalization_type="length".
-        normalization_type: "none"; "length", which divides by `episode_lengths`; or "variance", (score - mean) / (std +
-            1e-8) over all episodes so far, including this batch. Save `state_dict()` with checkpoints.
-        step_rewards: also add the batch's `step_rewards`, each to its action's last token. They are a (B,T) array, as
-            in the rows of `build_rows`, or in `non_tensor_batch` a list per row with one reward per action.
-        visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values`, `image_grid_thw`) of an
-            episode's final row, if any. None, NaN or an error leaves the episode unscored.
-        visual_rule: whether to multiply the score by the visual score, or to add both.
+        normalize_by_length: a shorthand for normalization_type="length".
+        normalization_type: "none"; "length", which divides by `episode_lengths`; or "variance", which computes
+            (score - mean) / (std + 1e-8) over all episodes so far, including this batch. With "variance", save
+            `state_dict()` with checkpoints.
+        step_rewards: whether to add the `step_rewards` of the batch, each to the last token of its action. They are a
+            (B,T) array, as in the rows of `build_rows`, or a column of `non_tensor_batch` that contains a list for each
+            row with one reward for each action.
+        visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values`, `image_grid_thw`) of the final
+            row of an episode, if there are any. If it raises an error or returns None or NaN, the episode is unscored.
+        visual_rule: "multiply" to multiply the score by the visual score, or "add" to add the two.
 
     The other arguments are those of `RewardManager`.
 
     Raises:
-        ConfigError: an option is unknown or contradicts another option.
+        ConfigError: If an option is unknown or contradicts another option.
     """
 
     skips_special_tokens = False
@@ -289,24 +308,30 @@ class EpisodeRewardManager(RewardManager):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name} must be True or False, got {flag!r}")
         if visual_scorer is not None and (not callable(visual_scorer) or inspect.iscoroutinefunction(visual_scorer)):
-            raise ConfigError(f"visual_scorer must be a plain function of one row's inputs, got {visual_scorer!r:.80}")
+            raise ConfigError(
+                f"visual_scorer must be a synchronous function of the inputs of one row, got {visual_scorer!r:.80}"
+            )
         kind = normalization_type
         if kind is None:
             kind = "length" if normalize_by_length else "none"
         check_choice("normalization_type", kind, get_args(NormalizationType))
         if normalize_by_length and kind != "length":
-            raise ConfigError(f"normalize_by_length=True contradicts normalization_type={kind!r}; use one of them")
+            raise ConfigError(f"normalize_by_length=True contradicts normalization_type={kind!r}; remove one of them")
         self.normalization_type: NormalizationType = kind
         self._step_rewards, self._visual_scorer, self._visual_rule = step_rewards, visual_scorer, visual_rule
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: plain JSON."""
+        """Return the state for a checkpoint, as plain JSON."""
         return {"normalization_type": self.normalization_type, **asdict(self.statistics)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a checkpoint's state; raise `ConfigError` if it is invalid or has another normalization."""
+        """Load the state from a checkpoint.
+
+        Raises:
+            ConfigError: If the state is invalid or has a different normalization.
+        """
         if not isinstance(state, Mapping):
-            raise ConfigError(f"pass the result of state_dict(), got {state!r:.80}")
+            raise ConfigError(f"the state must be a mapping that state_dict() returned, got {state!r:.80}")
         if (kind := state.get("normalization_type")) != self.normalization_type:
             raise ConfigError(
                 f"the state has normalization_type {kind!r}, but the manager has {self.normalization_type!r}"
@@ -321,7 +346,7 @@ class EpisodeRewardManager(RewardManager):
             row = int(wrong[0])
             raise ConfigError(
                 f"episode_rewards[{row}] is {scores[row]:g}, but an earlier row of the same traj_uid has "
-                f"{shared[row]:g}; pass the score of the whole episode, and rewards of steps as 'step_rewards'"
+                f"{shared[row]:g}; pass the score of the whole episode here, and the rewards of steps as 'step_rewards'"
             )
         is_scored = ~np.isnan(scores)
         bears = batch.ends_B & ~batch.is_empty_B & is_scored
@@ -339,7 +364,7 @@ class EpisodeRewardManager(RewardManager):
             if (wrong := np.flatnonzero(bears & ~(lengths >= 1))).size:
                 row = int(wrong[0])
                 raise ConfigError(
-                    f"episode_lengths[{row}] is {lengths[row]:g}, but must be the number of steps of an "
+                    f"episode_lengths[{row}] is {lengths[row]:g}, but it must be the number of steps in the "
                     "episode, at least 1"
                 )
             scores = np.divide(scores, lengths, where=bears, out=np.full_like(scores, np.nan))
@@ -349,7 +374,7 @@ class EpisodeRewardManager(RewardManager):
     def _apply_visual(
         self, batch: RewardBatch, scorer: VisualScorer, scores_B: Floats, rows: Ints
     ) -> list[dict[str, str]]:
-        """Apply the visual scorer to the rows' scores in place; return each row's failure."""
+        """Apply the visual scorer to the scores of the rows in place, and return the failure of each row."""
         failures = [{"failure_class": "", "failure": ""} for _ in scores_B]
         inputs = batch.column("multi_modal_inputs")
         for row in rows.tolist():
@@ -374,14 +399,14 @@ class EpisodeRewardManager(RewardManager):
 
 
 def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards:
-    """Return the step rewards of scored episodes at their actions, without None and NaN."""
+    """Return the step rewards of scored episodes at the positions of their actions. None and NaN are left out."""
     if "step_rewards" in batch.arrays:
         given = batch.arrays["step_rewards"]
         if given.shape != batch.actions_BT.shape:
             raise ConfigError(
-                f"step_rewards has the shape {tuple(given.shape)}, but actions have "
-                f"{tuple(batch.actions_BT.shape)}; pass one per token, or in non_tensor_batch a list per row "
-                "with one reward per action"
+                f"step_rewards has the shape {tuple(given.shape)}, but the mask of actions has "
+                f"{tuple(batch.actions_BT.shape)}; pass one reward for each token, or put a list for each row "
+                "with one reward for each action into non_tensor_batch"
             )
         at, on = torch.where((given != 0) & batch.valid_BT)
         rows, columns = at.cpu().numpy(), on.cpu().numpy()
@@ -390,7 +415,7 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
         lists = batch.column("step_rewards")
         if lists is None:
             raise ConfigError(
-                "step_rewards=True, but the batch has no 'step_rewards', on tokens or in non_tensor_batch"
+                "step_rewards=True, but the batch has no 'step_rewards', neither in batch nor in non_tensor_batch"
             )
         # An action is a contiguous run of valid tokens; its last token gets the reward.
         valid = batch.valid_BT.cpu().numpy()
@@ -403,8 +428,8 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
             known = [None] * actions if rewards is None else rewards
             if not hasattr(known, "__len__") or isinstance(known, str):
                 raise ConfigError(
-                    f"non_tensor_batch['step_rewards'][{row}] must be a list with one reward per action, got "
-                    f"{rewards!s:.80}; one number per row, as in verl-agent, is a discounted return"
+                    f"non_tensor_batch['step_rewards'][{row}] must be a list with one reward for each action, got "
+                    f"{rewards!s:.80}; a single number for each row, as in verl-agent, is a discounted return"
                 )
             if len(known) != actions:
                 raise ConfigError(
@@ -418,20 +443,20 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
 
 
 class NaiveRewardManager(RewardManager):
-    """A reward manager that scores rows against their ground truth, one by one.
+    """A reward manager that scores each row separately against its ground truth.
 
-    A failed reward or invalid score leaves its row unscored: the row gets no reward, `is_scored` is false, and
-    `failure_class` and `failure` contain the reason. Other results (the metrics of an `EvaluateResult`, other keys of
-    verl's dict) are in `reward_extra_info` under their own names.
+    If a reward fails or returns an invalid score, its row is unscored. The row then gets no reward, `is_scored` is
+    false, and `failure_class` and `failure` contain the reason. Further results, such as the metrics of an
+    `EvaluateResult` or other keys of a dict as in verl, are in `reward_extra_info` under their names.
 
     Args:
-        compute_score: a reward function, a `Scorer` (sandboxed), or a function with verl's signature
+        compute_score: a reward function, a `Scorer` (which is sandboxed), or a function with verl's signature
             `compute_score(data_source, solution_str, ground_truth, extra_info)`.
 
     The other arguments are those of `RewardManager`.
 
     Raises:
-        ConfigError: `compute_score` is something else.
+        ConfigError: If `compute_score` has another type.
     """
 
     mode: EvaluationMode = "pointwise"
@@ -492,11 +517,11 @@ class NaiveRewardManager(RewardManager):
                     chat = [each if isinstance(each, Message) else Message.model_validate(each) for each in given]
                 except (TypeError, ValidationError) as error:
                     raise ConfigError(
-                        f"non_tensor_batch['raw_prompt'][{row}] is not a list of messages: {error}"
+                        f"non_tensor_batch['raw_prompt'][{row}] must be a list of messages: {error}"
                     ) from error
             if model is not None and not isinstance(model, Mapping):
                 raise ConfigError(
-                    f"non_tensor_batch['reward_model'][{row}] must be a mapping with 'ground_truth', as in verl; "
+                    f"non_tensor_batch['reward_model'][{row}] must be a mapping with 'ground_truth', as in verl, "
                     f"got {model!r:.80}"
                 )
             requests.append(
@@ -512,7 +537,7 @@ class NaiveRewardManager(RewardManager):
         return requests
 
     def _run(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Score all requests in order. A batch reward is called once."""
+        """Score all requests, in order. A batch reward is called once."""
 
         async def run() -> list[Scored]:
             reward, limit, deadline = self._compute_score, self._max_concurrency, self._deadline_s
@@ -529,9 +554,9 @@ class NaiveRewardManager(RewardManager):
 
 
 class BatchRewardManager(NaiveRewardManager):
-    """A reward manager that scores all rows in one call of a batch reward, or of a verl-style function for batches.
+    """A reward manager that scores all rows in a single call to a batch reward or a verl-style batch function.
 
-    verl's batch function is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` and returns a
+    The batch function of verl is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` and returns a
     list. See `NaiveRewardManager` for the arguments.
     """
 
@@ -539,15 +564,16 @@ class BatchRewardManager(NaiveRewardManager):
 
 
 class PrimeRewardManager(NaiveRewardManager):
-    """A reward manager with parallel calls; a call that exceeds the deadline leaves its row unscored, with the class
-    `timeout`.
+    """A reward manager that scores rows in parallel, with a time limit for each call.
 
-    Plain functions run in threads, where a call continues after its deadline until it ends. Run a reward that may hang,
-    or that is CPU-bound in Python, in the sandbox: pass a `Scorer` with its own deadline.
+    A row whose call exceeds the limit is unscored, and its `failure_class` is "timeout".
+
+    Plain functions run in threads, where a call continues after its deadline until it ends. If a reward may hang or is
+    CPU-bound in Python, run it in the sandbox instead: pass a `Scorer` with a deadline.
 
     Args:
         max_concurrency: the maximum number of concurrent calls.
-        deadline_s: the time limit of one call in seconds; must be None with a `Scorer`.
+        deadline_s: the time limit of one call in seconds. It must be None if `compute_score` is a `Scorer`.
 
     The other arguments are those of `NaiveRewardManager`.
     """
@@ -575,9 +601,10 @@ class PrimeRewardManager(NaiveRewardManager):
 class DAPORewardManager(NaiveRewardManager):
     """A `NaiveRewardManager` that also penalizes responses close to the maximum length.
 
-    This is the soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13): zero up to max_response_length -
-    overlong_buffer_len tokens, then growing linearly to `overlong_penalty_factor` at max_response_length.
-    `reward_extra_info` contains the penalty as `overlong_penalty`, a number of at most 0.
+    This is the soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13). The penalty is zero up to
+    max_response_length - overlong_buffer_len tokens, and then grows linearly to `overlong_penalty_factor` at
+    max_response_length. It is added to the score, and `reward_extra_info` contains it as `overlong_penalty`, a number
+    of at most 0.
 
     Args:
         max_response_length: the maximum length in tokens.
@@ -616,19 +643,19 @@ class DAPORewardManager(NaiveRewardManager):
 
 
 def _as_reward(given: Any, mode: EvaluationMode) -> RewardSpec | Scorer:
-    """Return a `Scorer` unchanged, or the spec of a reward of this mode."""
+    """Return a `Scorer` unchanged, or the specification of a reward, which must have this mode."""
     if hasattr(given, "score_group"):
         scorer: Scorer = given
         return scorer
     spec = given if isinstance(given, RewardSpec) else build_spec(given)
     if hasattr(spec.function, "each"):
         raise ConfigError(
-            f"reward {spec.id!r} has post_process_scores, which needs groups, but a reward manager scores "
-            "rows; use an AsyncRewardAgent"
+            f"reward {spec.id!r} has post_process_scores, which requires groups, but a reward manager scores "
+            "single rows; use an AsyncRewardAgent"
         )
     if spec.mode != mode:
         other = "BatchRewardManager" if mode == "pointwise" else "NaiveRewardManager"
-        raise ConfigError(f"reward {spec.id!r} is a {spec.mode} reward; use the {other}")
+        raise ConfigError(f"reward {spec.id!r} is a {spec.mode} reward; use {other}")
     return spec
 
 
@@ -644,10 +671,10 @@ REWARD_MANAGERS: dict[str, type[RewardManager]] = {
 def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **options: Any) -> RewardManager:
     """Create a reward manager by name: batch, dapo, episode, naive or prime.
 
-    `options` are the manager's arguments.
+    `options` are the arguments of the reward manager.
 
     Raises:
-        ConfigError: the name is unknown, or an option is unknown, missing or invalid.
+        ConfigError: If the name is unknown, or an option is unknown, missing or invalid.
     """
     if name not in REWARD_MANAGERS:
         known = ", ".join(REWARD_MANAGERS)
@@ -659,5 +686,5 @@ def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **opt
         raise ConfigError(f"reward manager {name!r} has no option {unknown[0]!r}{did_you_mean(unknown[0], parameters)}")
     for option, parameter in parameters.items():
         if parameter.default is parameter.empty and option not in options:
-            raise ConfigError(f"reward manager {name!r} needs {option}")
+            raise ConfigError(f"reward manager {name!r} requires the option {option!r}")
     return kind(tokenizer, num_examine, **options)

@@ -1,10 +1,10 @@
 """A policy whose weights are trained in this process, and sampled by a vLLM or SGLang server that the user runs.
 
-`OpenAIAgentPolicy` requests the answers with their token ids and log-probabilities. `publish` writes the weights to a
-model directory, which the server then loads. It waits until no answer is in flight and holds back new requests, so that
-no answer mixes two versions.
+`OpenAIAgentPolicy` requests answers with their token ids and log-probabilities. `publish` writes the weights to a model
+directory, which the server then loads. It waits until no answer is in flight and holds back new requests, so that no
+answer mixes two versions.
 
-Requests to the servers (vLLM's documentation of sleep mode, SGLang's "SGLang for RL Systems"):
+The requests to the servers follow the documentation of sleep mode in vLLM and "SGLang for RL Systems":
 
     vLLM    POST /collective_rpc {"method": "reload_weights"}, POST /reset_prefix_cache?reset_running_requests=true;
             needs VLLM_SERVER_DEV_MODE=1, and a server started on the published directory
@@ -39,19 +39,20 @@ class ServedPolicy(AgentPolicy):
     """A trainable policy that acts through a model server.
 
     Args:
-        folder: the model in the format of `transformers`. Its weights are loaded in this process for training.
+        folder: the directory of the model in the format of `transformers`. Its weights are loaded in this process and
+            trained.
         published: the directory from which the server reads weights, on a shared file system. A vLLM server must have
-            been started on it.
+            been started with this directory as its model.
         server: "vllm" or "sglang".
-        base_url: the URL of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
-        model: the model's name on the server; by default `published`.
-        temperature: the sampling temperature. Filters such as top_p are rejected, since they are not recorded.
-        publish_timeout_s: the time limit in seconds for the server to load the weights.
-        api_key: as in `OpenAIAgentPolicy`; also sent when weights are published.
+        base_url: the URL of the OpenAI API of the server, such as "http://127.0.0.1:8000/v1".
+        model: the name of the model on the server. If None, it is `published`.
+        temperature: the sampling temperature. Filters such as top_p are rejected, because they are not recorded.
+        publish_timeout_s: the maximum time in seconds that the server may take to load the weights.
+        api_key: the API key, as in `OpenAIAgentPolicy`. It is also sent when weights are published.
         **options: further options of `OpenAIAgentPolicy`.
 
     Raises:
-        ConfigError: the kind of server is unknown, the directory contains no model, or an option is invalid.
+        ConfigError: If the kind of server is unknown, the directory contains no model, or an option is invalid.
     """
 
     path_options = ("folder", "published")
@@ -71,10 +72,15 @@ class ServedPolicy(AgentPolicy):
     ) -> None:
         check_choice("server", server, get_args(Server))
         if refused := sorted({"top_p", "logprobs", "stream"} & set(options)):
-            raise ConfigError(f"{refused[0]!r} is not allowed for a policy in training, because it is not recorded")
+            raise ConfigError(
+                f"{refused[0]!r} is not allowed for a policy that is being trained, because it is not recorded; "
+                "remove it"
+            )
         self.module, tokenizer = load_model(Path(folder))
         if tokenizer is None:
-            raise ConfigError(f"{folder} has no tokenizer, which the server needs with the weights")
+            raise ConfigError(
+                f"{folder} has no tokenizer, but the server requires one with the weights; save it in this directory"
+            )
         self.tokenizer = tokenizer
         self.published, self.version = Path(published).resolve(), 0
         self.sampling = Sampling(temperature=temperature)
@@ -100,28 +106,28 @@ class ServedPolicy(AgentPolicy):
 
     @property
     def pad_token_id(self) -> int:
-        """The padding id: the tokenizer's padding token, else its end-of-text token."""
+        """The token id for padding. If the tokenizer has no padding token, its end-of-text token is used."""
         pad = self.tokenizer.pad_token_id
         return int(pad if pad is not None else self.tokenizer.eos_token_id)
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open the session of one episode."""
+        """Open the session of an episode."""
         return _ServedSession(self, await self._acting.open(context))
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return one action outside of an episode."""
+        """Return an action outside of an episode."""
         return await _ServedSession(self, self._acting).get_action(observation, available_tools_specs)
 
     async def publish(self, version: int) -> None:
         """Make the server sample with the current weights of `module`.
 
-        If this fails or is cancelled after the request, the server's weights are unknown, and requests raise an error
-        until the next publish.
+        If this fails or is cancelled after the request is sent, it is unknown which weights the server has. Requests
+        then raise an error until weights are published successfully.
 
         Raises:
-            PolicyError: the server rejected the weights; it continues to sample with the old ones.
+            PolicyError: If the server rejects the weights. It continues to sample with the old ones.
         """
         async with self._gate:
             while self._is_publishing:
@@ -151,19 +157,19 @@ class ServedPolicy(AgentPolicy):
                     self._gate.notify_all()
 
     async def close(self) -> None:
-        """Close the connections to the server, which keeps running."""
+        """Close the connections to the server. The server keeps running."""
         await self._acting.close()
         await self._control.aclose()
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[int]:
-        """Block publishing during an answer; yield the version of the weights that sample it."""
+        """Prevent publishing while the server answers, and yield the version of the weights that it samples with."""
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
             if self._in_doubt is not None:
                 raise PolicyError(
-                    f"publishing of version {self._in_doubt} did not finish, so the server's weights are "
+                    f"publishing version {self._in_doubt} did not finish, so the weights of the server are "
                     "unknown; publish again"
                 )
             self._in_flight += 1
@@ -190,13 +196,18 @@ class _ServedSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Request the next message from the server; raise a `PolicyError` if the answer lacks the sampled tokens."""
+        """Request the next message from the server.
+
+        Raises:
+            PolicyError: If the answer does not contain the sampled tokens.
+        """
         async with self._policy.answering() as version:
             output = await self._acting.get_action(observation, available_tools_specs)
         recorded = output.log_probs or {}
         if missing := [key for key in ("prompt_ids", "token_ids", "logprobs") if recorded.get(key) is None]:
             raise PolicyError(
-                f"the server's answer has no {missing[0]}: `return_token_ids` is disabled or not supported (vLLM "
-                "supports it from 0.10.2 on, SGLang since July 2026)"
+                f"the answer of the server has no {missing[0]}, because `return_token_ids` is disabled or not "
+                "supported (vLLM "
+                "supports it since version 0.10.2, SGLang since July 2026)"
             )
         return output._replace(log_probs={**recorded, "policy_version": version})

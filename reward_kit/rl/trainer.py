@@ -1,6 +1,6 @@
-"""One update in reading order: collect, score, align, advantages, batch, update, publish.
+"""A training update, in reading order: collect, score, align, advantages, batch, update and publish.
 
-The pipelines of `rl.training.pipelines` make the same calls in other orders.
+The pipelines in `rl.training.pipelines` make the same calls in other orders.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from reward_kit.tokens import TokenBatch, build_rows
 
 @runtime_checkable
 class TrainablePolicy(Protocol):
-    """An `AgentPolicy` that can be trained, and that acts with a copy of the weights in training."""
+    """An `AgentPolicy` that can be trained. It acts with a copy of the weights that are being trained."""
 
     module: torch.nn.Module  # the weights in training: a causal LM, or (ids_BT, attention_mask_BT) -> logits_BTV
     pad_token_id: int
 
     async def publish(self, version: int) -> None:
-        """From the next forward pass on, act with the current weights of `module`, as version `version`."""
+        """Act with the current weights of `module` from the next forward pass on, as the given version."""
 
 
 class Learner(Protocol):
-    """A learner of the weights, such as `rl.ppo.PPOLearner`."""
+    """An object that updates the weights, such as `rl.ppo.PPOLearner`."""
 
     def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
-        """Learn from rows collected for this policy version, and return the diagnostics."""
+        """Learn from rows that were collected for this policy version, and return diagnostics."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state on which later updates depend, including the weights."""
@@ -53,23 +53,23 @@ class Trainer:
     """Trains a policy.
 
     Args:
-        worker: the collector of episodes, with the trained policy.
-        reward_agent: the open reward agent that scores them.
-        credit: the assigner of advantages from scores.
-        learner: the learner of the policy's `module`.
-        group_size: the number of episodes per sample.
+        worker: the worker that collects episodes with the policy to train.
+        reward_agent: the reward agent that scores the episodes. It must be open.
+        credit: the object that computes advantages from scores.
+        learner: the learner for the `module` of the policy.
+        group_size: the number of episodes for each sample.
         run_seed: the seed of all random choices.
-        reward_manager: changes scores before advantages are computed, for example normalizes them; None leaves them
-            unchanged.
-        max_concurrency: the maximum number of concurrent episodes; None means all of a batch.
+        reward_manager: a reward manager that changes scores before advantages are computed, for example to normalize
+            them. If None, scores are unchanged.
+        max_concurrency: the maximum number of concurrent episodes. If None, all episodes of a batch run concurrently.
 
     Attributes:
-        version: the version of the model's current weights; each update increments it.
-        meter: the collector of the current update's figures.
-        kept: collects the records of this update's episodes, if enabled.
+        version: the version of the current weights, which each update increments.
+        meter: the object that collects the figures of the current update.
+        kept: the object that collects the records of the episodes in this update. None if records are not kept.
 
     Raises:
-        ConfigError: the worker's policy cannot be trained.
+        ConfigError: If the policy of the worker cannot be trained.
     """
 
     def __init__(
@@ -92,7 +92,10 @@ class Trainer:
         self.kept: UpdateRecorder | None = None
 
     async def train_step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Make one update; return its diagnostics, the mean `score` and the number of `unscored` episodes."""
+        """Make one update.
+
+        The result contains its diagnostics, the mean `score` and the number of `unscored` episodes.
+        """
         episodes = await self.collect(samples)
         scored = await self.score(episodes)
         aligned = self.align(episodes, scored)
@@ -103,8 +106,9 @@ class Trainer:
         return diagnostics | credited.summary()
 
     async def collect(self, samples: Sequence[Sample]) -> list[SingleAgentEpisode]:
-        """Collect one group per sample concurrently, in the order of the samples; every group gets new ids and
-        seeds.
+        """Collect a group for each sample concurrently, and return the episodes in the order of the samples.
+
+        Every group gets new ids and seeds.
         """
         with self.meter.time("collect"):
             groups = await self.collector.collect(self.worker, self.requests(samples))
@@ -113,19 +117,22 @@ class Trainer:
         return episodes
 
     def requests(self, samples: Sequence[Sample]) -> list[GroupRequest]:
-        """Return the samples of the next groups, each with the seed of its group."""
+        """Return the samples of the next groups, each with the seed for its group."""
         # Seeds count groups, since a sample that occurs twice in a batch forms two groups.
         first, self.collected = self.collected, self.collected + len(samples)
         return [(one, derive_seed("collect", self.run_seed, first + index)) for index, one in enumerate(samples)]
 
     async def score(self, episodes: Sequence[SingleAgentEpisode]) -> list[Scored]:
-        """Score the episodes in order; a missing score is replaced with its failure."""
+        """Score the episodes and return the results in the same order.
+
+        Without a score, the result contains the failure.
+        """
         with self.meter.time(SCORING), self.meter.time(WAIT):
             requests = [ScoringRequest.from_episode(episode, self.worker.task_definition) for episode in episodes]
             return await self.reward_agent.score_all(requests, self.group_size)
 
     def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
-        """Join steps, rewards and scores; apply the reward manager to the scores."""
+        """Combine steps, rewards and scores, and apply the reward manager to the scores."""
         with self.meter.time("credit"):
             aligned = self.credit.align(episodes, scored)
             self.meter.add_scored(episodes, aligned)
@@ -146,12 +153,12 @@ class Trainer:
             return replace(aligned, scores=scores)
 
     def advantages(self, aligned: CreditBatch) -> CreditBatch:
-        """Compute each step's advantage."""
+        """Compute the advantage of each step."""
         with self.meter.time("credit"):
             return self.credit.advantages(aligned)
 
     def batch(self, episodes: Sequence[SingleAgentEpisode], credited: CreditBatch) -> TokenBatch:
-        """Build rows of tokens with their advantages."""
+        """Build the rows of tokens with their advantages."""
         with self.meter.time("batch"):
             self.meter.add_credit(credited)
             if self.kept is not None:
@@ -159,7 +166,7 @@ class Trainer:
             return build_rows(episodes, credited.steps, scores=credited.scores, pad_token_id=self.policy.pad_token_id)
 
     async def update(self, rows: TokenBatch) -> dict[str, float]:
-        """Learn from the rows in a thread, while sessions continue with the published weights."""
+        """Learn from the rows in a thread, while sessions continue to use the published weights."""
         with self.meter.time("update"):
             diagnostics = await anyio.to_thread.run_sync(lambda: self.learner.update(rows, version=self.version))
         if (kept := self.kept) is not None:
@@ -167,14 +174,18 @@ class Trainer:
         return diagnostics
 
     async def publish(self) -> None:
-        """From now on, act with the new weights, as the next version."""
+        """Act with the new weights from now on, as the next version."""
         with self.meter.time("publish"):
             self.version += 1
             await self.policy.publish(self.version)
 
 
 def trainable(policy: object) -> TrainablePolicy:
-    """Return the policy; raise `ConfigError` with the reason if it cannot be trained."""
+    """Return the policy if it can be trained.
+
+    Raises:
+        ConfigError: If it cannot be trained. The message contains the reason.
+    """
     if not isinstance(policy, TrainablePolicy):
         missing = [name for name in ("module", "pad_token_id", "publish") if not hasattr(policy, name)]
         raise ConfigError(f"{type(policy).__name__} is not a TrainablePolicy, because it lacks {' and '.join(missing)}")

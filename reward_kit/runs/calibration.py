@@ -162,11 +162,11 @@ _PAIRWISE = {
     "accuracy": "share of pairs with the label's winner, or tie",
     "kappa": "Cohen's kappa over A, tie, B: agreement beyond chance",
     "kappa_quadratic": "Cohen's kappa with a smaller weight for ties than for wrong winners",
-    "spearman": "rank correlation of A's margin and the label",
+    "spearman": "rank correlation between A's margin and the label",
     "kendall_tau_b": "concordant minus discordant pairs, adjusted for ties",
     "a_wins": "share of pairs that A wins, by the scores",
     "a_wins_labels": "share of pairs that A wins, by the labels",
-    "length_correlation": "rank correlation of (preference − label) and how much longer A is",
+    "length_correlation": "rank correlation between (preference − label) and the difference in length",
     "length_gap": "preference for the longer answer, minus the labels'",
 }
 _FIRST = {"first_place_wins": "share of comparisons that the first position wins: 0.5 without position bias"}
@@ -296,7 +296,7 @@ async def calibrate(
     failures = [next((s.failure for s in found if s.failure is not None), None) for found in results]
     broken = [failure for failure in failures if failure is not None]
     if len(broken) == len(rows):
-        raise RewardError(f"no row of {len(rows)} could be scored; the first: {broken[0].message}")
+        raise RewardError(f"none of the {len(rows)} rows could be scored; the first failed with: {broken[0].message}")
     kept = [_Row.of(row, found, pairs) for row, found, bad in zip(rows, results, failures, strict=True) if bad is None]
     labels, scores = [row.row.label for row in kept], [row.score for row in kept]
     lengths, clusters = [row.lengths for row in kept], [row.row.id for row in kept]

@@ -155,15 +155,15 @@ def load_task_tools(header: RunHeader) -> TaskTools:
     """Return the tools that the task of a run offers at the start of its first sample."""
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
     if task_path is None:
-        raise ConfigError("the episodes call tools, but the run has no task that defines them; give --tools FILE.json")
+        raise ConfigError("the episodes call tools, but the run has no task that defines them; pass --tools FILE.json")
     if "task" in (header.from_python or {}):
-        raise ConfigError("this task was defined in Python, so its tools cannot be loaded; give --tools FILE.json")
+        raise ConfigError("this task was defined in Python, so its tools cannot be loaded; pass --tools FILE.json")
     try:
         overrides = without_hidden(header.overrides)
         task = load_task(Path(task_path), overrides, stored=overrides)
         tools = anyio.run(_offered, task, header.seed)
     except RewardKitError as error:
-        raise ConfigError(f"cannot load the tools of {task_path}: {error}; give --tools FILE.json") from error
+        raise ConfigError(f"cannot load the tools of {task_path}: {error}; pass --tools FILE.json") from error
     changed = [name for name, digest in header.digests.items() if task.digests.get(name) != digest]
     return TaskTools(tools, sorted(changed))
 

@@ -88,7 +88,7 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
     Each of several runs is one side, or one side per policy in `policies`; in a single run, each policy is a side.
     """
     if len({run.resolve() for run in runs}) < len(runs):
-        raise ConfigError("a run is named twice; name two different runs")
+        raise ConfigError("a run is passed twice; pass two different runs")
     found = [_sides_of(run) for run in runs]
     known = {name for of_run in found for name in of_run}
     if unknown := [name for name in policies if name not in known]:
@@ -100,7 +100,7 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
             raise ConfigError(f"{run} has several policies: {', '.join(chosen)}; choose one with --policy")
         sides += [of_run[name] for name in chosen]
     if len(sides) < 2:
-        raise ConfigError(f"{runs[0]} is one run of one policy; name another run to compare it with")
+        raise ConfigError(f"{runs[0]} is a run with only one policy; pass another run to compare it with")
     # Use the shortest unique names.
     folders = [side.path.resolve().name for side in sides]
     words, common = [name.split("-") for name in folders], 0
@@ -256,7 +256,7 @@ class MetricDifference(NamedTuple):
     """The paired difference of a metric that both runs have.
 
     `missing` is the number of samples of both runs without a value to pair; the means exclude them. The means are
-    None if no sample is left.
+    `None` if no sample is left.
     """
 
     name: str
@@ -545,6 +545,7 @@ def _side_to_json(side: Side) -> dict[str, Any]:
         "errors": dict(summary.errors),
         "tokens": summary.tokens,
         "cost": summary.cost,
+        "judge_cost": summary.judge_cost,
     }
 
 

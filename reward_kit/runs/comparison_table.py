@@ -13,7 +13,7 @@ from rich.text import Text
 
 from reward_kit.display_text import escape_text
 from reward_kit.runs.comparison import Comparison, Difference, Gate, Side
-from reward_kit.runs.display import difference_text, figure, interval_text
+from reward_kit.runs.display import FigureTable, cost_lines, difference_text, figure, interval_text
 
 _NAMES_SHOWN = 10
 _NAME_LENGTH = 60
@@ -25,39 +25,38 @@ _MOST_METRICS = 40
 
 def comparison_table(comparison: Comparison, *, plain: bool = False) -> RenderableType:
     """Return the table and the sentences below it; `plain` omits lines and colors."""
-    # Names are Text, since brackets in a plain string would be taken for markup.
-    table = Table(box=None if plain else box.SIMPLE_HEAVY, title_justify="left", pad_edge=not plain)
-    table.add_column("", style="" if plain else "dim", no_wrap=True)
-    for index, side in enumerate(comparison.sides):
-        heading = escape_text(side.label, _NAME_LENGTH) + ("\n(baseline)" if index == 0 else "")
-        table.add_column(Text(heading), justify="right", overflow="fold")
-    for name, cells in lines(comparison):
-        table.add_row(name, *map(Text, cells))
+    baseline, *others = (escape_text(side.label, _NAME_LENGTH) for side in comparison.sides)
+    table = FigureTable([f"{baseline}\n(baseline)", *others], lines(comparison), is_plain=plain)
     sentences = [Text(line) for difference in comparison.differences for line in _below(comparison, difference)]
     return Group(table, *_metrics_table(comparison, plain), *sentences)
 
 
 def _metrics_table(comparison: Comparison, plain: bool) -> list[RenderableType]:
-    columns, rows = metric_lines(comparison)
-    if not rows:
-        return []
-    style = {"box": None, "pad_edge": False} if plain else {"box": box.SIMPLE}
-    table = Table(title=Text("\nMetrics", "" if plain else "bold"), title_justify="left", **style)
-    for name in columns:
-        is_name = name in ("metric", "run")
-        table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
-    for cells in rows[:_MOST_METRICS]:
-        table.add_row(*(Text(escape_text(cell, _NAME_LENGTH)) for cell in cells))
-    more = len(rows) - _MOST_METRICS
-    return [table, *([Text(f"… and {more:,} more in --json")] if more > 0 else [])]
+    parts: list[RenderableType] = []
+    for difference in comparison.differences:
+        if not difference.metrics:
+            continue
+        columns, rows = metric_lines([difference])
+        label = escape_text(difference.side.label, _NAME_LENGTH)
+        title = "\nMetrics" if len(comparison.differences) == 1 else f"\nMetrics of {label}"
+        style = {"box": None, "pad_edge": False} if plain else {"box": box.SIMPLE}
+        table = Table(title=Text(title, "" if plain else "bold"), title_justify="left", **style)
+        for name in columns:
+            is_name = name == "metric"
+            table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
+        for cells in rows[:_MOST_METRICS]:
+            table.add_row(*(Text(escape_text(cell, _NAME_LENGTH)) for cell in cells))
+        more = len(rows) - _MOST_METRICS
+        parts += [table, *([Text(f"… and {more:,} more in --json")] if more > 0 else [])]
+    return parts
 
 
-def metric_lines(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+def metric_lines(differences: Sequence[Difference]) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of the metrics that the baseline and another run have."""
-    pairs = [(metric, each) for each in comparison.differences for metric in each.metrics]
+    pairs = [(metric, each) for each in differences for metric in each.metrics]
     columns = {
         "metric": [metric.name for metric, _ in pairs],
-        "run": [each.side.label for _, each in pairs] if len(comparison.differences) > 1 else [],
+        "run": [each.side.label for _, each in pairs] if len(differences) > 1 else [],
         "baseline": [_DASH if metric.baseline_mean is None else figure(metric.baseline_mean) for metric, _ in pairs],
         "mean": [_DASH if metric.run_mean is None else figure(metric.run_mean) for metric, _ in pairs],
         "difference": [difference_text(metric.interval) for metric, _ in pairs],
@@ -95,8 +94,7 @@ def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
     ]
     if any(side.summary.tokens for side in sides):
         rows.append(("tokens (per episode)", [tokens_text(side) for side in sides]))
-        rows.append(("cost", [cost_text(side) for side in sides]))
-    return rows
+    return rows + cost_lines([side.summary for side in sides])
 
 
 def sentence(comparison: Comparison, difference: Difference) -> str:
@@ -109,7 +107,7 @@ def sentence(comparison: Comparison, difference: Difference) -> str:
     if difference.verdict == "doubtful":
         p = p_text(difference.p_holm)
         return f"{label} and {base} may differ: {found}, p {p}; the interval and the test disagree; add samples"
-    return f"no difference between {label} and {base} is shown: {found}"
+    return f"the results do not show a difference between {label} and {base}: {found}"
 
 
 def _left_out_text(difference: Difference) -> str | None:
@@ -183,7 +181,7 @@ def comparison_markdown(comparison: Comparison, gates: Sequence[Gate] = ()) -> s
         "\n".join(f"- {_escape_markdown(text)}" for text in texts)
         for texts in (conclusions, comparison_notes(comparison))
     )
-    columns, metrics = metric_lines(comparison)
+    columns, metrics = metric_lines(comparison.differences)
     cut = [[escape_text(cell, _NAME_LENGTH) for cell in cells] for cells in metrics[:_MOST_METRICS]]
     header, *body = ("| " + " | ".join(map(_escape_markdown, cells)) + " |" for cells in [columns, *cut])
     rule = "|" + "".join("---|" if column in ("metric", "run") else "---:|" for column in columns)
@@ -214,10 +212,3 @@ def tokens_text(side: Side) -> str:
     """Format the number of tokens of all episodes, and per episode."""
     tokens = side.summary.tokens
     return f"{tokens:,} ({tokens / side.summary.episodes:,.0f})"
-
-
-def cost_text(side: Side) -> str:
-    """Format the cost of all episodes in US dollars."""
-    if side.summary.cost is None:
-        return "unknown" if side.summary.tokens else _DASH
-    return f"${side.summary.cost:.4f}"

@@ -165,7 +165,7 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
 
 
 def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Scored:
-    """Parse a line of `scores.jsonl`; if it is None, the episode is not scored yet."""
+    """Parse a line of `scores.jsonl`; if it is `None`, the episode is not scored yet."""
     if record is None:
         return Scored(rollout_id)
     result, failure = record.get("result"), record.get("failure")

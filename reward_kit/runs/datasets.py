@@ -68,12 +68,12 @@ def load_jsonl(file_path: str | Path) -> list[dict[str, Any]]:
 
 def check_dataset(path: Path) -> None:
     """Check that a dataset exists and has a known format."""
-    if path.suffix not in _READERS:
-        raise ConfigError(f"dataset {path}: unknown format {path.suffix!r}; known: {', '.join(_READERS)}")
     if not path.is_file():
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = did_you_mean(path.name, beside)
         raise ConfigError(f"dataset {path} does not exist{near if '?' in near else ''}")
+    if path.suffix not in _READERS:
+        raise ConfigError(f"dataset {path}: unknown format {path.suffix!r}; known: {', '.join(_READERS)}")
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:

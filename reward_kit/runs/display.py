@@ -34,7 +34,10 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
 
     Policies are columns if they fit the width, and rows otherwise.
     """
-    parts: list[RenderableType] = [_PolicyFigures(summaries, title), *_metrics_table(summaries)]
+    parts: list[RenderableType] = [
+        FigureTable([printable(summary.policy) for summary in summaries], _lines(summaries), title=title),
+        *_metrics_table(summaries),
+    ]
     for summary in summaries:
         if summary.first_error:  # the first line, the end of the rest, and the user's own frames
             first, *more = printable(summary.first_error).splitlines()
@@ -49,43 +52,60 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
     return Group(*parts)
 
 
-class _PolicyFigures:
-    """The table of policies, whose orientation depends on the width of the console."""
+class FigureTable:
+    """A table of figures of several policies or runs, which are columns if they fit the console, and rows otherwise.
 
-    def __init__(self, summaries: Sequence[PolicySummary], title: str) -> None:
+    Args:
+        names: the names of the policies or runs, which may have several lines.
+        lines: the name of each figure, with a cell for each policy or run.
+        title: the title above the table.
+        is_plain: omit lines, colors and the padding at the edges.
+    """
+
+    def __init__(
+        self, names: Sequence[str], lines: Sequence[tuple[str, list[str]]], *, title: str = "", is_plain: bool = False
+    ) -> None:
         # Names are Text, since brackets in a plain string would be taken for markup.
-        self._title = Text(printable(title), "bold")
-        self._policies = [Text(printable(summary.policy)) for summary in summaries]
-        self._lines = _lines(summaries)
+        self._title = Text(printable(title), "bold") if title else None
+        self._names = [Text(name) for name in names]
+        self._lines = lines
+        self._is_plain = is_plain
+
+    def _table(self) -> Table:
+        return Table(
+            box=None if self._is_plain else box.SIMPLE_HEAVY, title_justify="left", pad_edge=not self._is_plain
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        wide = Table(title=self._title, box=box.SIMPLE_HEAVY, title_justify="left")
-        wide.add_column("", style="dim", no_wrap=True)
-        for policy in self._policies:
-            wide.add_column(policy, justify="right", overflow="fold")
-        for name, cells in self._lines:
-            wide.add_row(name, *cells)
+        wide = self._table()
+        wide.title = self._title
+        wide.add_column("", style="" if self._is_plain else "dim", no_wrap=True)
+        for name in self._names:
+            wide.add_column(name, justify="right", overflow="fold")
+        for label, cells in self._lines:
+            wide.add_row(label, *map(Text, cells))
         label_width, *widths = (max(map(cell_len, lines)) for lines in self._columns())
-        if len(self._policies) < 2 or label_width + sum(widths) + 3 * len(widths) + 2 <= options.max_width:
+        if len(self._names) < 2 or label_width + sum(widths) + 3 * len(widths) + 4 <= options.max_width:
             yield wide
             return
-        yield self._title
+        if self._title:
+            yield self._title
         yield from self._stacked(options.max_width)
 
     def _columns(self) -> list[list[str]]:
-        """Return the lines of the column of names and of the column of each policy."""
-        names = [name for name, _ in self._lines]
-        cells = ([line for _, row in self._lines for line in row[at].splitlines()] for at in range(len(self._policies)))
-        return [names, *cells]
+        """Return the lines of the column of labels and of the column of each policy or run."""
+        labels = [label for label, _ in self._lines]
+        cells = ([line for _, row in self._lines for line in row[at].splitlines()] for at in range(len(self._names)))
+        return [labels, *(column or [""] for column in cells)]
 
     def _stacked(self, width: int) -> Iterator[Table]:
-        """Return tables with a row for each policy and as many figures as fit, without figures that no policy has."""
-        policy_width = min(max(policy.cell_len for policy in self._policies), width // 3)
-        left = [(name, cells) for name, cells in self._lines if any(cell != "–" for cell in cells)]
+        """Return tables with a row for each policy or run and as many figures as fit, without figures that none has."""
+        name_width = min(max(cell_len(line) for name in self._names for line in name.plain.splitlines()), width // 3)
+        left = [(label, cells) for label, cells in self._lines if any(cell not in ("", "–") for cell in cells)]
         while left:
-            table = Table(box=box.SIMPLE_HEAVY)
-            table.add_column("", overflow="fold", width=policy_width)
-            free, rows, later = width - policy_width - 4, [list[str]() for _ in self._policies], []
+            table = self._table()
+            table.add_column("", overflow="fold", width=name_width)
+            free, rows, later = width - name_width - 4, [list[str]() for _ in self._names], []
             for name, cells in left:
                 needed = max(cell_len(word) for word in (*name.split(), *itertools.chain(*map(str.splitlines, cells))))
                 if rows[0] and needed + 3 > free:
@@ -96,8 +116,8 @@ class _PolicyFigures:
                 for row, cell in zip(rows, cells, strict=True):
                     row.append(cell)
             left = later
-            for policy, row in zip(self._policies, rows, strict=True):
-                table.add_row(policy, *row)
+            for own_name, row in zip(self._names, rows, strict=True):
+                table.add_row(own_name, *map(Text, row))
             yield table
 
 
@@ -166,10 +186,27 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
     ]
     if any(summary.tokens for summary in summaries):
         lines.append(("tokens", [f"{summary.tokens:,}" for summary in summaries]))
-        lines.append(("cost", [_cost(summary.cost) for summary in summaries]))
-    if any(summary.judge_calls or summary.judge_cost is not None for summary in summaries):
-        lines.append(("judge cost", [_cost(summary.judge_cost) for summary in summaries]))
+    return lines + cost_lines(summaries)
+
+
+def cost_lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
+    """Return the rows with the costs of policies and judges, without those that do not apply."""
+    lines = []
+    if any(summary.tokens for summary in summaries):
+        lines.append(("cost", [cost_text(summary) for summary in summaries]))
+    if any(summary.judge_calls for summary in summaries):
+        lines.append(("judge cost", [judge_cost_text(summary) for summary in summaries]))
     return lines
+
+
+def cost_text(summary: PolicySummary) -> str:
+    """Format the cost of a policy without its judge."""
+    return _cost(summary.cost, is_used=summary.tokens > 0)
+
+
+def judge_cost_text(summary: PolicySummary) -> str:
+    """Format the cost of the judges of a policy's episodes."""
+    return _cost(summary.judge_cost, is_used=summary.judge_calls > 0)
 
 
 def interval_text(interval: Interval | None) -> str:
@@ -209,8 +246,10 @@ def _number(value: float | None) -> str:
     return "–" if value is None else figure(value)
 
 
-def _cost(value: float | None) -> str:
-    return "unknown" if value is None else f"${value:.4f}"
+def _cost(value: float | None, *, is_used: bool) -> str:
+    if value is None:
+        return "unknown" if is_used else "–"
+    return f"${value:.4f}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.notebook_html import Html, details, element, escape, faint, line, link, root, strong, table
-from reward_kit.runs.display import as_text, figure, interval_text, metric_rows
+from reward_kit.runs.display import as_text, cost_text, figure, interval_text, judge_cost_text, metric_rows
 from reward_kit.runs.results import Result, read_results
 from reward_kit.runs.summary import EpisodeRow, PolicySummary
 
@@ -125,7 +125,9 @@ _BAR = "color-mix(in srgb, currentColor {0}, transparent)"
 def _columns(policies: Sequence[PolicySummary]) -> list[str]:
     errors, cost = any(one.errors for one in policies), any(one.cost is not None for one in policies)
     names = ["policy", "mean score", "", "pass rate", "episodes", "not passed"]
-    return [*names, *(["errors"] if errors else []), *(["cost"] if cost else [])]
+    judge = any(one.judge_calls for one in policies)
+    optional = {"errors": errors, "cost": cost, "judge cost": judge}
+    return [*names, *(name for name, is_shown in optional.items() if is_shown)]
 
 
 def _cells(one: PolicySummary) -> dict[str, object]:
@@ -137,7 +139,8 @@ def _cells(one: PolicySummary) -> dict[str, object]:
         "episodes": str(one.episodes) if one.scored == one.episodes else f"{one.scored} of {one.episodes} scored",
         "not passed": str(one.failures),
         "errors": ", ".join(f"{count} {name}" for name, count in one.errors.items()) or "0",
-        "cost": "–" if one.cost is None else f"${one.cost:.4f}",
+        "cost": cost_text(one),
+        "judge cost": judge_cost_text(one),
     }
 
 

@@ -28,7 +28,7 @@ _LOCK_S = 5.0
 
 
 class Label(NamedTuple):
-    """A user's label of an episode or step; `value` is None if there is only a note."""
+    """A user's label of an episode or step; `value` is `None` if there is only a note."""
 
     value: str | float | None
     note: str = ""

@@ -107,7 +107,7 @@ class RunHeader(pydantic.BaseModel):
         versions: software versions at the start.
         max_concurrency: the maximum number of concurrent episodes at the start.
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the `RunArgs`;
-            `task_path` is None if only transcripts are scored.
+            `task_path` is `None` if only transcripts are scored.
         from_python: references of Python objects by role; a run with such objects cannot be resumed. With the key
             `task`, the task itself was defined in Python, and `task_path` only determines the directory of its files.
         data, reward: the transcript file and the reward of a run that scores transcripts.

@@ -50,7 +50,7 @@ class JudgeCall(NamedTuple):
 class EpisodeRow:
     """The facts about one episode that the summary needs.
 
-    `score` is None if the episode is unscored; it then has no metrics. A metric without a valid score is None.
+    `score` is `None` if the episode is unscored; it then has no metrics. A metric without a valid score is `None`.
     """
 
     rollout_id: str
@@ -139,7 +139,7 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class SliceSummary:
-    """The figures of a policy for the samples with a tag; `score` is None if no episode is scored."""
+    """The figures of a policy for the samples with a tag; `score` is `None` if no episode is scored."""
 
     samples: int
     episodes: int
@@ -186,6 +186,13 @@ class PolicySummary:
     metrics: Mapping[str, Interval | None] = field(default_factory=dict)
     tags: Mapping[str, SliceSummary] = field(default_factory=dict)
 
+    @property
+    def total_cost(self) -> float | None:
+        """The cost in US dollars including the judge; None if either is unknown."""
+        if self.cost is None or (self.judge_calls and self.judge_cost is None):
+            return None
+        return self.cost + (self.judge_cost or 0.0)
+
 
 def total_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
     """Return the usage of an episode, including its simulated user."""
@@ -208,7 +215,7 @@ def _tool_errors(infos: Iterable[Mapping[str, Any] | None]) -> int:
 
 
 def metric_scores(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics of a stored result without the usage of the judge; an invalid metric is None."""
+    """Return the metrics of a stored result without the usage of the judge; an invalid metric is `None`."""
     scores: dict[str, float | None] = {}
     for name, metric in (result.get("metrics") or {}).items():
         if name != METRIC:

@@ -1,8 +1,8 @@
-"""Framed JSON between the host and sandboxed code, with a nonce for each call, parsed strictly.
+"""Frames of JSON that the host and the sandboxed code exchange, with a nonce for each call.
 
-The harness in the child repeats the host's nonce, and a call is answered by exactly one frame. Data before or after it,
-or another nonce, invalidates the answer. Nothing is unpickled, and ambiguous JSON is rejected. The child imports this
-file, so it imports almost nothing.
+The harness in the child repeats the nonce of the host, and answers a call with exactly one frame. Data before or after
+the frame, or a different nonce, invalidates the answer. Nothing is unpickled, and ambiguous JSON is rejected. The child
+imports this file, so it has few imports.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class FrameError(ValueError):
-    """The bytes are not exactly one valid answer; `kind` names the fault."""
+    """Raised if the bytes are not exactly one valid answer; `kind` is the type of the error."""
 
     def __init__(self, kind: FrameFault, message: str) -> None:
         super().__init__(message)
@@ -48,21 +48,23 @@ class FrameError(ValueError):
 
 
 def pack(nonce: bytes, payload: bytes) -> bytes:
-    """Return a payload as one frame."""
+    """Encode a payload as one frame."""
     return HEADER.pack(MAGIC, nonce, len(payload)) + payload
 
 
 def encode_request(value: Any) -> bytes:
-    """Encode a request as JSON, including lone surrogates, which occur in model output."""
+    """Encode a request as JSON. Lone surrogates are allowed, because they occur in model output."""
     return json.dumps(value, separators=(",", ":")).encode("ascii")
 
 
 def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | None:
-    """Return the end of the frame at the start of `data`, excluding the ready byte; None while the frame is incomplete.
+    """Return the position at which the frame at the start of `data` ends, or None if it is incomplete.
+
+    The ready byte is not part of the frame.
 
     Raises:
-        FrameError: `forged_frame` for a wrong magic or nonce, `result_size` for a longer payload. It is raised as soon
-            as possible, so that an invalid frame is neither awaited nor stored.
+        FrameError: `forged_frame` for a wrong magic number or nonce, or `result_size` if the payload is too long. Both
+            are raised as early as possible, so that the host neither waits for an invalid frame nor stores it.
     """
     expected = MAGIC + nonce
     head = bytes(data[: len(expected)])
@@ -90,7 +92,7 @@ def read_answer(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> Any:
 
 
 def decode(payload: bytes) -> Any:
-    """Parse strict JSON; raise a FrameError that names the kind of the fault."""
+    """Parse JSON strictly, and raise a FrameError with the type of the error if it is invalid."""
     if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH:
         depth = 0
         for match in _BRACKETS.finditer(payload):
@@ -150,7 +152,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_text(value: Any) -> None:
-    """Raise FrameError for lone surrogates; the nesting depth has been checked before."""
+    """Raise FrameError if a string contains a lone surrogate. The nesting depth was checked before."""
     if isinstance(value, str):
         try:
             value.encode("utf-8")

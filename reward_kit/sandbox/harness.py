@@ -1,7 +1,8 @@
-"""Code that runs in the sandboxed child: it reads a program and its calls, and answers each call in one frame.
+"""The program that runs in the sandboxed child. It loads the user's code, and answers each call with one frame.
 
-It shares a process with hostile code, so it does not isolate anything. It reports honest mistakes precisely, and binds
-the names that it uses before that code can change them. The host does not trust it and parses its answers strictly.
+It shares its process with hostile code, so it does not isolate anything. It only has to report honest mistakes
+precisely. It binds the names that it uses before the user's code can change them, and the host does not trust its
+answers.
 """
 
 from __future__ import annotations
@@ -46,11 +47,14 @@ _type_of: Callable[[Any], type] = type
 
 
 class _TooLarge(Exception):
-    """The result exceeds its size limit."""
+    """Raised if a result exceeds the size limit."""
 
 
 def serve(channel: int, max_result: int, *, is_single: bool) -> None:
-    """Answer calls on `channel` until it closes, or answer one call if `is_single`; never return."""
+    """Answer the calls on `channel` until it is closed, or only one call if `is_single`.
+
+    This function never returns.
+    """
     first = _read_frame(channel)
     if first is None:
         _exit(0)
@@ -111,7 +115,7 @@ def _write_all(channel: int, data: bytes) -> None:
 
 
 def _load(program: dict[str, Any]) -> tuple[Any, dict[str, Any] | None]:
-    """Run the program's text and find its function."""
+    """Execute the source code of the program, and return its function."""
     source, filename, function = program["source"], program["filename"], program["function"]
     module = types.ModuleType(program["module"])
     module.__file__ = filename
@@ -168,7 +172,7 @@ def _describe(error: BaseException, kind: str) -> dict[str, Any]:
 
 
 def errno_kind(error: OSError) -> str | None:
-    """Return the kind of the limit or restriction that caused an OSError; None for other errors."""
+    """Return which limit or restriction caused an OSError, or None for any other error."""
     return _ERRNO_KINDS.get(error.errno or 0)
 
 
@@ -196,7 +200,7 @@ def _flush() -> None:
 
 
 def _encode(answer: dict[str, Any], max_result: int, lowest: int, channel: int) -> bytes:
-    """Encode the answer and the leftovers of the call; a result that has no JSON form becomes an error."""
+    """Encode the answer to a call. A result that cannot be converted to JSON becomes an error."""
     try:
         payload = _json_of({**answer, "left": _left_behind(lowest, channel)})
         if _len(payload) > max_result:
@@ -222,17 +226,17 @@ def _json_of(value: Any) -> bytes:
 
 
 def _converted(value: Any) -> Any:
-    """Convert NumPy numbers and pydantic models; used as the `default` of a JSON encoder."""
+    """Convert NumPy numbers and pydantic models; the `default` function of the JSON encoder."""
     kind = _type_of(value)
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
     if callable(getattr(kind, "model_dump", None)):
         return value.model_dump(mode="python")
-    raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} has no JSON form")
+    raise TypeError(f"a value of type {kind.__module__}.{kind.__qualname__} cannot be converted to JSON")
 
 
 def _left_behind(lowest: int, channel: int) -> list[str]:
-    """List the leftovers of a call that would affect the next call of a warm worker."""
+    """List what a call left behind that would affect the next call of a warm worker, such as threads."""
     left = [*SPOILT]
     if thread_count():
         left.append("threads")
@@ -252,7 +256,7 @@ def _left_behind(lowest: int, channel: int) -> list[str]:
 
 
 def prepare() -> None:
-    """Do the work that all children share, once, in the zygote."""
+    """Do the work that all children need, once, in the zygote."""
     for name in ("stdout", "stderr"):
         # Line-buffered, so that output before a reached limit is kept.
         getattr(sys, name).reconfigure(errors="backslashreplace", line_buffering=True)

@@ -1,4 +1,4 @@
-"""`Sandbox`, which runs concurrent calls in confined processes: a fresh child per call, or a warm worker."""
+"""The `Sandbox`, which runs calls concurrently in confined processes: a new child for each call, or a warm worker."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _CONFINING: tuple[Strength, ...] = ("namespaces", "landlock")
 class Sandbox:
     """A context manager that runs programs in confined processes.
 
-    Zygotes are started on demand, and at most `slots` of them are busy. Idle zygotes are reused, or evicted in LRU
-    order.
+    Zygotes are started on demand, and at most `slots` of them are busy at a time. An idle zygote is reused, or stopped
+    if it is the least recently used one and another is needed.
 
     Args:
-        strength: "auto" uses the stronger available one of "namespaces" and "landlock", and raises an error if neither
-            is available. A name requires that strength. "process" only sets limits and does not confine; "auto" never
-            chooses it.
-        slots: the maximum number of concurrent calls; by default the number of CPUs.
+        strength: "auto" uses the stronger of "namespaces" and "landlock" that is available on this machine, and raises
+            an error if neither is. A name requires that strength. "process" only sets resource limits and does not
+            confine the code, so "auto" never selects it.
+        slots: the maximum number of concurrent calls. The default is the number of CPUs.
 
     Raises:
-        ConfigError: raised on entering if the strength is not available; the message contains the reason.
+        ConfigError: On entering, if the strength is not available. The message contains the reason.
     """
 
     def __init__(self, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None) -> None:
@@ -68,7 +68,7 @@ class Sandbox:
 
     @property
     def waiting_children(self) -> set[int]:
-        """The pids of prepared children that have not received a call."""
+        """The process ids of prepared children that have not received a call."""
         return {zygote.prepared_pid for zygote in self._idle} - {0}
 
     @property
@@ -95,17 +95,19 @@ class Sandbox:
     async def call(
         self, program: Program, request: Any, *, limits: Limits | None = None, level: Level = "isolated"
     ) -> Outcome:
-        """Call the program's function once.
+        """Call the function of the program once.
 
         Args:
             program: the program to call.
-            request: any JSON value. For the form "reward" it maps argument names to values; for "plain" it is the only
-                argument. The code gets a copy.
-            limits: by default `Limits()`.
-            level: "isolated" uses a fresh child, "warm" a child that may have answered calls of this program before.
+            request: any JSON value. A program of the form "reward" requires a dictionary of keyword arguments; a
+                program of the form "plain" receives the value as its only argument. The code receives a copy.
+            limits: the limits of the call. The default is `Limits()`.
+            level: "isolated" starts a new child for the call. "warm" may use a child that has answered earlier calls of
+                the same program.
 
         Raises:
-            ConfigError: the request has no JSON form, or a path is missing. Failures of the code never raise.
+            ConfigError: If the request cannot be converted to JSON, or a path does not exist. If the code fails, the
+                failure is part of the returned outcome.
         """
         limits = limits or Limits()
         payload = encode_call(program, request)
@@ -123,13 +125,13 @@ class Sandbox:
                 return self._refusal(error, level)
 
     async def ask(self, program: Program, inputs: Sequence[Any], *, limits: Limits | None = None) -> list[Outcome]:
-        """Call the program with each input in turn in one fresh child, and return the outcomes.
+        """Call the program with each input in turn, in one new child, and return the outcomes.
 
-        The child receives one input at a time and no expected answers. The limits apply to all inputs together; if the
-        child ends, the remaining inputs get the same outcome.
+        The child receives one input at a time, and never the expected answers. The limits apply to all inputs together.
+        If the child ends, the remaining inputs get the same outcome.
 
         Raises:
-            ConfigError: as for `call`.
+            ConfigError: As for `call`.
         """
         limits = limits or Limits()
         calls = [encode_call(program, value) for value in inputs]
@@ -179,7 +181,7 @@ class Sandbox:
             await self._give_back(zygote, spec)
 
     async def _take(self, spec: ZygoteSpec, limits: Limits, program: Program) -> ZygoteProcess:
-        """Return a zygote of this spec, preferably one with a prepared child."""
+        """Return a zygote with this configuration, preferably one that has already prepared a child."""
         if not self._is_open:
             raise ConfigError("the sandbox is not open; use it inside its `async with`")
         while dead := next((zygote for zygote in self._idle if not zygote.is_alive), None):
@@ -227,10 +229,10 @@ class Sandbox:
 
 
 def encode_call(program: Program, request: Any) -> bytes:
-    """Return the frame payload of a call.
+    """Encode the payload of the frame for a call.
 
     Raises:
-        ConfigError: the request has no JSON form, or the request for a reward is not a mapping of argument names.
+        ConfigError: If the request cannot be converted to JSON, or the request of a reward is not a dictionary.
     """
     if program.form == "reward":
         if not isinstance(request, dict):
@@ -249,7 +251,7 @@ def encode_call(program: Program, request: Any) -> bytes:
 async def run_isolated(
     zygote: ZygoteProcess, program: Program, call: bytes, limits: Limits, strength: Strength
 ) -> Outcome:
-    """Make one call in a fresh child, which has ended when this function returns."""
+    """Run one call in a new child. The child has ended when this function returns."""
     child = await zygote.spawn(limits, is_single=True, cpu_s=limits.cpu_s, program=program)
     started = time.monotonic()
     try:
@@ -277,7 +279,7 @@ async def run_isolated(
 
 
 class ChildSession:
-    """A child that answers several calls of one function in turn."""
+    """A child that answers several calls of the same function, one after the other."""
 
     def __init__(self, zygote: ZygoteProcess, child: Child, program: Program, strength: Strength, level: Level) -> None:
         self._zygote, self._child, self._program, self._strength = zygote, child, program, strength
@@ -296,7 +298,7 @@ class ChildSession:
     async def start(
         cls, zygote: ZygoteProcess, program: Program, limits: Limits, strength: Strength, level: Level
     ) -> ChildSession:
-        """Start a session in a new child."""
+        """Start a child for the session."""
         cpu_s = _WARM_CPU_S if level == "warm" else limits.cpu_s
         child = await zygote.spawn(limits, is_single=False, cpu_s=cpu_s)
         return cls(zygote, child, program, strength, level)
@@ -307,7 +309,7 @@ class ChildSession:
             self._child.answered.set_result(None)
 
     async def call(self, payload: bytes, wall_s: float) -> Outcome:
-        """Make one call with a payload from `encode_call`; the child is killed after `wall_s` seconds."""
+        """Send a payload from `encode_call`, and return the outcome. The child is killed after `wall_s` seconds."""
         started = self._loop.time()
         child = self._child
         answered = child.answered = self._loop.create_future()
@@ -345,7 +347,7 @@ class ChildSession:
         self._timer = self._loop.call_later(delay_s, self._check_limits, answered, deadline)
 
     def _check_limits(self, answered: asyncio.Future[None], deadline: float) -> None:
-        """End the call if its deadline or CPU limit was reached, else set a timer for the earlier of the two."""
+        """End the call if it has reached its wall or CPU time limit. Otherwise, set a timer for the earlier one."""
         left_s = deadline - self._loop.time()
         cpu_left_s = self._cpu_left_s()
         if left_s > 0.001 and cpu_left_s > 0.001:
@@ -360,7 +362,7 @@ class ChildSession:
         return self._limits.cpu_s - (self._child.cpu_s() - self._cpu_of_earlier_calls)
 
     def _is_sound(self, evidence: Evidence) -> bool:
-        """Return True if nothing is left running or open, and the child grew by less than half its memory limit."""
+        """Return True if the call left nothing running or open, and the memory grew by less than half of its limit."""
         answer = evidence.answer
         if evidence.fault is not None or not isinstance(answer, dict) or (answer.get("left") and self._level == "warm"):
             return False
@@ -379,7 +381,7 @@ class ChildSession:
         return self.is_usable and not self._child.ended.done() and not self._child.has_extra
 
     async def close(self) -> None:
-        """End the child; the zygote remains usable."""
+        """End the child. The zygote can still be used."""
         try:
             if self._program.last_call and self._calls and self.is_clean():
                 await self.call(encode_call(self._program, json.loads(self._program.last_call)), _LAST_CALL_S)
@@ -412,7 +414,7 @@ _known: dict[Strength, Availability] = {}
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """The result of testing one strength on this machine."""
+    """The result of testing whether a strength works on this machine."""
 
     strength: Strength
     is_available: bool  # True if a test child was confined
@@ -421,7 +423,7 @@ class Availability:
 
 
 async def probe() -> tuple[Availability, ...]:
-    """Test every strength, strongest first; results are cached for the lifetime of this process."""
+    """Test every strength, starting with the strongest. The results are cached until the process ends."""
     return tuple([await _availability(strength) for strength in STRENGTHS])
 
 
@@ -429,7 +431,8 @@ async def best_strength(wanted: Strength | Literal["auto"]) -> Strength:
     """Return the strength to use.
 
     Raises:
-        ConfigError: the strength does not work here, or for "auto", no confining strength works.
+        ConfigError: If the requested strength does not work on this machine or, for "auto", if no strength that
+            confines the code works.
     """
     missing = []
     for strength in _CONFINING if wanted == "auto" else (wanted,):

@@ -1,7 +1,7 @@
-"""Landlock (linux/landlock.h), which limits file access and, on newer kernels, TCP and outgoing signals.
+"""Landlock (linux/landlock.h), which restricts access to files and, on newer kernels, TCP connections and signals.
 
-It works without namespaces. Versions: 1 files (Linux 5.13), 2 renaming across directories, 3 truncation, 4 TCP, 5
-device ioctls, 6 abstract sockets and signals.
+Landlock does not need namespaces. Each version adds restrictions: 1 files (Linux 5.13), 2 renaming across directories,
+3 truncation, 4 TCP, 5 device ioctls, 6 abstract sockets and signals.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """Return the version that this kernel supports; 0 if Landlock is missing or disabled at boot."""
+    """Return the version that the kernel supports, or 0 if Landlock is missing or was disabled at boot."""
     number = linux.NUMBERS.get("landlock_create_ruleset")
     if number is None:
         return 0
@@ -51,18 +51,18 @@ def abi() -> int:
 
 
 def handled(version: int) -> int:
-    """Return all file access rights that a ruleset of this version handles."""
+    """Return all file access rights that this version can restrict."""
     newest = {1: 12, 2: 13, 3: 14, 4: 14}.get(version, 15)
     return (1 << (newest + 1)) - 1
 
 
 def work_folder_rights(version: int, *, may_execute: bool) -> int:
-    """Return all rights in the work directory, except for device files, sockets and named pipes."""
+    """Return the rights of the code in its work directory: all but creating devices, sockets and named pipes."""
     return handled(version) & ~(_NEVER & ~(EXECUTE if may_execute else 0))
 
 
 def restrict(version: int, rules: Iterable[tuple[str, int]]) -> None:
-    """Confine the calling thread and its descendants permanently. The thread must have `no_new_privs` set."""
+    """Confine the calling thread and its descendants permanently. `no_new_privs` must be set for the thread."""
     files = handled(version)
     attr = _RulesetAttr(files, _TCP if version >= 4 else 0, _SCOPES if version >= 6 else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24

@@ -1,6 +1,6 @@
-"""Linux through ctypes: system calls and their numbers, dropping root privileges, and resource limits.
+"""System calls of Linux through ctypes, dropping root privileges, and resource limits.
 
-Each failure becomes a `SetupError`. The zygote imports this file, so it imports nothing else of the package.
+Every error is raised as a `SetupError`. The zygote imports this file, so it imports nothing else of the package.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PR_SET_NO_NEW_PRIVS = 38
 
 
 class SetupError(Exception):
-    """A step of the sandbox setup failed; no untrusted code has run.
+    """Raised if the sandbox cannot be set up. No untrusted code has run.
 
     Attributes:
-        step: the failed action, such as "mount the work directory".
+        step: the action that failed, such as "mount the work directory".
         reason: a description of the cause.
-        errno: the kernel's error number; 0 if unknown.
+        errno: the error number of the kernel, or 0 if it is unknown.
     """
 
     def __init__(self, step: str, reason: str, errno: int = 0) -> None:
@@ -42,7 +42,7 @@ _syscall.argtypes = [ctypes.c_long] * 7
 
 
 def syscall(number: int, *arguments: int, step: str) -> int:
-    """Make a system call by number; pointers are passed as addresses."""
+    """Make a system call by its number. Pointers are passed as addresses."""
     result = _syscall(number, *arguments, *[0] * (6 - len(arguments)))
     if result < 0:
         raise failed(step)
@@ -50,7 +50,7 @@ def syscall(number: int, *arguments: int, step: str) -> int:
 
 
 def fork() -> int:
-    """Call `fork(2)` in a process that has one thread, and reseed `random` in the child."""
+    """Call `fork(2)` in a process that has only one thread, and reseed `random` in the child."""
     process = int(_python.fork())
     if process < 0:
         raise failed("fork")
@@ -60,13 +60,13 @@ def fork() -> int:
 
 
 def failed(step: str) -> SetupError:
-    """Return the error of the system call that just failed."""
+    """Return the error of the system call that has just failed."""
     number = ctypes.get_errno()
     return SetupError(step, os.strerror(number), number)
 
 
 def prctl(option: int, value: int, step: str) -> None:
-    """`prctl(2)` with one argument."""
+    """Call `prctl(2)` with one argument."""
     if _libc.prctl(
         ctypes.c_int(option), ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)
     ):
@@ -74,26 +74,26 @@ def prctl(option: int, value: int, step: str) -> None:
 
 
 def mount(source: str, target: str, kind: str, flags: int, data: str, step: str) -> None:
-    """`mount(2)`; an empty source, kind or data is passed as none."""
+    """Call `mount(2)`. An empty source, type or data is passed as a null pointer."""
     encoded = [ctypes.c_char_p(os.fsencode(text) or None) for text in (source, target, kind, data)]
     if _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]):
         raise failed(step)
 
 
 def unmount(target: str, flags: int, step: str) -> None:
-    """`umount2(2)`."""
+    """Call `umount2(2)`."""
     if _libc.umount2(os.fsencode(target), ctypes.c_int(flags)):
         raise failed(step)
 
 
 def unshare(flags: int, step: str) -> None:
-    """`unshare(2)`."""
+    """Call `unshare(2)`."""
     if _libc.unshare(ctypes.c_int(flags)):
         raise failed(step)
 
 
 def enter_namespace(descriptor: int, kind: int, step: str) -> None:
-    """`setns(2)`."""
+    """Call `setns(2)`."""
     if _libc.setns(ctypes.c_int(descriptor), ctypes.c_int(kind)):
         raise failed(step)
 
@@ -138,17 +138,17 @@ utimes:235:- vfork:58:- wait4:61:260 waitid:247:95 write:1:64 writev:20:66"""
 
 
 def machine() -> str:
-    """Return this machine's name as reported by `uname`."""
+    """Return the name of the machine architecture, as reported by `uname`."""
     return os.uname().machine
 
 
 def audit_arch(name: str) -> int | None:
-    """Return seccomp's number for the machine; None if it has no table."""
+    """Return the number that seccomp uses for this architecture, or None if it is not supported."""
     return _AUDIT_ARCHES.get(name)
 
 
 def numbers(name: str) -> dict[str, int]:
-    """Return the machine's system calls by name; {} if it has no table."""
+    """Return the numbers of the system calls of this architecture by name, or {} if it is not supported."""
     if name not in _COLUMNS:
         return {}
     rows = (entry.split(":") for entry in _TABLE.split())
@@ -172,7 +172,7 @@ class _Sets(ctypes.Structure):
 
 
 def keep_capabilities(*numbers: int) -> None:
-    """Drop all capabilities of this thread except these, which it must have; `execve` drops them all."""
+    """Drop all capabilities of this thread except the given ones, which it must have. `execve` drops these too."""
     mask = sum(1 << number for number in numbers)
     header = _Header(_VERSION_3, 0)
     sets = _Sets(mask, mask, 0, 0, 0, 0)
@@ -181,7 +181,7 @@ def keep_capabilities(*numbers: int) -> None:
 
 
 def empty_bounding_set() -> None:
-    """Prevent programs that this process starts, including set-user-id programs, from gaining a capability."""
+    """Prevent programs that this process starts from gaining capabilities, even if they are set-user-id programs."""
     for number in range(_LAST_KNOWN + 1):
         try:
             prctl(PR_CAPBSET_DROP, number, "drop capabilities")
@@ -218,9 +218,9 @@ SPARE_TASKS = 1_024
 
 
 def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_files: int, tasks: int) -> None:
-    """Set the resource limits of this process, in the kernel's units.
+    """Set the resource limits of this process, in the units of the kernel.
 
-    `tasks` limits all tasks of the process's user id; 0 means no limit.
+    `tasks` limits the number of processes and threads of the user id; 0 means no limit.
     """
     limits = [
         (resource.RLIMIT_CPU, cpu_s),
@@ -243,7 +243,7 @@ def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_file
 
 
 def count_tasks(user: int) -> int:
-    """Return the number of processes and threads of this user id; 0 if /proc does not show them."""
+    """Return the number of processes and threads of this user id, or 0 if they are not visible in /proc."""
     count = 0
     try:
         folders = [f"/proc/{name}" for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
@@ -257,5 +257,5 @@ def count_tasks(user: int) -> int:
 
 
 def address_space_in_use(statm: int) -> int:
-    """Return the bytes of address space mapped by this process, given an open descriptor of its `/proc/self/statm`."""
+    """Return the address space of this process in bytes, given an open descriptor of its `/proc/self/statm`."""
     return int(os.pread(statm, 64, 0).split()[0]) * os.sysconf("SC_PAGE_SIZE")

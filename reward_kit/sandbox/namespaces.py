@@ -1,12 +1,13 @@
-"""Namespaces for sandboxed code (user, mount, PID, network, IPC, UTS, cgroup) and a root on tmpfs.
+"""Namespaces for sandboxed code (user, mount, PID, network, IPC, UTS and cgroup), and a root directory on tmpfs.
 
-The order matters. A zygote that runs as root first builds its read-only root (while an interpreter in a private home is
-still readable), then drops root privileges, then creates the user namespace. An ordinary user creates the user
-namespace first. The zygote is process 1 of a PID namespace owned by its user namespace, so that it can return to that
-namespace after starting each child in another one. A child adds a PID, a mount, an IPC, a UTS and a cgroup namespace
-and a work directory. It shares two namespaces with its zygote. One is the user namespace, because mapping the ids of
-another one needs `/proc`, which is missing. The other is the network namespace, because another one costs a third of a
-millisecond and is useless without `socket`.
+The order of the steps matters. A zygote that runs as root first builds its read-only root directory, because it may
+need an interpreter in a private home directory. It then drops root privileges, and finally creates the user namespace.
+An ordinary user must create the user namespace first. The zygote is process 1 of a PID namespace that belongs to its
+user namespace, so that it can return to that PID namespace after it has started a child in another one.
+
+A child gets new PID, mount, IPC, UTS and cgroup namespaces and a work directory. It shares two namespaces with its
+zygote: the user namespace, because mapping the ids of a new one would require `/proc`, which is missing; and the
+network namespace, because a new one would take a third of a millisecond and is not needed without `socket`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _MountAttr(ctypes.Structure):
 
 
 def enter(read_paths: Sequence[tuple[str, str]], *, outer_user: int | None) -> int:
-    """Move this process into new namespaces and a new root; its children start in the new PID namespace."""
+    """Move this process to new namespaces with a new root directory. Its children start in the new PID namespace."""
     try:
         proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -55,7 +56,7 @@ def enter(read_paths: Sequence[tuple[str, str]], *, outer_user: int | None) -> i
 
 
 def proc_file(proc: int, name: str, flags: int = os.O_RDONLY) -> int:
-    """Open a file in this process's directory of the original `/proc`."""
+    """Open a file of this process in the original `/proc`."""
     try:
         return os.open(f"self/{name}", flags | os.O_CLOEXEC, dir_fd=proc)
     except OSError as error:
@@ -94,7 +95,7 @@ def _write(descriptor: int, text: str, step: str) -> None:
 
 
 def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
-    """Replace `/` with a tmpfs that contains the paths, and detach the old root."""
+    """Replace `/` with a tmpfs that contains only the given paths, and detach the old root directory."""
     linux.mount("", "/", "", _MS_REC | _MS_PRIVATE, "", "make mounts private")
     base = WORK_FOLDER
     linux.mount("sandbox", base, "tmpfs", _MS_NOSUID, "mode=0755,size=1m,nr_inodes=4096", "mount a new root")
@@ -116,7 +117,7 @@ def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
 
 
 def _show(path: str, real: str, *, is_device: bool = False) -> None:
-    """Mount `real` from the old root read-only at `path` in the new root."""
+    """Mount `real` of the old root directory read-only at `path` in the new one."""
     source = _OLD + real
     if os.path.lexists(path):
         return  # below an existing mount
@@ -142,13 +143,13 @@ def _show(path: str, real: str, *, is_device: bool = False) -> None:
 
 
 def send_next_child_away(own: int) -> None:
-    """Make the next forked child process 1 of a new PID namespace."""
+    """Start the next forked child as process 1 of a new PID namespace."""
     linux.enter_namespace(own, NEWPID, "return to the original PID namespace")
     linux.unshare(NEWPID, "create a PID namespace")
 
 
 def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequence[str] = ()) -> None:
-    """Give the child its own mount, IPC, UTS and cgroup namespaces, and an empty work directory in memory."""
+    """Move the child to its own mount, IPC, UTS and cgroup namespaces, with an empty work directory in memory."""
     linux.unshare(_NEWNS | _NEWIPC | _NEWUTS, "create mount, IPC and UTS namespaces")
     _unshare_groups()
     kept = []

@@ -1,4 +1,4 @@
-"""The outcome of one call, which the host decides from the received bytes and the kernel's counters."""
+"""The outcome of a call, which the host determines from the bytes it received and from the counters of the kernel."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "load": "The file could not be loaded, because of a syntax error, a missing module, or a missing function.",
     "exit": "The process exited before it returned a result.",
     "signal": "The process was killed by a signal, such as a crash of a native extension.",
-    "forbidden_call": "The code made a system call of another architecture.",
+    "forbidden_call": "The code made a system call for another architecture.",
     "type": "The result contains a value that JSON cannot represent.",
     "cycle": "The result contains itself.",
     "setup": "The sandbox could not be set up, so the code was not run; `reward-kit doctor` shows the reason.",
@@ -90,19 +90,21 @@ _SIGKILL: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one call.
+    """The outcome of a call.
 
     Attributes:
-        value: the returned value as JSON: tuples are lists, keys are strings. None on failure.
-        failure: the failure; None on success.
-        kind: "ok", or the precise fault; records count the broader `failure.failure_class`.
-        stdout, stderr: the output up to the limit; invalid UTF-8 is replaced.
-        is_output_cut: True if the output exceeded the limit.
+        value: the returned value, converted to JSON types; None if the call failed.
+        failure: the failure, or None if the call succeeded.
+        kind: "ok", or the exact type of the failure. Records count the broader `failure.failure_class`.
+        stdout, stderr: the output up to the size limit, in which invalid UTF-8 is replaced.
+        is_output_cut: True if the output exceeded the size limit.
         level: "isolated" or "warm".
-        strength: the confinement.
-        wall_s, cpu_s: seconds, measured by the host and the kernel. For a warm call the CPU seconds are the worker's.
-        peak_memory_mb: peak resident MiB, including memory shared with the zygote; 0 if a warm worker continues.
-        exit: the exit status, negative for a signal; None if the process continues or was lost.
+        strength: the strength of the sandbox.
+        wall_s: the wall time in seconds, measured by the host.
+        cpu_s: the CPU time in seconds, measured by the kernel. For a warm call, this is the time of the worker.
+        peak_memory_mb: the peak resident memory in MiB, including the memory shared with the zygote; 0 if a warm worker
+            continues to run.
+        exit: the exit status, negative for a signal; None if the process continues to run or was lost.
     """
 
     value: Any
@@ -120,13 +122,13 @@ class Outcome:
 
     @staticmethod
     def class_of(kind: OutcomeKind) -> FailureClass:
-        """Return the failure class under which records count a kind."""
+        """Return the failure class of a type of failure."""
         return _CLASSES.get(kind, "crash")
 
 
 @dataclass(slots=True)
 class Evidence:
-    """Facts about a call, from which its outcome is decided."""
+    """The facts about a call that determine its outcome."""
 
     is_ready: bool = False  # True if the child reported its confinement before it read the program
     answer: Any = None  # the decoded answer; meaningless if `fault` is set
@@ -144,11 +146,11 @@ class Evidence:
 
 
 class _CallFailed(Exception):
-    """A failed call; carries the kind, the message and the traceback."""
+    """Raised if a call failed, with the type, the message and the traceback."""
 
 
 def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) -> Outcome:
-    """Decide the outcome from the evidence."""
+    """Determine the outcome of a call."""
     failure, value = None, None
     kind: OutcomeKind = "ok"
     try:
@@ -190,7 +192,7 @@ def _value(evidence: Evidence, limits: Limits) -> Any:
         if status == -_SIGKILL and evidence.cpu_s >= 0.75 * limits.cpu_s:
             raise _beyond_cpu(limits)
         if status == -_SIGSYS:
-            raise _CallFailed("forbidden_call", "the code made a system call of another architecture", "")
+            raise _CallFailed("forbidden_call", "the code made a system call for another architecture", "")
         if status is not None and status < 0:
             raise _CallFailed("signal", f"the process was killed by signal {-status} before it returned a result", "")
         raise _CallFailed("no_result", f"the process exited with status {status} before it returned a result", "")
@@ -204,7 +206,7 @@ def _beyond_cpu(limits: Limits) -> _CallFailed:
 
 
 def _checked(answer: Any, limits: Limits) -> Any:
-    """Return the value in an answer, or raise the failure that the harness reports."""
+    """Return the value in an answer, or raise the failure that the harness reported."""
     if not isinstance(answer, dict) or not (answer.keys() <= {"value", "error", "left"}):
         raise _CallFailed("forged_frame", "the answer was not written by the harness", "")
     error = answer.get("error")
@@ -222,7 +224,7 @@ def _checked(answer: Any, limits: Limits) -> Any:
 
 
 def _with_limit(kind: str, message: str, limits: Limits) -> str:
-    """Append the limit that was reached, if any, and how to raise it."""
+    """Append the limit that was reached, if any, and how to increase it."""
     texts = {
         "memory": (f"the call needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
         "disk": (f"the work directory is limited to {limits.disk_mb:,} MiB", "disk_mb"),

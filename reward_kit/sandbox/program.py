@@ -1,4 +1,4 @@
-"""Programs that run in a sandbox, the limits of their calls, and the files that they import and may read."""
+"""Programs that run in the sandbox, the limits of their calls, and the files that they can import and read."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Program:
                 raise ConfigError(f"{path} is never readable in the sandbox; specify the directory that is needed")
 
     def payload(self) -> bytes:
-        """Return the JSON for a child, which is sent in a frame."""
+        """Return the JSON to send to a child in a frame."""
         fields = {
             "source": self.source,
             "filename": self.filename,
@@ -81,7 +81,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ZygoteSpec:
-    """The configuration of a zygote; programs with the same configuration share zygotes."""
+    """The configuration of a zygote. Programs with the same configuration share zygotes."""
 
     imports: tuple[str, ...]
     sys_path: tuple[str, ...]
@@ -90,7 +90,7 @@ class ZygoteSpec:
 
 
 def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpec:
-    """Return the spec of zygotes for a program on this machine."""
+    """Return the configuration of the zygotes for a program on this machine."""
     for path in (*program.read_paths, *program.search_paths):
         if not os.path.exists(path):  # noqa: PTH110
             raise ConfigError(f"read path {path} does not exist")
@@ -125,19 +125,20 @@ _AT_MOST |= {"output_kb": 1 << 20, "result_kb": MOST_RESULT_KB}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one call; each has its own failure class.
+    """The limits of one call. Each limit has its own failure class.
 
     Attributes:
-        wall_s: the wall time limit in seconds.
-        cpu_s: the CPU time limit of each process, rounded up to whole seconds.
-        memory_mb: MiB of address space of each process, in addition to the memory of the preloaded interpreter. A call
-            with `processes` above 0 can use `memory_mb` times (1 + `processes`), and `disk_mb` of files.
-        processes: the maximum number of processes that the code may start; 0 forbids starting any. Threads count as
-            processes.
-        open_files: the maximum number of descriptors, including the initial four.
-        disk_mb: the maximum size of files in its temporary directory in MiB.
-        output_kb: KiB stored of each of stdout and stderr; the rest is dropped, which the outcome reports.
-        result_kb: the maximum size of the result in KiB.
+        wall_s: the wall time in seconds.
+        cpu_s: the CPU time of each process in seconds, rounded up to a whole number.
+        memory_mb: the address space of each process in MiB, in addition to the memory of the preloaded interpreter. If
+            `processes` is above 0, all processes of the call together may use `memory_mb` times (1 + `processes`), plus
+            `disk_mb` for files.
+        processes: the number of processes that the code may start; 0 forbids starting any. Threads count as processes.
+        open_files: the number of open file descriptors, including the four that are open at the start.
+        disk_mb: the size of the files in the temporary directory in MiB.
+        output_kb: the size of stdout and of stderr that is stored, in KiB each. The rest is dropped, and the outcome
+            reports this.
+        result_kb: the size of the result in KiB.
     """
 
     wall_s: float = 10.0

@@ -1,9 +1,9 @@
-"""The seccomp filter of sandboxed code, which lists the system calls it needs; all other calls fail with EPERM.
+"""The seccomp filter for sandboxed code. It allows the system calls that the code needs; all others fail with EPERM.
 
-Namespaces alone are not enough, so `socket` is not listed (AF_VSOCK reaches the hypervisor and netlink the kernel,
-whatever the network namespace). Calls that are harmless only with some arguments are allowed by argument. The kernel
-runs the program on `struct seccomp_data` (linux/seccomp.h). A search tree over the numbers needs about eight steps per
-call; a list would need a hundred.
+Namespaces alone are not enough. For example, `socket` is not allowed, because AF_VSOCK sockets reach the hypervisor and
+netlink sockets reach the kernel, even in a separate network namespace. Some calls are allowed only with certain
+arguments. The kernel runs the filter on a `struct seccomp_data` (linux/seccomp.h). The filter searches the call numbers
+in a tree, which takes about eight steps per call; a list would take about a hundred.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Code = tuple["Instruction", ...]
 
 
 class Instruction(NamedTuple):
-    """A `struct sock_filter`; the jumps count the instructions to skip."""
+    """A `struct sock_filter`. Each jump is the number of instructions to skip."""
 
     operation: int
     if_true: int
@@ -43,12 +43,12 @@ def errno_action(number: int) -> int:
 
 
 def answer(action: int) -> Code:
-    """Return with `action`."""
+    """Return the instruction that ends the filter with `action`."""
     return (Instruction(_RETURN, 0, 0, action),)
 
 
 def low(argument: int) -> Code:
-    """Load the lower half of an argument; 0 is the first. Both machines are little-endian."""
+    """Load the lower half of an argument; arguments are counted from 0. Both architectures are little-endian."""
     return (Instruction(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument),)
 
 
@@ -58,17 +58,17 @@ def high(argument: int) -> Code:
 
 
 def masked(mask: int) -> Code:
-    """Keep only these bits of the loaded value."""
+    """Keep only the given bits of the loaded value."""
     return (Instruction(_AND, 0, 0, mask),)
 
 
 def if_equal(value: int, then: Code, otherwise: Code) -> Code:
-    """Branch on whether the loaded value equals `value`; both branches must end."""
+    """Branch on whether the loaded value equals `value`. Both branches must end the filter."""
     return (Instruction(_EQUAL, 0, _short(then), value), *then, *otherwise)
 
 
 def if_any_bit(mask: int, then: Code, otherwise: Code) -> Code:
-    """Branch on whether any of the bits are set."""
+    """Branch on whether any of the given bits are set."""
     return (Instruction(_ANY_BIT, 0, _short(then), mask), *then, *otherwise)
 
 
@@ -81,9 +81,9 @@ def if_one_of(values: Sequence[int], then: Code, otherwise: Code) -> Code:
 
 
 def assemble(arch: int, rules: Mapping[int, Code], default: Code) -> bytes:
-    """Return the whole filter in the kernel's binary format; each rule of a system call number must end.
+    """Return the complete filter in the binary format of the kernel. The rule of each call number must end the filter.
 
-    A call made for another machine than `arch`, or with the x32 bit set, kills the process.
+    A call that uses the convention of a different architecture, or has the x32 bit set, kills the process.
     """
     foreign = answer(KILL_PROCESS)
     entry = (Instruction(_LOAD, 0, 0, _MACHINE_AT), Instruction(_EQUAL, 1, 0, arch), *foreign)
@@ -93,7 +93,7 @@ def assemble(arch: int, rules: Mapping[int, Code], default: Code) -> bytes:
 
 
 def _ranges(rules: Mapping[int, Code], default: Code) -> list[tuple[int, Code]]:
-    """Return the start and rule of each run of numbers that share a rule, in ascending order."""
+    """Group consecutive call numbers that share a rule, and return the first number and the rule of each group."""
     starts: list[tuple[int, Code]] = [(0, rules.get(0, default))]
     for number in sorted({*rules, *(number + 1 for number in rules)}):
         code = rules.get(number, default)
@@ -164,9 +164,10 @@ class _Program(ctypes.Structure):
 
 
 def build(machine: str, *, may_start_processes: bool, has_own_root: bool) -> bytes:
-    """Return the filter for sandboxed processes, to be completed by `for_process`.
+    """Build the filter for sandboxed processes, which `for_process` completes.
 
-    If `has_own_root` is true, no process can see a writable file of the host, whatever the rights of its user are.
+    If `has_own_root` is true, no process can see a writable file on the host, regardless of the permissions of its
+    user.
     """
     known, arch = linux.numbers(machine), linux.audit_arch(machine)
     if arch is None:
@@ -185,7 +186,7 @@ def build(machine: str, *, may_start_processes: bool, has_own_root: bool) -> byt
 
 
 def build_for_zygote(machine: str) -> bytes:
-    """Return the filter of a process without namespaces that starts sandboxed processes and needs no network."""
+    """Build the filter for a zygote without namespaces. It starts sandboxed processes and needs no network."""
     known, arch = linux.numbers(machine), linux.audit_arch(machine)
     if arch is None:
         raise linux.SetupError("build the system call filter", f"no table of system calls for {machine}")
@@ -194,7 +195,7 @@ def build_for_zygote(machine: str) -> bytes:
 
 
 def for_process(filter_code: bytes, own_pid: int) -> bytes:
-    """Return the filter for the process with this id, the only process to which it may send signals."""
+    """Complete the filter for the process with this id, which may send signals only to itself."""
     return filter_code.replace(_OWN_PID.to_bytes(4, sys.byteorder), own_pid.to_bytes(4, sys.byteorder))
 
 
@@ -223,8 +224,9 @@ def _by_argument(allow: Code, deny: Code) -> dict[str, Code]:
 
 
 def load(filter_code: bytes) -> None:
-    """Apply the filter permanently to the calling thread and its descendants. The thread must have `no_new_privs`
-    set.
+    """Apply the filter permanently to the calling thread and its descendants.
+
+    `no_new_privs` must be set for the thread.
     """
     code = ctypes.create_string_buffer(filter_code, len(filter_code))
     header = _Program(len(filter_code) // 8, ctypes.addressof(code))

@@ -1,8 +1,8 @@
-"""The zygote, a program that imports the modules of all calls, confines itself, and forks a child for each call.
+"""The zygote, a program that imports the modules that all calls need, confines itself, and forks a child for each call.
 
-It is run as `python -I -S zygote.py CONTROL`, with an empty environment and one socket. It never sees a byte of a
-program, a request or a result, so no data of one call is in the memory that the next child copies. It runs one call at
-a time, and ends with all its children when the socket closes.
+It is started as `python -I -S zygote.py CONTROL`, with an empty environment and one socket. It never receives any part
+of a program, a request or a result, so a child cannot inherit data of other calls in its memory. It runs one call at a
+time. When the socket is closed, it ends with all its children.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _DEVICE_READ = ("random", "urandom")
 
 
 class Spawn(NamedTuple):
-    """The record that requests a child. Its descriptors come with it: channel, output, errors."""
+    """A request to start a child. It is sent with three descriptors: the channel, stdout and stderr."""
 
     cpu_s: int
     memory: int  # bytes
@@ -55,7 +55,7 @@ class Spawn(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The record that reports the end of a child."""
+    """A report that a child has ended."""
 
     status: int  # from `waitpid`
     user_s: float
@@ -65,7 +65,7 @@ class Ended(NamedTuple):
 
 
 class Zygote:
-    """This process, once it is confined."""
+    """The zygote after it has confined itself."""
 
     def __init__(self, control: _socket.socket, config: dict[str, Any], pid_namespace: int, statm: int) -> None:
         self._control = control
@@ -90,7 +90,7 @@ class Zygote:
             self._keep = [path for path, _ in config["read_paths"] if path.startswith(work) and os.path.exists(path)]  # noqa: PTH110
 
     def serve(self) -> None:
-        """Start a child for each record until the socket closes."""
+        """Start a child for each request, until the socket is closed."""
         descriptors = array.array("i")
         room = _socket.CMSG_SPACE(3 * descriptors.itemsize)
         while True:
@@ -127,7 +127,10 @@ class Zygote:
         return ended
 
     def _watch(self, child: int, folder: str, disk: int) -> int:
-        """Wait for the child's end; kill it on the host's request, at its disk limit, or when the host has ended."""
+        """Wait until the child ends.
+
+        Kill it if the host requests it, if the disk limit is reached, or if the host has ended.
+        """
         ending = os.pidfd_open(child)
         poll = select.poll()
         poll.register(ending, select.POLLIN)
@@ -150,7 +153,7 @@ class Zygote:
             os.close(ending)
 
     def _be_child(self, spawn: Spawn, descriptors: Sequence[int], folder: str, parent: int) -> None:
-        """Confine the child, then serve calls. Never returns."""
+        """Confine the child, then answer its calls. This function never returns."""
         try:
             _take_descriptors(self._null, descriptors)
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "end with the zygote")
@@ -194,12 +197,12 @@ class Zygote:
 
 
 def files_in(disk: int) -> int:
-    """Return the maximum number of files and directories in a work directory of this many bytes."""
+    """Return the maximum number of files and directories in a work directory of this size in bytes."""
     return max(16, _FILES_PER_MEBIBYTE * disk // linux.MEBIBYTE)
 
 
 def uses_more(folder: str, disk: int) -> bool:
-    """Return True if a work directory on a real disk exceeds its limits, or cannot be measured."""
+    """Return True if a work directory on disk exceeds its limits, or cannot be measured."""
     pending, files, size = [folder], 0, 0
     try:
         while pending:
@@ -219,7 +222,7 @@ def uses_more(folder: str, disk: int) -> bool:
 
 
 def _take_descriptors(null: int, descriptors: Sequence[int]) -> None:
-    """Make input, output, errors and the channel the descriptors 0 to 3, and close all others."""
+    """Make stdin, stdout, stderr and the channel the descriptors 0 to 3, and close all others."""
     channel, output, errors = (os.dup(descriptor) for descriptor in descriptors)
     for number, descriptor in enumerate((null, output, errors, channel)):
         os.dup2(descriptor, number, inheritable=False)
@@ -228,7 +231,7 @@ def _take_descriptors(null: int, descriptors: Sequence[int]) -> None:
 
 
 def remove_folder(path: str) -> None:
-    """Remove a call's files without following links.
+    """Remove the files of a call without following links.
 
     Directories are moved up before they are emptied, so that paths stay short.
     """
@@ -250,7 +253,7 @@ def remove_folder(path: str) -> None:
 
 
 def _enter(config: dict[str, Any]) -> tuple[int, int]:
-    """Confine the zygote; return descriptors of its PID namespace and of its `statm`, or -1 for a missing one."""
+    """Confine the zygote. Return descriptors of its PID namespace and of its `statm`, or -1 if one is missing."""
     strength, user = config["strength"], config["outer_user"]
     if strength == "namespaces":
         proc = namespaces.enter(config["read_paths"], outer_user=user)
@@ -288,7 +291,7 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
 
 
 def shared_rules(config: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return Landlock's rules for devices and for the paths that every call may read without a separate root."""
+    """Return the Landlock rules for devices and for the paths that every call may read if it has no root of its own."""
     rules = [(real, landlock.READ) for _, real in config["read_paths"]]
     for device in namespaces.DEVICES:
         rights = landlock.READ_DEVICE if device in _DEVICE_READ else landlock.WRITE_DEVICE
@@ -315,7 +318,7 @@ def _preload(config: dict[str, Any]) -> None:
 
 
 def main(descriptor: int) -> None:
-    """Read the configuration, confine this process, import modules, report readiness, and serve."""
+    """Read the configuration, confine this process, import the modules, report that it is ready, and serve requests."""
     control = _socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.umask(0o022)  # the new root is for another user than its creator

@@ -1,7 +1,7 @@
-"""The host's side of a zygote and its children.
+"""The side of the host: starting and controlling zygotes and their children.
 
 A zygote is started with one socket, starts one child at a time on request, and ends when the socket is closed. A child
-has a channel for frames and two outputs; every byte that comes from it is untrusted.
+has a channel for frames, and stdout and stderr. All bytes that it sends are untrusted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FIRST_UNUSED_ID = 1_900_000_000
 
 
 class ZygoteProcess:
-    """The host's handle of a zygote process."""
+    """A zygote process, as seen by the host."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, work_root: Path | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -66,10 +66,10 @@ class ZygoteProcess:
 
     @classmethod
     async def start(cls, spec: ZygoteSpec, strength: Strength) -> ZygoteProcess:
-        """Start a zygote and wait until it has imported everything.
+        """Start a zygote, and wait until it has imported all modules.
 
         Raises:
-            SetupError: the start or the confinement fails.
+            SetupError: If the zygote does not start or cannot confine itself.
         """
         config, work_root = _configuration(spec, strength)
         control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -107,8 +107,9 @@ class ZygoteProcess:
         return self
 
     async def spawn(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> Child:
-        """Return a child that waits for a call; use the prepared child if it fits. `ended` is None if the zygote
-        died.
+        """Return a child that waits for a call, which may have been prepared.
+
+        `ended` is `None` if the zygote has died.
         """
         wanted = spawn_record(limits, is_single=is_single, cpu_s=cpu_s)
         child, self._prepared = self._prepared, None
@@ -123,19 +124,19 @@ class ZygoteProcess:
         return self._spawn(limits, wanted)
 
     def prepare(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> None:
-        """Start and confine the next child, and load a program into it, ahead of its call."""
+        """Start and confine the next child, and load a program into it, before there is a call for it."""
         if self.is_alive and self._prepared is None:
             self._prepared = self._spawn(limits, spawn_record(limits, is_single=is_single, cpu_s=cpu_s))
             if program is not None:
                 self._prepared.load(program)
 
     def is_prepared(self, limits: Limits, program: Program) -> bool:
-        """Return True if a child with these limits is ready that has loaded this program or none."""
+        """Return True if a child with these limits is ready, and has loaded this program or none."""
         return self._prepared is not None and self._prepared.is_ready and self._prepared.may_run(limits, program)
 
     @property
     def prepared_pid(self) -> int:
-        """The pid of the prepared child; 0 if not prepared."""
+        """The process id of the prepared child, or 0 if none exists."""
         return self._prepared.pid if self._prepared is not None else 0
 
     @property
@@ -155,7 +156,7 @@ class ZygoteProcess:
         return child
 
     def kill_child(self, child: Child) -> None:
-        """Kill this child and its process tree unless it has ended; `ended` resolves afterwards."""
+        """Kill the child with all its processes if it is still running. `ended` resolves afterwards."""
         if child is self._child and not child.ended.done():
             try:
                 self._control.send(KILL)
@@ -163,7 +164,10 @@ class ZygoteProcess:
                 self._died()
 
     async def end_child(self, child: Child) -> Ended | None:
-        """Kill the child and wait for its end, which takes about a millisecond; on a timeout, end the zygote."""
+        """Kill the child and wait until it has ended, which takes about a millisecond.
+
+        After a timeout, end the zygote.
+        """
         self.kill_child(child)
         waiting = self._loop.create_task(asyncio.wait({child.ended}, timeout=BACKSTOP_S))
         try:
@@ -195,7 +199,7 @@ class ZygoteProcess:
             self._child.ended.set_result(None)
 
     async def close(self) -> None:
-        """End the zygote and everything that it started, and wait for the end, even during cancellation."""
+        """End the zygote and all processes it has started, and wait for them, even if this task is cancelled."""
         if self._ending is None:
             self._ending = self._loop.create_task(self._end())
         await asyncio.shield(self._ending)
@@ -233,7 +237,7 @@ class ZygoteProcess:
 
 
 def spawn_record(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
-    """Return the record that requests a child with these limits."""
+    """Return the request to start a child with these limits."""
     return Spawn(
         math.ceil(cpu_s),
         limits.memory_mb * MEBIBYTE,
@@ -246,7 +250,7 @@ def spawn_record(limits: Limits, *, is_single: bool, cpu_s: float) -> Spawn:
 
 
 def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any], Path | None]:
-    """Return a zygote's configuration and, without namespaces, the directory for its work directories."""
+    """Return the configuration of a zygote and, without namespaces, the parent of its work directories."""
     user, work_root, has_namespaces = None, None, strength == "namespaces"
     if os.geteuid() == 0 and strength != "process":
         user = _FIRST_UNUSED_ID + secrets.randbelow(1 << 24)
@@ -287,7 +291,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Capture:
-    """An output of the child, read continuously so that the child never blocks, and stored up to a limit."""
+    """The stdout or stderr of a child.
+
+    It is read continuously, so that the child never blocks, and stored up to a limit.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self._loop, self._limit = loop, limit
@@ -311,7 +318,7 @@ class Capture:
         return True
 
     def take(self) -> tuple[bytes, bool]:
-        """Return the output since the last call, including waiting bytes, and whether more was dropped."""
+        """Return the output since the last call, and whether further output was dropped."""
         for _ in range(8):  # enough to empty a full pipe, without waiting for more
             if not self._read():
                 break
@@ -322,13 +329,12 @@ class Capture:
         return taken
 
     def close(self) -> None:
-        """Close the descriptors."""
         self._loop.remove_reader(self._reader)
         os.close(self._reader)
 
 
 class Child:
-    """The host's view of a sandboxed child: a channel for frames, two outputs, and its end."""
+    """A sandboxed child, as seen by the host, with a channel for frames, its stdout and stderr, and how it ended."""
 
     def __init__(self, limits: Limits, spawn: Spawn) -> None:
         self._loop = asyncio.get_running_loop()
@@ -354,28 +360,28 @@ class Child:
         self._loop.add_reader(self._channel.fileno(), self._read)
 
     def may_run(self, limits: Limits, program: Program | None) -> bool:
-        """Return True if the child has these limits and has not been sent another program."""
+        """Return True if the child has these limits and has not received a different program."""
         return self.limits == limits and self._program in (None, program)
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
-        """The child's ends: channel, output, errors; closed here by `close_child_ends`."""
+        """The descriptors of the child: channel, stdout and stderr. `close_child_ends` closes them in this process."""
         return self._far.fileno(), self._output.writer, self._errors.writer
 
     def close_child_ends(self) -> None:
-        """Close the child's ends in this process."""
+        """Close the descriptors of the child in this process."""
         self._far.close()
         os.close(self._output.writer)
         os.close(self._errors.writer)
 
     def load(self, program: Program) -> None:
-        """Send the program, once."""
+        """Send the program if it has not been sent."""
         if self._program is None:
             self._program = program
             self._push(pack(secrets.token_bytes(NONCE_BYTES), program.payload()))
 
     def send(self, program: Program, call: bytes) -> None:
-        """Send a call; before the first call, send the program."""
+        """Send a call. Before the first call, send the program."""
         self.load(program)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._push(pack(self._nonce, call))
@@ -417,7 +423,7 @@ class Child:
         return True
 
     def _ready_byte(self) -> bytes:
-        """Read the ready byte; the kernel sends the writer's process id with it."""
+        """Read the ready byte, with which the kernel also delivers the process id of the sender."""
         data, ancillary, _, _ = self._channel.recvmsg(len(READY), socket.CMSG_SPACE(_CREDENTIALS.size))
         if data != READY:
             return b""
@@ -429,14 +435,14 @@ class Child:
         return b""
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds that the child has used, as counted by the kernel; 0.0 if unknown."""
+        """Return the CPU time of the child in seconds, as counted by the kernel, or 0.0 if it is unknown."""
         try:
             return time.clock_gettime((~self.pid << 3) | _CPU_OF_PROCESS) if self.pid else 0.0
         except OSError:
             return 0.0
 
     def resident_mb(self) -> float:
-        """Return the child's resident memory in MiB; 0.0 if unknown."""
+        """Return the resident memory of the child in MiB, or 0.0 if it is unknown."""
         try:
             pages = int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[1])
         except (OSError, IndexError):
@@ -459,17 +465,17 @@ class Child:
 
     @property
     def has_fault(self) -> bool:
-        """True if the received bytes are not an answer."""
+        """True if the received bytes are not a valid answer."""
         return self._fault is not None
 
     @property
     def has_extra(self) -> bool:
-        """True if bytes arrived without a call."""
+        """True if the child sent data although there was no call."""
         self._read()
         return bool(self._received) or self.has_fault
 
     def take_answer(self, evidence: Evidence) -> None:
-        """Move the answer and the outputs into `evidence`, and reset for the next answer."""
+        """Move the answer and the output to `evidence`, and reset the state for the next answer."""
         evidence.is_ready = self.is_ready
         try:
             if self._fault is not None:
@@ -483,7 +489,7 @@ class Child:
         evidence.is_output_cut = is_output_cut or are_errors_cut
 
     def take_end(self, evidence: Evidence, ended: Ended | None) -> None:
-        """Move the record of the child's end and all unread bytes into `evidence`."""
+        """Store how the child ended, and its unread bytes, in `evidence`."""
         for _ in range(2 + (self._max_result + HEADER.size) // _CHUNK):
             if not self._read():
                 break
@@ -498,7 +504,7 @@ class Child:
         evidence.peak_memory_mb = ended.peak_memory / MEBIBYTE
 
     def close(self) -> None:
-        """Close every descriptor, including the channel to the child."""
+        """Close all descriptors, including the channel to the child."""
         self._loop.remove_reader(self._channel.fileno())
         self._loop.remove_writer(self._channel.fileno())
         self._channel.close()

@@ -1,4 +1,4 @@
-"""Episodes as NumPy training rows: tokens, masks, log-probabilities and credit."""
+"""Convert episodes to training rows in NumPy arrays: tokens, masks, log-probabilities and advantages."""
 
 from reward_kit.tokens.batch import TokenBatch, TokenItem
 from reward_kit.tokens.columns import Columns

@@ -1,9 +1,9 @@
-"""`TokenBatch`, training rows in the layout of verl's `DataProto`, with the operations that trainers use.
+"""Training rows in the layout of verl's `DataProto`, with the operations that trainers use.
 
-`meta_info["padding"]` names the padded side: "right", "left", or "outer" (prompts on the left and completions on the
-right, so that all completions begin in the same column). Each array lies on one of three axes: P, the prompts; C, the
-completions; or T, both together. With "outer", T = P + C. Batches can be concatenated if they have the same keys and no
-conflicting values in `meta_info`.
+`meta_info["padding"]` names the side of the padding: "right", "left", or "outer". With "outer", prompts are padded on
+the left and completions on the right, so that all completions begin in the same column. Each array lies on one of three
+axes: P for the prompts, C for the completions, or T for both together. With "outer", T = P + C. Batches can be
+concatenated if they have the same keys and no conflicting values in `meta_info`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.tokens.columns import Array, Ints
 
 
-def _check_same_keys(batches: Sequence[Mapping[str, Array]], what: str) -> None:
+def _check_same_keys(batches: Sequence[Mapping[str, Array]], part_name: str) -> None:
     every = set().union(*batches)
     partial = sorted(key for key in every if not all(key in batch for batch in batches))
     if partial:
         lacking = [str(i) for i, batch in enumerate(batches) if any(key not in batch for key in partial)]
         raise ConfigError(
-            f"batches with different {what} keys cannot be joined: {', '.join(partial)} missing in batch "
-            f"{', '.join(lacking)}; select the same keys in each batch"
+            f"batches with different keys cannot be concatenated: batch {', '.join(lacking)} has no "
+            f"{', '.join(partial)} in {part_name}; select the same keys in each batch"
         )
 
 
@@ -50,7 +50,7 @@ _IDS = (*_PROMPT, *_COMPLETION, "input_ids")
 
 
 class Widths(NamedTuple):
-    """The number of columns on each axis; None if no array of the batch lies on it."""
+    """The number of columns on each axis, or None if no array in the batch lies on that axis."""
 
     prompt: int | None
     completion: int | None
@@ -58,7 +58,7 @@ class Widths(NamedTuple):
 
 
 def get_axis(key: str, meta_info: Mapping[str, Any]) -> Axis:
-    """Return the axis on which the array `key` lies."""
+    """Return the axis on which the array named `key` lies."""
     if key in _PROMPT:
         return "prompt"
     if key in _COMPLETION or (meta_info.get("names") == "verl" and key not in _BOTH_IN_VERL):
@@ -67,7 +67,7 @@ def get_axis(key: str, meta_info: Mapping[str, Any]) -> Axis:
 
 
 def fill_value(key: str, meta_info: Mapping[str, Any]) -> int:
-    """Return the value with which the array `key` is padded."""
+    """Return the padding value of the array named `key`."""
     if key in _IDS:
         return int(meta_info.get("pad_token_id", 0))
     return -1 if key == "policy_versions" else 0
@@ -83,7 +83,7 @@ def get_widths(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widt
 
 
 def concat_arrays(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the arrays of several batches with the same keys, concatenated and padded to the greatest width."""
+    """Concatenate the arrays of several batches with the same keys, after padding them to a common width."""
     widths = [get_widths(batch, meta_info) for batch in batches]
     return {
         key: np.concatenate(_widened(key, [batch[key] for batch in batches], widths, meta_info)) for key in batches[0]
@@ -91,7 +91,7 @@ def concat_arrays(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str
 
 
 def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info: Mapping[str, Any]) -> list[Array]:
-    """Return the arrays of several batches for one key, all padded to the greatest width."""
+    """Pad the arrays that several batches have for one key to a common width."""
     shapes = {array.shape[1:] for array in arrays}
     axis, padding = get_axis(key, meta_info), meta_info.get("padding", "right")
     outer_both = padding == "outer" and axis == "both"
@@ -102,8 +102,8 @@ def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info:
     if any(array.ndim != 2 for array in arrays) or (outer_both and not known):
         listed = ", ".join(map(str, sorted(shapes)))
         raise ConfigError(
-            f"{key!r} cannot be padded to one width, because its rows have the shapes {listed}. Padding needs "
-            "arrays (B,T) and, if padding is 'outer', prompt_ids and completion_ids in every batch"
+            f"{key!r} cannot be padded to a common width, because its rows have the shapes {listed}; pass (B,T) "
+            "arrays and, if padding is 'outer', prompt_ids and completion_ids in every batch"
         )
     if outer_both:
         lefts = [widths.prompt or 0 for widths in all_widths]
@@ -120,9 +120,9 @@ def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info:
 
 
 def _needed(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
-    """Return the minimum width of each axis."""
+    """Return the smallest width of each axis that holds all tokens."""
     if "attention_mask" not in batch:
-        raise ConfigError("the batch has no 'attention_mask', so its padding is unknown")
+        raise ConfigError("the batch has no 'attention_mask', so the position of its padding is unknown")
     is_token, old = batch["attention_mask"] != 0, get_widths(batch, meta_info)
     if meta_info.get("padding") == "outer" and old.prompt is not None:
         in_completion = np.arange(is_token.shape[1]) >= old.prompt
@@ -131,7 +131,7 @@ def _needed(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
     elif old.prompt is None and old.completion is None:
         in_completion = np.array(False)
     else:
-        raise ConfigError("the batch has prompts but no 'completion_mask', so their lengths are unknown")
+        raise ConfigError("the batch has prompts but no 'completion_mask', so the lengths of the prompts are unknown")
     prompt, completion, both = (
         int(counted.sum(axis=1).max(initial=0))
         for counted in (is_token & ~in_completion, is_token & in_completion, is_token)
@@ -143,7 +143,7 @@ RowIndex = slice | Sequence[int] | Array
 
 
 class TokenItem(NamedTuple):
-    """A row of a `TokenBatch`, with the same keys, but arrays without the leading axis."""
+    """A single row of a `TokenBatch`. It has the same keys, but its arrays have no batch axis."""
 
     batch: dict[str, Array]
     non_tensor_batch: dict[str, Any]
@@ -152,8 +152,9 @@ class TokenItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Training rows in the layout of verl's `DataProto`. All operations return a new batch and leave this one
-    unchanged.
+    """Training rows in the layout of verl's `DataProto`.
+
+    Every operation returns a new batch and leaves the original unchanged.
 
     Attributes:
         batch: arrays whose first axis is the row; see `tokens.layout`.
@@ -161,7 +162,7 @@ class TokenBatch:
         meta_info: values that apply to the whole batch, such as `pad_token_id` and `padding`.
 
     Raises:
-        ConfigError: the arrays have different numbers of rows.
+        ConfigError: If the arrays have different numbers of rows.
     """
 
     batch: dict[str, Array]
@@ -171,7 +172,7 @@ class TokenBatch:
     def __post_init__(self) -> None:
         sizes = {key: len(values) for key, values in (*self.batch.items(), *self.non_tensor_batch.items())}
         if len(set(sizes.values())) > 1:
-            raise ConfigError(f"the arrays of a batch must have the same number of rows; got {sizes}")
+            raise ConfigError(f"the arrays of a batch must have the same number of rows, got {sizes}")
 
     def __len__(self) -> int:
         return len(next(iter(self.batch.values()), next(iter(self.non_tensor_batch.values()), ())))
@@ -181,10 +182,11 @@ class TokenBatch:
     @overload
     def __getitem__(self, index: RowIndex) -> TokenBatch: ...
     def __getitem__(self, index: int | np.integer[Any] | RowIndex) -> TokenItem | TokenBatch:
-        """Return the row at an int, or a batch of the rows at a slice, a list of ints or a boolean mask.
+        """Return a `TokenItem` for an int, or a batch for a slice, a list of ints or a boolean mask.
 
         Raises:
-            IndexError: a row is out of range, a mask is not as long as the batch, or `index` has another type.
+            IndexError: If a row is out of range, the length of a mask differs from that of the batch, or `index` has
+                another type.
         """
         rows = _rows(index)
         batch = {key: values[rows] for key, values in self.batch.items()}
@@ -197,7 +199,11 @@ class TokenBatch:
         return (self[index] for index in range(len(self)))
 
     def lengths(self) -> Ints:
-        """Return (B,) the number of tokens in each row; raise a ConfigError if there is no `attention_mask`."""
+        """Return the number of tokens in each row, of shape (B,).
+
+        Raises:
+            ConfigError: If the batch has no `attention_mask`.
+        """
         _check_known(["attention_mask"], self.batch, "batch")
         lengths: Ints = np.count_nonzero(self.batch["attention_mask"], axis=1).astype(np.int64)
         return lengths
@@ -208,29 +214,31 @@ class TokenBatch:
         non_tensor_keys: Sequence[str] | None = None,
         meta_info_keys: Sequence[str] | None = None,
     ) -> TokenBatch:
-        """Return a batch with only these keys; None keeps all keys of that part. Raise a ConfigError for an unknown
-        key.
+        """Return a batch with only the given keys. None keeps all keys.
+
+        Raises:
+            ConfigError: If a key is unknown.
         """
         parts = []
-        for wanted, part, what in (
+        for wanted, part, part_name in (
             (keys, self.batch, "batch"),
             (non_tensor_keys, self.non_tensor_batch, "non_tensor_batch"),
             (meta_info_keys, self.meta_info, "meta_info"),
         ):
-            _check_known(wanted or (), part, what)
+            _check_known(wanted or (), part, part_name)
             parts.append(dict(part) if wanted is None else {key: part[key] for key in wanted})
         return TokenBatch(*parts)
 
     def rename(self, names: Mapping[str, str]) -> TokenBatch:
-        """Rename arrays of `batch` and `non_tensor_batch`; `names` maps old names to new ones.
+        """Rename arrays of `batch` and `non_tensor_batch`; `names` maps old names to new names.
 
         Raises:
-            ConfigError: an old name is unknown, or two arrays would have the same name.
+            ConfigError: If an old name is unknown, or two arrays would have the same name.
         """
         _check_known(names, {**self.batch, **self.non_tensor_batch}, "batch")
         new = [names.get(key, key) for key in (*self.batch, *self.non_tensor_batch)]
         if doubled := sorted({key for key in new if new.count(key) > 1}):
-            raise ConfigError(f"two arrays would be named {doubled[0]!r}; give each a different name")
+            raise ConfigError(f"two arrays would be named {doubled[0]!r}; give each array a different name")
         parts = [{names.get(key, key): v for key, v in part.items()} for part in (self.batch, self.non_tensor_batch)]
         return TokenBatch(parts[0], parts[1], dict(self.meta_info))
 
@@ -238,25 +246,28 @@ class TokenBatch:
         """Return a batch with the keys of both batches, which must have the same rows.
 
         Raises:
-            ConfigError: the numbers of rows differ, or the values of a common key differ.
+            ConfigError: If the batches have different numbers of rows, or different values for a common key.
         """
         if len(self) != len(other):
-            raise ConfigError(f"a union needs the same rows; got {len(self)} and {len(other)} rows")
+            raise ConfigError(f"both batches of a union must have the same rows, got {len(self)} and {len(other)} rows")
         parts = []
-        for what in ("batch", "non_tensor_batch"):
-            first, second = getattr(self, what), getattr(other, what)
+        for part_name in ("batch", "non_tensor_batch"):
+            first, second = getattr(self, part_name), getattr(other, part_name)
             for key in first.keys() & second.keys():
                 if not same_value(first[key], second[key]):
-                    raise ConfigError(f"{what}[{key!r}] differs between the two batches; rename or remove one of them")
+                    raise ConfigError(
+                        f"{part_name}[{key!r}] differs between the two batches; rename or remove it in one of them"
+                    )
             parts.append({**first, **second})
         return TokenBatch(parts[0], parts[1], _merged_meta([self.meta_info, other.meta_info]))
 
     @staticmethod
     def concat(batches: Sequence[TokenBatch]) -> TokenBatch:
-        """Return the rows of all batches in order, padded to the greatest width, with their combined `meta_info`.
+        """Concatenate the rows of all batches, padded to a common width, and merge their `meta_info`.
 
         Raises:
-            ConfigError: the list is empty, or keys, `meta_info` or widths are inconsistent.
+            ConfigError: If the list is empty, the batches have different keys or conflicting values in `meta_info`, or
+                an array cannot be padded.
         """
         if not batches:
             raise ConfigError("no batches to concatenate; pass at least one")
@@ -268,40 +279,56 @@ class TokenBatch:
         return TokenBatch(concat_arrays([one.batch for one in batches], meta), others, meta)
 
     def repeat(self, times: int, interleave: bool = True) -> TokenBatch:
-        """Repeat every row. If `interleave` is true, copies of a row are adjacent, otherwise the whole batch repeats.
+        """Repeat every row `times` times.
+
+        If `interleave` is true, the copies of a row are adjacent. If it is false, the whole batch is repeated.
 
         Raises:
-            ConfigError: `times` is negative, or not a whole number.
+            ConfigError: If `times` is negative or not an integer.
         """
         if not isinstance(times, int | np.integer) or times < 0:
-            raise ConfigError(f"times must be a whole number of at least 0, got {times!r}")
+            raise ConfigError(f"times must be an integer of at least 0, got {times!r}")
         rows = np.arange(len(self))
         return self[np.repeat(rows, times) if interleave else np.tile(rows, times)]
 
     def reorder(self, order: Sequence[int] | Array) -> TokenBatch:
-        """Return the rows in a new order; raise a ConfigError unless `order` contains every row index exactly once."""
+        """Return the rows in a new order.
+
+        Raises:
+            ConfigError: If `order` does not contain the index of every row exactly once.
+        """
         indices = np.asarray(order)
         if not np.array_equal(np.sort(indices), np.arange(len(self))):
-            raise ConfigError(f"order must contain each of the {len(self)} row indices once, got {indices.tolist()}")
+            raise ConfigError(
+                f"order must contain each of the {len(self)} row indices exactly once, got {indices.tolist()}"
+            )
         return self[indices.astype(np.int64)]
 
     def split(self, size: int) -> list[TokenBatch]:
-        """Return parts of `size` rows each; the last part may be shorter. Raise a ConfigError for a size below 1."""
+        """Split the batch into parts of `size` rows. The last part may be smaller.
+
+        Raises:
+            ConfigError: If `size` is below 1.
+        """
         if size < 1:
             raise ConfigError(f"size must be at least 1, got {size}")
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     def chunk(self, chunks: int) -> list[TokenBatch]:
-        """Return `chunks` parts whose sizes differ by at most one; raise a ConfigError if a part would be empty."""
+        """Split the batch into the given number of parts, whose sizes differ by at most one row.
+
+        Raises:
+            ConfigError: If a part would be empty.
+        """
         if not 1 <= chunks <= len(self):
-            raise ConfigError(f"chunks must be from 1 to {len(self)}, the number of rows, got {chunks}")
+            raise ConfigError(f"chunks must be between 1 and {len(self)}, the number of rows, got {chunks}")
         return [self[part] for part in np.array_split(np.arange(len(self)), chunks)]
 
     def trim(self) -> TokenBatch:
-        """Remove the columns that are padding in every row, for example after selecting short rows.
+        """Remove the columns that contain only padding, for example after selecting short rows.
 
         Raises:
-            ConfigError: the batch does not specify the position of its padding.
+            ConfigError: If the masks that show where the padding is are missing.
         """
         old, new = get_widths(self.batch, self.meta_info), _needed(self.batch, self.meta_info)
         padding = self.meta_info.get("padding", "right")
@@ -321,16 +348,16 @@ class TokenBatch:
 
 
 def _rows(index: Any) -> int | np.integer[Any] | slice | Array:
-    """Return an index for NumPy; reject those that NumPy would interpret differently, such as True as a new axis."""
+    """Return an index for NumPy. Reject values that NumPy would interpret differently, such as True as a new axis."""
     if isinstance(index, slice) or (isinstance(index, int | np.integer) and not isinstance(index, bool)):
         return index
     rows = np.asarray(index)
     if rows.ndim != 1 or not (rows.dtype.kind in "iub" or not rows.size):
-        raise IndexError(f"an index must be an int, a slice, a list of ints or a mask (B,), got {index!r:.80}")
+        raise IndexError(f"an index must be an int, a slice, a list of ints or a (B,) mask, got {index!r:.80}")
     return rows if rows.dtype == np.bool_ else rows.astype(np.int64)
 
 
-def _check_known(wanted: Sequence[str] | Mapping[str, str], part: Mapping[str, Any], what: str) -> None:
+def _check_known(wanted: Sequence[str] | Mapping[str, str], part: Mapping[str, Any], part_name: str) -> None:
     for key in wanted:
         if key not in part:
-            raise ConfigError(f"unknown key {key!r} in {what}{did_you_mean(key, part)}")
+            raise ConfigError(f"unknown key {key!r} in {part_name}{did_you_mean(key, part)}")

@@ -1,4 +1,4 @@
-"""`Columns`, the rows of many episodes as flat columns, which connectors process without loops over tokens."""
+"""The rows of many episodes as flat columns, which connectors can process without loops over tokens."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 class Columns:
     """The rows of a batch of episodes before they are padded or packed: E episodes, S steps, B rows, N tokens.
 
-    A connector receives a `Columns` and returns a new one (`with_columns`, `with_rows`, `select_rows`); it does not
-    modify any array or episode.
+    A connector receives a `Columns` and returns a new one (see `with_columns`, `with_rows` and `select_rows`). It does
+    not modify any array or episode.
 
     Attributes:
         episodes: the collected episodes.
-        step_data: the steps of each episode, or None if not passed.
-        scores_E: the score of each episode, NaN if unscored.
-        step_starts_E: the position of each episode's first step on the axis of `steps`, followed by S.
-        steps: (S,) columns, one episode after another.
-        tokens: (N,) columns, one row after another. `step` is the index of the token's step in `steps`, -1 if the
-            policy did not sample the token.
-        rows: (B,) columns, which become the `non_tensor_batch` of the batch.
+        step_data: the steps of each episode, or None if they were not passed.
+        scores_E: the score of each episode, or NaN if it is unscored.
+        step_starts_E: the index in `steps` at which each episode begins, followed by S.
+        steps: columns of shape (S,), with the episodes one after another.
+        tokens: columns of shape (N,), with the rows one after another. The column `step` is the index in `steps` of the
+            step to which a token belongs, or -1 if the policy did not sample the token.
+        rows: columns of shape (B,), which become the `non_tensor_batch` of the batch.
         lengths_B: the number of tokens in each row.
         prompt_lengths_B: the number of tokens in each row before the completion.
-        episodes_B: the index of each row's episode in `episodes`.
+        episodes_B: the index in `episodes` of the episode that each row belongs to.
     """
 
     episodes: Sequence[SingleAgentEpisode]
@@ -58,17 +58,19 @@ class Columns:
         step_data: Sequence[Sequence[StepData]] | None = None,
         scores: Sequence[float | None] | None = None,
     ) -> Columns:
-        """Return the columns with which a pipeline begins, without rows.
+        """Return the initial columns of a pipeline, which have no rows yet.
 
         Raises:
-            ConfigError: the number of step lists or scores differs from the number of episodes, or `episodes` contains
-                other items.
+            ConfigError: If the number of step lists or scores differs from the number of episodes, or `episodes`
+                contains anything but episodes.
         """
         if not all(isinstance(episode, SingleAgentEpisode) for episode in episodes):
-            raise ConfigError("episodes must be episodes, such as group.episodes of run_group, got lists of steps")
-        for given, what in ((step_data, "step lists"), (scores, "scores")):
-            if given is not None and len(given) != len(episodes):
-                raise ConfigError(f"{len(episodes)} episodes require {len(episodes)} {what}, got {len(given)}")
+            raise ConfigError(
+                "episodes must be a list of episodes, such as the episodes of the group that run_group returns"
+            )
+        for items, name in ((step_data, "step lists"), (scores, "scores")):
+            if items is not None and len(items) != len(episodes):
+                raise ConfigError(f"{len(episodes)} episodes require {len(episodes)} {name}, got {len(items)}")
         counts = [len(episode) for episode in episodes] if step_data is None else [len(steps) for steps in step_data]
         # float64 converts None to NaN.
         scores_E = np.array([None] * len(episodes) if scores is None else list(scores), dtype=np.float64)
@@ -76,7 +78,7 @@ class Columns:
 
     @property
     def starts_B(self) -> Ints:
-        """The start of each row on the axis of `tokens`."""
+        """The index in `tokens` at which each row begins."""
         return np.cumsum(self.lengths_B) - self.lengths_B
 
     def with_columns(
@@ -86,15 +88,17 @@ class Columns:
         tokens: Mapping[str, Array] | None = None,
         rows: Mapping[str, Array] | None = None,
     ) -> Columns:
-        """Add or replace columns; raise a ConfigError if a column is not as long as its axis."""
+        """Return the columns with some added or replaced.
+
+        Raises:
+            ConfigError: If a column has the wrong length.
+        """
         sizes = {"steps": int(self.step_starts_E[-1]), "tokens": int(self.lengths_B.sum()), "rows": len(self.lengths_B)}
-        for axis, given in (("steps", steps), ("tokens", tokens), ("rows", rows)):
-            for key, values in (given or {}).items():
+        for axis, added in (("steps", steps), ("tokens", tokens), ("rows", rows)):
+            for key, values in (added or {}).items():
                 if np.shape(values) != (sizes[axis],):
                     shape = np.shape(values)
-                    raise ConfigError(
-                        f"{axis} column {key!r} has the shape {shape}, but there are {sizes[axis]} {axis}"
-                    )
+                    raise ConfigError(f"the {axis} column {key!r} must have the shape ({sizes[axis]},), got {shape}")
         return replace(
             self,
             steps={**self.steps, **(steps or {})},
@@ -103,13 +107,13 @@ class Columns:
         )
 
     def with_rows(self, lengths_B: Ints, prompt_lengths_B: Ints, episodes_B: Ints) -> Columns:
-        """Replace the rows with new ones, which have no columns yet."""
+        """Return new rows that have no columns yet. They replace the current rows."""
         return replace(
             self, tokens={}, rows={}, lengths_B=lengths_B, prompt_lengths_B=prompt_lengths_B, episodes_B=episodes_B
         )
 
     def select_rows(self, rows: Sequence[int] | Array) -> Columns:
-        """Return only these rows, given as indices in order or as a boolean mask over all rows."""
+        """Return only some of the rows, given as a list of indices or as a boolean mask."""
         chosen = np.asarray(rows)
         chosen = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
         lengths = self.lengths_B[chosen]
@@ -125,7 +129,7 @@ class Columns:
 
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:
-    """Return the concatenated ranges `start … start + length - 1`."""
+    """Return the concatenation of the ranges from `start` to `start + length - 1`."""
     ends = np.cumsum(lengths)
     indices: Ints = np.repeat(starts - (ends - lengths), lengths)
     indices += np.arange(len(indices))
@@ -133,7 +137,7 @@ def ranges(starts: Ints, lengths: Ints) -> Ints:
 
 
 def row_positions(lengths: Ints) -> npt.NDArray[np.int32]:
-    """Return the concatenated ranges `0 … length - 1`."""
+    """Return the concatenation of the ranges from 0 to `length - 1`."""
     indices = np.arange(int(lengths.sum()), dtype=np.int32)
     indices -= np.repeat((np.cumsum(lengths) - lengths).astype(np.int32), lengths)
     return indices

@@ -1,4 +1,4 @@
-"""Connectors, small functions from `Columns` to `Columns` that convert episodes to rows step by step."""
+"""Connectors: small functions from `Columns` to `Columns` that convert episodes to rows step by step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STD_FLOOR = 1e-6
 
 
 class _Stream(NamedTuple):
-    """The concatenated tokens of all episodes; every segment is contiguous."""
+    """The concatenated tokens of all episodes, in which every segment is contiguous."""
 
     tokens: dict[str, Array]  # (N,)
     starts: Ints  # of each segment
@@ -38,14 +38,15 @@ class _Stream(NamedTuple):
 
 
 def segment_rows(columns: Columns) -> Columns:
-    """Create one row per segment with an action: a prompt, and the completion `a1 o1 a2 o2 … aN`.
+    """Create one row for each segment that contains an action. Its completion is `a1 o1 a2 o2 … aN`.
 
-    Adds the token columns `input_ids`, `completion_mask`, `action_mask`, `logprobs`, `policy_versions` and `step`, and
-    the row columns `segment` and `allowed_ids`. The latter contains the ids that were allowed at the row's constrained
-    tokens (`reward_kit.episodes.allowed_ids.AllowedIds`), or None without constrained tokens.
+    The completion begins at the first action; everything before it is the prompt. The connector adds the token columns
+    `input_ids`, `completion_mask`, `action_mask`, `logprobs`, `policy_versions` and `step`, and the row columns
+    `segment` and `allowed_ids`. The column `allowed_ids` contains the ids that were allowed at constrained tokens (see
+    `reward_kit.episodes.allowed_ids.AllowedIds`), or None if a row has no constrained tokens.
 
     Raises:
-        EpisodeError: an episode's tokens belong to a step that is not among its steps.
+        EpisodeError: If an episode has tokens for a step that is not among its steps.
     """
     stream = _stream(columns)
     made = columns.with_rows(stream.lengths, stream.prompt_lengths, stream.owners)
@@ -59,15 +60,14 @@ def segment_rows(columns: Columns) -> Columns:
 
 
 def action_rows(columns: Columns) -> Columns:
-    """Create one row per action: the prompt is everything before the action in its segment, and the completion is its
-    tokens.
+    """Create one row for each action. Its prompt is everything before the action in the segment.
 
-    Earlier actions are part of the prompt, where the masks of sampled tokens are 0, so that each sampled token is
-    trained on in exactly one row. An action without tokens has no row. Adds the columns of `segment_rows` and the row
-    column `step`, the number of the action in its episode.
+    Earlier actions are part of the prompt, and the masks of sampled tokens are 0 there, so that each sampled token is
+    trained on in exactly one row. An action without tokens gets no row. The connector adds the columns of
+    `segment_rows` and the row column `step`, the index of the action in its episode.
 
     Raises:
-        EpisodeError: an episode's tokens belong to a step that is not among its steps.
+        EpisodeError: If an episode has tokens for a step that is not among its steps.
     """
     stream = _stream(columns)
     sampled = stream.actions["stop"] > stream.actions["start"]
@@ -87,9 +87,9 @@ def action_rows(columns: Columns) -> Columns:
 
 
 def _allowed(columns: Columns, owners_B: Ints, begins_B: Ints, starts_B: Ints, stops_B: Ints) -> Array:
-    """Return (B,) the allowed ids of the tokens `start:stop` of each row, relative to `begin`.
+    """Return the ids that were allowed at the tokens `start:stop` of each row, of shape (B,).
 
-    All three are indices into the stream.
+    The arguments are indices into the stream. The positions in the result are relative to `begin`.
     """
     recorded = [episode.tokens for episode in columns.episodes]
     allowed_B = np.full(len(owners_B), None, dtype=object)
@@ -140,7 +140,7 @@ def _actions(columns: Columns, recorded: list[EpisodeTokens], offsets: Ints, fir
         owner, step = int(actors[wrong[0]]), int(table["step"][wrong[0]])
         rollout_id = columns.episodes[owner].id_
         raise EpisodeError(
-            f"episode {rollout_id}: there are tokens of step {step}, but only {known[owner]} steps were passed"
+            f"episode {rollout_id} has tokens for step {step}, but only {known[owner]} of its steps were passed"
         )
     return {
         "step": table["step"],
@@ -153,7 +153,7 @@ def _actions(columns: Columns, recorded: list[EpisodeTokens], offsets: Ints, fir
 
 
 def _sampled(recorded: list[EpisodeTokens], actions: dict[str, Ints]) -> dict[str, Array]:
-    """Return the token columns (N,) of all episodes."""
+    """Return the token columns of all episodes, of shape (N,)."""
     # `np.concatenate` copies. With a view, the episode's arrays could not grow.
     ids = np.concatenate([np.zeros(0, np.int32), *(np.asarray(tokens.ids) for tokens in recorded)])
     logprobs = np.concatenate([np.zeros(0), *(np.asarray(tokens.logprobs) for tokens in recorded)])
@@ -170,9 +170,9 @@ def _sampled(recorded: list[EpisodeTokens], actions: dict[str, Ints]) -> dict[st
 
 
 def step_values(columns: Columns) -> Columns:
-    """Add the step columns `advantage`, `return_to_go` and `base_reward`, with NaN for missing values.
+    """Add the step columns `advantage`, `return_to_go` and `base_reward`, in which NaN marks a missing value.
 
-    If a critic estimated the value of any step, also add `policy_value_estimate`.
+    If a critic estimated the value of any step, the connector also adds `policy_value_estimate`.
     """
     keys: tuple[str, ...] = ("advantage", "return_to_go", "base_reward")
     if columns.step_data is None:
@@ -187,11 +187,13 @@ def step_values(columns: Columns) -> Columns:
 
 
 def standardized_advantages(columns: Columns) -> Columns:
-    """Standardize the step column `advantage`: subtract its mean, then divide by its unbiased standard deviation +
-    1e-6.
+    """Standardize the step column `advantage` to a mean of 0 and a standard deviation of 1.
 
-    This connector is not in the default pipeline, because estimators normalize. Insert it after `step_values`, where
-    each action counts once, regardless of its number of tokens. If all advantages are equal, they become 0.
+    The advantages are divided by their unbiased standard deviation plus 1e-6. If all advantages are equal, they become
+    0.
+
+    This connector is not in the default pipeline, because most advantage estimators already normalize. Insert it after
+    `step_values`, where each action counts once, regardless of its number of tokens.
     """
     advantages_S = columns.steps["advantage"]
     known_S = advantages_S[~np.isnan(advantages_S)]
@@ -206,10 +208,17 @@ def standardized_advantages(columns: Columns) -> Columns:
 def credit_on_tokens(columns: Columns) -> Columns:
     """Copy the step columns to the tokens of each step, without normalizing them.
 
-    Adds the token columns `advantages` and `returns` (on all tokens of an action), `step_rewards` (on its last token)
-    and `loss_mask` (1 where `completion_mask` and `action_mask` are 1 and the action has an advantage). If a critic
-    estimated values, also adds `values` (on all tokens of an action, NaN if missing) and `value_mask` (1 on the first
-    token of each action that has a return, since the critic's estimate precedes the action).
+    The connector adds the following token columns:
+
+    - `advantages` and `returns`, on all tokens of an action
+    - `step_rewards`, on the last token of an action
+    - `loss_mask`, which is 1 where `completion_mask` and `action_mask` are 1 and the action has an advantage
+
+    If a critic estimated values, it also adds:
+
+    - `values`, on all tokens of an action, or NaN if the critic did not estimate the value of the action
+    - `value_mask`, which is 1 on the first token of each action that has a return, because the estimate of the critic
+      precedes the action
     """
     step = columns.tokens["step"]
     sampled = np.flatnonzero(step >= 0)
@@ -241,11 +250,14 @@ def _placed(size: int, positions: Ints, values: Floats) -> Floats:
 
 
 def identities(columns: Columns) -> Columns:
-    """Add the ids of each row's episode.
+    """Add the ids of the episode that each row belongs to.
 
-    The row columns are `rollout_id` and `group_id`; `traj_uid` and `uid`, which are verl's names for them, except that
-    an episode without a group forms its own group; and `ends_episode`, which is True on the last row with a sampled
-    token of each episode.
+    The row columns are:
+
+    - `rollout_id` and `group_id`
+    - `traj_uid` and `uid`, the same ids under the names that verl uses; if an episode has no group, its `uid` is its
+      `rollout_id`
+    - `ends_episode`, which is True on the last row of each episode that has a sampled token
     """
     owners = columns.episodes_B
     rollouts = _objects([episode.id_ for episode in columns.episodes])
@@ -261,18 +273,18 @@ def identities(columns: Columns) -> Columns:
 
 
 def episode_facts(columns: Columns) -> Columns:
-    """Add the data about each row's episode that reward managers read.
+    """Add the data about each episode that reward managers read.
 
     The row columns are:
 
-    - `episode_rewards`: the score, NaN if unscored
-    - `episode_lengths`: the number of policy actions
-    - `data_source`: the data source of the sample, else "unknown"
+    - `episode_rewards`: the score, or NaN if the episode is unscored
+    - `episode_lengths`: the number of actions of the policy
+    - `data_source`: the data source of the sample, or "unknown"
     - `extra_info`: the extra info of the sample, with `sample_id` and `stop_reason`
     - `reward_model`: a dict with the `ground_truth`
-    - `success`: the last success flag of the environment, else None
+    - `success`: the last success flag that the environment reported, or None
     - `tool_callings`: the number of tool calls
-    - `multi_modal_inputs`: the parts of the messages that are not text, by their type
+    - `multi_modal_inputs`: a dict from each type of non-text content in the messages to a list of that content
     """
     owners = columns.episodes_B
     lengths_E = np.array([len(episode) for episode in columns.episodes], dtype=np.int64)
@@ -295,7 +307,7 @@ _FACTS = ("data_source", "extra_info", "reward_model", "success", "multi_modal_i
 def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
     facts = get_facts(episode)
     sample = facts.get("sample") or {}
-    given = sample.get("extra_info")
+    extra_info = sample.get("extra_info")
     ending = {"sample_id": facts.get("sample_id"), "stop_reason": facts.get("stop_reason")}
     infos = reversed(episode.get_infos() if episode.is_reset else [])
     outcomes = (info[key] for info in infos for key in ("success", "won") if info.get(key) is not None)
@@ -306,7 +318,7 @@ def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
                 others.setdefault(kind, []).append(part.get(kind, part))
     return {
         "data_source": sample.get("data_source") or "unknown",
-        "extra_info": {**(given if isinstance(given, Mapping) else {}), **ending},
+        "extra_info": {**(extra_info if isinstance(extra_info, Mapping) else {}), **ending},
         "reward_model": {"ground_truth": facts.get("ground_truth")},
         "success": next((bool(outcome) for outcome in outcomes), None),
         "multi_modal_inputs": others,
@@ -314,14 +326,16 @@ def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
 
 
 def _objects(values: list[Any]) -> Array:
-    """Return (B,) an array of objects; `np.array` would split lists."""
+    """Return an array of objects of shape (B,). `np.array` would split lists."""
     return np.fromiter(values, dtype=object, count=len(values))
 
 
 def check_complete(columns: Columns) -> None:
-    """Raise a ConfigError that names the first missing column required for padding or packing."""
+    """Raise a ConfigError if a column that padding and packing need is missing."""
     if not isinstance(columns, Columns):
         raise ConfigError(f"columns must be the Columns that a RowPipeline returns, got {type_name(columns)}")
     missing = [key for key in ("input_ids", "completion_mask") if key not in columns.tokens]
     if missing:
-        raise ConfigError(f"no token column {missing[0]!r}; add segment_rows or action_rows to the pipeline")
+        raise ConfigError(
+            f"the token column {missing[0]!r} is missing; add segment_rows or action_rows to the pipeline"
+        )

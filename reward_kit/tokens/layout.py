@@ -1,17 +1,17 @@
-"""Rows laid out for a model: padded to one width, or packed into one long row without padding.
+"""The layout of rows for a model: padded to a common width, or packed into one long row without padding.
 
     prompt_ids      (B,P)  the tokens before the first action
     completion_ids  (B,C)  the tokens from the first action on
     input_ids       (B,T)  both without a gap: the input of the model
     other arrays    (B,T)  on the axis of `input_ids`
 
-`attention_mask` is 1 on tokens and 0 on padding, `completion_mask` is 1 on the completion, `action_mask` is 1 on
-sampled tokens, and `loss_mask` is completion_mask · action_mask, but 0 if the action has no advantage. `position_ids`
-count from 0. `logprobs` are those of the sampler, and 0.0 on tokens that were not sampled. `step_rewards` are on the
-last token of each action, `advantages` and `returns` on all its tokens. `returns` are the targets of a critic. If a
-critic estimated values, `values` contains them, and `value_mask` is 1 on the first token of each action that has a
-return. `policy_versions` are -1 on tokens that were not sampled. A token column added by a custom connector becomes a
-(B,T) array.
+`attention_mask` is 1 on tokens and 0 on padding, `completion_mask` is 1 on the completion, and `action_mask` is 1 on
+sampled tokens. `loss_mask` is the product of `completion_mask` and `action_mask`, but 0 if the action has no advantage.
+`position_ids` count from 0. `logprobs` are those of the sampler, and 0.0 on tokens that were not sampled.
+`step_rewards` are on the last token of each action; `advantages` and `returns` are on all tokens of an action.
+`returns` are the targets of a critic. If a critic estimated values, `values` contains its estimates, and `value_mask`
+is 1 on the first token of each action that has a return. `policy_versions` are -1 on tokens that were not sampled. A
+token column added by a custom connector becomes a (B,T) array.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from reward_kit.tokens.connectors import check_complete
 
 
 def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right") -> TokenBatch:
-    """Return the rows padded to one width.
+    """Return the rows padded to a common width.
 
     Args:
-        columns: the result of a `RowPipeline`.
-        pad_token_id: the id used as padding.
-        padding: the padded side: "right", "left", or "outer", with prompts padded on the left and completions on the
-            right, so that all completions begin in the same column, as in verl and TRL.
+        columns: the columns that a `RowPipeline` returned.
+        pad_token_id: the token id used as padding.
+        padding: the side of the padding: "right", "left" or "outer". With "outer", prompts are padded on the left and
+            completions on the right, so that all completions begin in the same column, as in verl and TRL.
 
     Raises:
-        ConfigError: the padding or the id is invalid, or there are no rows.
+        ConfigError: If `padding` or `pad_token_id` is invalid, or the pipeline has no connector that creates rows.
     """
     if padding not in get_args(Padding):
         raise ConfigError(f"padding must be 'right', 'left' or 'outer', got {padding!r}")
     if not isinstance(pad_token_id, int | np.integer) or not -(2**31) <= pad_token_id < 2**31:
         raise ConfigError(
             f"pad_token_id must be a token id, got {pad_token_id!r}; if the tokenizer has none, use its "
-            "eos_token_id, since padding is never attended to"
+            "eos_token_id, because the model never attends to padding"
         )
     check_complete(columns)
     meta = {"pad_token_id": pad_token_id, "padding": padding}
@@ -68,7 +68,7 @@ def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right")
 
 
 def _laid(values: Array, positions: Ints, shape: tuple[int, int], fill: int) -> Array:
-    """Return an array of this shape with `values` at `positions` of its flattened form, and `fill` elsewhere."""
+    """Return an array with `values` at the given positions of its flattened form, and `fill` elsewhere."""
     # `np.zeros` does not touch the memory before the first write.
     flat = np.full(shape, fill, dtype=values.dtype) if fill else np.zeros(shape, dtype=values.dtype)
     flat.reshape(-1)[positions] = values
@@ -76,7 +76,7 @@ def _laid(values: Array, positions: Ints, shape: tuple[int, int], fill: int) -> 
 
 
 def _token_columns(columns: Columns) -> dict[str, Array]:
-    """Return all (N,) columns of a batch, except `step`, which is internal."""
+    """Return the (N,) columns of a batch. The internal column `step` is left out."""
     positions = row_positions(columns.lengths_B)
     shown: dict[str, Array] = {"attention_mask": np.ones(len(positions), dtype=np.int8), "position_ids": positions}
     return shown | {key: values for key, values in columns.tokens.items() if key != "step"}
@@ -87,11 +87,12 @@ class PackedBatch:
     """Rows concatenated into a single long row, without padding.
 
     Attributes:
-        batch: (1,N) arrays, with the keys of a padded batch except `prompt_ids`, `completion_ids` and `attention_mask`.
-            `position_ids` restart at 0 with each row. `row_ids` is the row of each token; attention must not cross
-            rows.
-        cu_seqlens: (B+1,) int32, the start of each row, followed by N; an input of variable-length attention kernels.
-        prompt_lengths: (B,) the number of tokens in each row before its completion.
+        batch: arrays of shape (1,N), with the keys of a padded batch except `prompt_ids`, `completion_ids` and
+            `attention_mask`. `position_ids` restart at 0 in each row. `row_ids` contains the index of the row of each
+            token; attention must not cross rows.
+        cu_seqlens: the start of each row, followed by N, as int32 of shape (B+1,). Variable-length attention kernels
+            take it as an argument.
+        prompt_lengths: the number of tokens in each row before its completion, of shape (B,).
         non_tensor_batch: (B,) arrays of arbitrary objects.
         meta_info: values that apply to the whole batch.
     """
@@ -103,12 +104,16 @@ class PackedBatch:
     meta_info: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Return the number of rows that were packed."""
+        """Return the number of packed rows."""
         return len(self.cu_seqlens) - 1
 
 
 def pack_rows(columns: Columns) -> PackedBatch:
-    """Return all rows as one long row; raise a ConfigError if there are no rows."""
+    """Concatenate all rows into one long row.
+
+    Raises:
+        ConfigError: If the pipeline has no connector that creates rows.
+    """
     check_complete(columns)
     tokens = _token_columns(columns)
     del tokens["attention_mask"]
@@ -124,26 +129,26 @@ VERL_NAMES = {
     "action_mask": "response_mask",
     "logprobs": "rollout_log_probs",
 }
-"""The names that differ from those of verl. Like `action_mask`, verl's `response_mask` is 1 on sampled tokens."""
+"""The names of arrays that differ in verl. Like `action_mask`, `response_mask` is 1 on sampled tokens."""
 
 
 def verl_batch(rows: TokenBatch) -> TokenBatch:
-    """Return the rows with verl's names and axes; all but four arrays lie on the axis of `responses`.
+    """Convert rows to the names and axes that verl uses.
 
     `prompts` (B,P) are padded on the left and `responses` (B,C) on the right. `input_ids`, `attention_mask` and
-    `position_ids` (B,P+C) are the two concatenated. `response_mask`, `rollout_log_probs`, `advantages` and all others
-    are (B,C). verl's mask counts every sampled token, so first remove the rows whose `loss_mask` is all 0.
+    `position_ids` (B,P+C) cover both. All other arrays, such as `response_mask`, `rollout_log_probs` and `advantages`,
+    are (B,C). The mask of verl counts every sampled token, so remove the rows whose `loss_mask` is all 0 first.
 
     Args:
-        rows: the result of `build_rows(…, padding="outer")`.
+        rows: the batch that `build_rows(…, padding="outer")` returned.
 
     Raises:
-        ConfigError: the rows are padded differently, or `prompt_ids` are missing.
+        ConfigError: If the rows have another padding, or `prompt_ids` are missing.
     """
     padding = rows.meta_info.get("padding")
     if padding != "outer" or "prompt_ids" not in rows.batch:
         raise ConfigError(
-            f"verl_batch needs rows of build_rows(…, padding='outer') with prompt_ids, got padding {padding!r}"
+            f"verl_batch needs rows from build_rows(…, padding='outer') that have prompt_ids, got padding {padding!r}"
         )
     prompt = rows.batch["prompt_ids"].shape[1]
     meta = {**rows.meta_info, "names": "verl"}
@@ -158,28 +163,30 @@ def verl_batch(rows: TokenBatch) -> TokenBatch:
 def micro_batches(
     lengths: Sequence[int] | Array, max_tokens: int, *, padded: bool = False, multiple_of: int = 1
 ) -> list[Ints]:
-    """Split rows into parts of at most `max_tokens` tokens; deterministic for equal lengths.
+    """Split rows into parts of at most `max_tokens` tokens. Equal lengths always give the same parts.
 
-    First-fit decreasing determines the number of parts, which is at most 11/9 of the minimum + 1. Packed rows are then
-    balanced: the longest rows are assigned first, each to the part with the fewest tokens, if no part exceeds the
-    budget.
+    First-fit decreasing determines the number of parts, which is at most 11/9 of the minimum, plus 1. Packed rows are
+    then balanced: each row, longest first, is assigned to the part with the fewest tokens. If this makes a part exceed
+    `max_tokens`, the parts of first-fit decreasing are kept.
 
     Args:
-        lengths: (B,) the number of tokens in each row, as returned by `TokenBatch.lengths`.
+        lengths: the number of tokens in each row, of shape (B,); see `TokenBatch.lengths`.
         max_tokens: the maximum number of tokens in a part.
-        padded: True if rows are padded to the longest row in their part, so that padding counts; False if they are
-            packed.
-        multiple_of: make the number of parts a multiple of this, for workers that run in lockstep.
+        padded: True if rows are padded to the longest row in their part, so that padding counts as tokens; False if
+            rows are packed.
+        multiple_of: a divisor of the number of parts, for workers that run in lockstep.
 
     Returns:
-        The row indices of each part, ascending; `restored_order` inverts the order.
+        The indices of the rows of each part, in ascending order. `restored_order` restores the original order.
 
     Raises:
-        ConfigError: `lengths` are invalid, a row is longer than `max_tokens`, or there are fewer rows than parts.
+        ConfigError: If `lengths` are invalid, a row is longer than `max_tokens`, or there are fewer rows than parts.
     """
     sizes = np.asarray(lengths)
     if sizes.ndim != 1 or (sizes.size and (sizes.dtype.kind not in "iu" or sizes.min() < 0)):
-        raise ConfigError(f"lengths must be the number of tokens in each row, whole numbers (B,), got {lengths!r:.80}")
+        raise ConfigError(
+            f"lengths must be a (B,) array of integers, the number of tokens in each row, got {lengths!r:.80}"
+        )
     sizes = sizes.astype(np.int64)
     if len(sizes) and sizes.max() > max_tokens:
         row = int(sizes.argmax())
@@ -190,7 +197,7 @@ def micro_batches(
     wanted = -(-len(parts) // multiple_of) * multiple_of
     if wanted > len(sizes):
         raise ConfigError(
-            f"{len(sizes)} rows cannot be split into {wanted} parts, the next multiple of multiple_of={multiple_of}"
+            f"{len(sizes)} rows cannot be split into {wanted} parts, the number that multiple_of={multiple_of} requires"
         )
     if not padded:
         even = _lightest_first(sizes, wanted)
@@ -226,9 +233,7 @@ def _first_fit(sizes: Ints, max_tokens: int, padded: bool) -> list[Ints]:
 
 
 def _lightest_first(sizes: Ints, count: int) -> list[Ints]:
-    """Put each row, longest first, into the part with the fewest tokens; on a tie, into the part with the fewest
-    rows.
-    """
+    """Put each row, longest first, into the part with the fewest tokens. Ties go to the part with the fewest rows."""
     load, rows = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     parts: list[list[int]] = [[] for _ in range(count)]
     for row in _descending(sizes).tolist():
@@ -240,5 +245,5 @@ def _lightest_first(sizes: Ints, count: int) -> list[Ints]:
 
 
 def restored_order(parts: Sequence[Ints]) -> Ints:
-    """Return the indices that restore the order of the rows from the concatenated results of the parts."""
+    """Return the indices that put the concatenated results of the parts back into the original order of the rows."""
     return np.argsort(np.concatenate([np.zeros(0, dtype=np.int64), *parts]), kind="stable")

@@ -1,4 +1,4 @@
-"""The conversion of episodes to training rows: `build_rows`, and pipelines of connectors that users can change."""
+"""The conversion of episodes to training rows: `build_rows`, and pipelines of connectors that users can modify."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ RowPer = Literal["segment", "action"]
 class RowPipeline:
     """A sequence of connectors, each with a unique name.
 
-    The default name of a connector is the `__name__` of a function, the `name` of an object, or else the name of its
-    class. A repeated or unknown name raises a ConfigError.
+    The default name of a connector is its `name` or, for a function, its `__name__`. An object with neither is named
+    after its class. Methods raise a ConfigError if a name is unknown or already taken.
     """
 
     def __init__(self, connectors: Iterable[Connector] = ()) -> None:
@@ -39,7 +39,7 @@ class RowPipeline:
 
     @property
     def names(self) -> list[str]:
-        """The names in the order of execution."""
+        """The names of the connectors, in the order in which they run."""
         return [name for name, _ in self._parts]
 
     def __len__(self) -> int:
@@ -56,23 +56,23 @@ class RowPipeline:
         self._insert(len(self._parts), connector, name)
 
     def insert_before(self, target: str, connector: Connector, name: str | None = None) -> None:
-        """Insert a connector before the one named `target`."""
+        """Insert a connector before the connector named `target`."""
         self._insert(self._find(target), connector, name)
 
     def insert_after(self, target: str, connector: Connector, name: str | None = None) -> None:
-        """Insert a connector after the one named `target`."""
+        """Insert a connector after the connector named `target`."""
         self._insert(self._find(target) + 1, connector, name)
 
     def remove(self, name: str) -> Connector:
-        """Remove and return the connector with this name."""
+        """Remove the connector with the given name, and return it."""
         return self._parts.pop(self._find(name))[1]
 
     def __call__(self, columns: Columns) -> Columns:
-        """Run all connectors.
+        """Run all connectors in order.
 
         Raises:
-            TrainingError: a connector raised another exception.
-            ConfigError: a connector did not return columns.
+            TrainingError: If a connector raises an exception other than a `RewardKitError`.
+            ConfigError: If a connector does not return a `Columns`.
         """
         for name, connector in self._parts:
             with boundary(TrainingError, f"connector {name!r}"):
@@ -91,7 +91,7 @@ class RowPipeline:
             (candidate for candidate in candidates if isinstance(candidate, str)), type(connector).__name__
         )
         if name in self.names:
-            raise ConfigError(f"a connector named {name!r} already exists; pass another name=")
+            raise ConfigError(f"the pipeline already has a connector named {name!r}; pass another name")
         self._parts.insert(position, (name, connector))
 
     def _find(self, name: str) -> int:
@@ -101,7 +101,11 @@ class RowPipeline:
 
 
 def default_pipeline(per: RowPer = "segment") -> RowPipeline:
-    """Return a new pipeline with the connectors of `build_rows`, with one row per segment or per action."""
+    """Return a new pipeline with the default connectors of `build_rows`.
+
+    Args:
+        per: "segment" for one row per segment, or "action" for one row per action.
+    """
     if per not in get_args(RowPer):
         raise ConfigError(f"per must be 'segment' or 'action', got {per!r}")
     rows = segment_rows if per == "segment" else action_rows
@@ -116,9 +120,9 @@ def row_columns(
     per: RowPer | None = None,
     pipeline: RowPipeline | None = None,
 ) -> Columns:
-    """Return the rows as columns for `pad_rows` and `pack_rows`; see `build_rows` for arguments and errors."""
+    """Return the rows as columns for `pad_rows` or `pack_rows`. See `build_rows` for the arguments and errors."""
     if per is not None and pipeline is not None:
-        raise ConfigError("per and pipeline cannot be combined; pass pipeline=default_pipeline(per)")
+        raise ConfigError("per and pipeline cannot be combined; pass only one, such as pipeline=default_pipeline(per)")
     return (pipeline or default_pipeline(per or "segment"))(Columns.from_episodes(episodes, step_data_lists, scores))
 
 
@@ -132,23 +136,23 @@ def build_rows(
     per: RowPer | None = None,
     pipeline: RowPipeline | None = None,
 ) -> TokenBatch:
-    """Return padded rows in the order of the episodes; an episode without tokens has no row.
+    """Convert episodes to padded rows, in the order of the episodes. An episode without tokens has no row.
 
     Args:
         episodes: the collected episodes.
-        step_data_lists: the steps of each episode with `advantage`, `return_to_go` and `base_reward`. The loss_mask of
-            a step without an advantage is 0; None means that no step has an advantage.
-        pad_token_id: the id used as padding.
-        scores: the score of each episode, None if unscored.
-        padding: "right", "left", or "outer" (see `tokens.layout.pad_rows`).
-        per: "segment" for one row per segment, or "action" for one row per action, whose prompt is everything before
-            it.
-        pipeline: the connectors; by default `default_pipeline(per)`.
+        step_data_lists: the steps of each episode with `advantage`, `return_to_go` and `base_reward`. The `loss_mask`
+            of a step without an advantage is 0. If None, no step has an advantage.
+        pad_token_id: the token id used as padding.
+        scores: the score of each episode, or None for an episode that is unscored.
+        padding: "right", "left", or "outer"; see `tokens.layout.pad_rows`.
+        per: "segment" for one row per segment, or "action" for one row per action. The prompt of an action is
+            everything before it.
+        pipeline: the connectors. If None, `default_pipeline(per)` is used.
 
     Raises:
-        ConfigError: the lists are not as long as `episodes`, an option is unknown, or both `per` and `pipeline` are
+        ConfigError: If the lists are not as long as `episodes`, an option is unknown, or both `per` and `pipeline` are
             passed.
-        EpisodeError: an episode's tokens belong to a step that is not among its steps.
+        EpisodeError: If an episode has tokens for a step that is not among its steps.
     """
     columns = row_columns(episodes, step_data_lists, scores=scores, per=per, pipeline=pipeline)
     return pad_rows(columns, pad_token_id=pad_token_id, padding=padding)

@@ -81,7 +81,7 @@ class TestToolCalls:
 
         episode = await collected([call("shout"), text("on we go")], tools=registry, on_text="end")
         (long,) = tool_answers(episode)
-        assert len(long) < 17_000 and "characters left out" in long and reason(episode) == "answered"
+        assert len(long) < 17_000 and "characters omitted" in long and reason(episode) == "answered"
 
     async def test_malformed_arguments_are_a_tool_error_counted_invalid(self):
         broken = {"type": "tool_call", "name": "add", "arguments_text": '{"by": '}
@@ -283,7 +283,7 @@ class TestToolCalls:
             [call("long")], resource_type=COUNTER, limits={"tool_output_chars": 100}, max_episode_steps=1
         )
         (answer,) = tool_answers(episode)
-        assert answer == "a" * 50 + "\n[… 900 of 1,000 characters left out …]\n" + "b" * 50
+        assert answer == "a" * 50 + "\n[… 900 of 1,000 characters omitted …]\n" + "b" * 50
         assert episode.get_infos(1)["tools"] == [{"name": "long", "cut": True}]
 
     async def test_resource_can_mark_an_action_invalid(self):

@@ -169,7 +169,7 @@ class TestEnds:
 
     async def test_tool_call_of_the_user_fails_the_episode(self):
         episode = await dialogue([text("a")], [PolicyOutput(call())])
-        assert failure(episode)["where"] == "PolicyError" and "users have no tools" in failure(episode)["message"]
+        assert failure(episode)["where"] == "PolicyError" and "but it has no tools" in failure(episode)["message"]
         assert said(episode)[-1] == ("assistant", "a")
 
     async def test_slow_user_times_out(self):

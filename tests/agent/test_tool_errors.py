@@ -10,7 +10,7 @@ def test_unknown_tools_are_listed_with_the_available_ones() -> None:
     assert not tool_errors.lines()
     for name in ["act", "go", "act"]:
         tool_errors.add_unknown(name, ["move", "look"])
-    message = "3 calls named an unknown tool: 'act', 'go' (known: move, look)"
+    message = "3 calls to unknown tools: 'act', 'go' (known: move, look)"
     assert tool_errors.lines() == [message]
 
 
@@ -19,4 +19,4 @@ def test_invented_tool_names_are_bounded() -> None:
     for number in range(1_000):
         tool_errors.add_unknown(f"tool_{number}" + "x" * 500, [f"real_{n}" for n in range(50)])
     (line,) = tool_errors.lines()
-    assert line.startswith("1,000 calls named an unknown tool: 'tool_0") and len(line) < 500
+    assert line.startswith("1,000 calls to unknown tools: 'tool_0") and len(line) < 500

@@ -156,7 +156,7 @@ class TestGroups:
         found = advantages(group)
         assert max(found) > 0 > min(found)
         assert [len(episode) for episode in group.episodes] == [len(steps) for steps in group]
-        with pytest.raises(ConfigError, match=r"such as group\.episodes of run_group"):
+        with pytest.raises(ConfigError, match=r"such as the episodes of the group that run_group returns"):
             build_rows(group, pad_token_id=0)  # type: ignore[arg-type]
 
     async def test_consecutive_run_group_calls_use_different_seeds(self):

@@ -108,6 +108,14 @@ def test_expert_of_the_resource_is_played(tmp_path: Path) -> None:
     assert "the episode ended with max_steps after 2 steps" in short.problems[0]
 
 
+def test_sample_for_which_the_resource_has_no_expert_is_without_a_reference_solution(tmp_path: Path) -> None:
+    rows = [{"id": "a"}, {"id": "b", "resource_config": {"initial_state": {"x": 3}}}]
+    path = task_file(tmp_path, rows, **COUNTING)
+    solved, unsolved = proved(path)
+    assert (solved.by, unsolved.by, unsolved.gold) == ("expert", "", None)
+    assert solved.problems == [] and not any("reference" in problem for problem in unsolved.problems)
+
+
 def test_inaction_that_scores_or_fails_to_score_is_a_problem(tmp_path: Path) -> None:
     (generous,) = proved(task_file(tmp_path, [{"id": "one"}], reward_function_path="reward.py:generous"))
     assert generous.gold is None and generous.problems == [
@@ -128,7 +136,9 @@ def test_doing_nothing_may_score_if_it_is_the_reference_solution(tmp_path: Path)
     assert "the reference solution (gold_actions) does not score 1: 0" in wrong.problems[0]
     task = load_task(task_file(tmp_path, rows[:1], **untouched), {"sandbox.level": "in_process"})
     last = list(anyio.run(check_task, task, task.samples).lines())[-1]
-    assert last.endswith("scores 0 on 0; doing nothing scores 0 on 0; doing nothing is right and scores 1 on 1")
+    assert last.endswith(
+        "(gold_actions) scores 1 on 0; doing nothing scores 0 on 0; doing nothing is right and scores 1 on 1"
+    )
 
 
 def test_given_policy_is_the_reference_solution(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ async def test_rows_without_a_verdict_are_counted_separately(folder: Path) -> No
         endpoint = ["-O", "model=m", "-O", f"base_url={server.base_url}"]
         arguments = ["labels.csv", "--reward", "reward_kit.rewards:llm_judge", *endpoint]
         done = await asyncio.to_thread(call, *arguments)
-        assert done.exit_code == 3 and "no row of 6 could be scored" in done.stderr
+        assert done.exit_code == 3 and "none of the 6 rows could be scored" in done.stderr
 
 
 TRUTHFUL = """

@@ -50,7 +50,7 @@ def test_tools_can_be_given_if_the_task_is_missing(project: Project, tmp_path: P
     (project.folder / "task.yaml").rename(project.folder / "gone.yaml")
     try:
         done = project.call("export", str(moved), "--format", "openai-jsonl", "-o", chats)
-        assert done.returncode == 2 and "give --tools FILE.json" in done.stderr
+        assert done.returncode == 2 and "pass --tools FILE.json" in done.stderr
         for names, code, told in [
             (["wait"], 0, "6 chats"),
             (["other"], 2, "6 calls 'wait', which is not one of the tools"),

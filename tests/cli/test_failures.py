@@ -193,7 +193,7 @@ class TestEpisodeIsolation:
         failures = {line["sample_id"]: line["failure"] for line in episodes}
         assert failures["plain"] is failures["place"] is None
         for kind, named in (("set", "a set"), ("date", "a date"), ("object", "an object")):
-            assert f"{named} has no JSON form" in failures[kind]["message"]
+            assert f"{named} cannot be converted to JSON" in failures[kind]["message"]
         answers = {
             m["content"] for e in episodes if e["sample_id"] == "place" for m in e["messages"] if m["role"] == "tool"
         }

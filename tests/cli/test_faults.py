@@ -188,7 +188,7 @@ async def test_unusual_text_survives_the_files_in_one_line(tmp_path: Path) -> No
     (raw,) = (tmp_path / "run" / "episodes.jsonl").read_bytes().splitlines()
     episode = load_episode(tmp_path / "run", json.loads(raw))
     assert episode.messages[-1].text == STRANGE
-    assert episode.messages[-2].text.startswith(STRANGE[:60]) and "characters left out" in episode.messages[-2].text
+    assert episode.messages[-2].text.startswith(STRANGE[:60]) and "characters omitted" in episode.messages[-2].text
     assert episode.get_actions(1) == text(STRANGE)
 
 
@@ -227,7 +227,7 @@ async def test_rejected_key_stops_the_run_and_resume_completes_it(
         arguments = ["run", "task.yaml", "--model", "openai/m", "--base-url", server.base_url]
         stopped = await asyncio.to_thread(project.call, *arguments, OPENAI_API_KEY="sk-0123456789")
         assert stopped.returncode == 3 and f"{said}): 0 of 6 episodes are complete" in stopped.stderr, stopped.stderr
-        assert "add --base-url URL; to change the model, start a new run" in stopped.stderr
+        assert "add --base-url URL. To change a judge" in stopped.stderr
         script.append(answer("done"))
         resumed = await asyncio.to_thread(project.call, "run", "--resume", OPENAI_API_KEY="sk-0123456789")
     assert resumed.returncode == 0, resumed.stderr

@@ -21,6 +21,6 @@ def test_run_names_missing_requirements_and_writes_nothing(tmp_path: Path) -> No
     done = project.call("run", "task.yaml")
     assert done.returncode == 2 and not project.runs()
     assert (
-        "task.yaml:6: reward_function_path: reward 'right' requires 'tiny-words>=1', and tiny-words is not installed"
+        "task.yaml:6: reward_function_path: reward 'right' requires 'tiny-words>=1', but tiny-words is not installed"
         in done.stderr
     )

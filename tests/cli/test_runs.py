@@ -94,7 +94,9 @@ def test_open_run_is_kept_and_other_runs_removed(shelf: Path) -> None:
             call(shelf, "prune", "--keep", "0", "--yes")
         assert names(shelf) == {"b", "no-run"}
         assert [run.status for run in stored_runs(shelf)] == ["running"]
+        assert call(shelf, "list").stderr == ""
     assert [run.status for run in stored_runs(shelf)] == ["killed"], "no process has it open any more"
+    assert f"Resume the newest stopped run with:  reward-kit run --resume {shelf / 'b'}" in call(shelf, "list").stderr
 
 
 def test_damaged_run_hides_no_other_run(shelf: Path) -> None:

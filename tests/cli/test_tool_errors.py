@@ -71,7 +71,7 @@ def test_fixed_tool_runs_again_with_only_failed(tmp_path: Path) -> None:
 def test_calls_of_unknown_tools_are_reported(tmp_path: Path) -> None:
     done = project_calling(tmp_path, "act", "act").call("run", "task.yaml")
     assert done.returncode == 0, done.stderr
-    assert "4 calls named an unknown tool: 'act' (known: cancel_order, refund)\n" in done.stderr
+    assert "4 calls to unknown tools: 'act' (known: cancel_order, refund)\n" in done.stderr
 
 
 def test_deliberate_tool_errors_are_not_reported(tmp_path: Path) -> None:

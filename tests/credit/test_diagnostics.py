@@ -84,7 +84,7 @@ def test_tied_and_single_groups_are_reported():
     one = credit([0.0] * 4, [0, 0, 1, 1])
     tied = credit_diagnostics(one, [1] * 4, [1.0, 1.0, 0.0, 0.0], ["a", "a", "b", "b"])
     assert (tied.tied_groups, tied.single_groups) == (2, 0)
-    assert tied.warnings()[0].startswith("in every group, all scores are equal")
+    assert tied.warnings()[0].startswith("all scores are equal within every group")
     single = credit_diagnostics(one, [1] * 4, [1.0, None, 0.0, None], ["a", "a", "b", "b"])
     assert (single.tied_groups, single.single_groups) == (0, 2)
     assert single.warnings()[0].startswith("every group has only one scored trajectory")

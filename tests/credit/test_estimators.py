@@ -283,14 +283,14 @@ def test_invalid_options_are_rejected_with_an_empty_batch(setting: Setting, bad:
 @every_setting
 def test_scores_and_rewards_must_be_numbers(setting: Setting) -> None:
     row = [step("a", 1.0, value=0.0)]
-    with pytest.raises(ConfigError, match="2 trajectories require 2 scores"):
+    with pytest.raises(ConfigError, match="expected 2 scores, one for each trajectory"):
         setting.credit(ScoredBatch([row, row], [1.0], [0, 0]))
-    with pytest.raises(ConfigError, match="2 trajectories require 2 group ids"):
+    with pytest.raises(ConfigError, match="expected 2 group ids, one for each trajectory"):
         setting.credit(ScoredBatch([row, row], [1.0, 1.0], [0]))
     for bad in (float("nan"), float("inf")):
         with pytest.raises(InvalidResultError, match="trajectory 1"):
             setting.credit(ScoredBatch([row, row], [1.0, bad], [0, 0]))
-        with pytest.raises(InvalidResultError, match="trajectory 1: a base reward"):
+        with pytest.raises(InvalidResultError, match=r"trajectory 1, step \d+: a base reward"):
             setting.credit(ScoredBatch([row, [step("a", bad, value=0.0)]], [1.0, 1.0], [0, 0]))
 
 
@@ -329,9 +329,9 @@ def test_huge_scores_are_not_treated_as_equal(name: str) -> None:
 
 def test_overflowing_advantage_is_rejected() -> None:
     batch = [[step("a", 0.0)], [step("a", 0.0)]]
-    with pytest.raises(InvalidResultError, match="trajectory 0: an advantage is not finite, at step 0"):
+    with pytest.raises(InvalidResultError, match="trajectory 0, step 0: an advantage is not finite"):
         ESTIMATORS["rloo"](batch, [1.7e308, -1.7e308])
-    with pytest.raises(InvalidResultError, match="trajectory 1: an advantage is not finite, at step 0"):
+    with pytest.raises(InvalidResultError, match="trajectory 1, step 0: an advantage is not finite"):
         ESTIMATORS["gigpo"](
             [[step("a", 1.0)], [step("b", 5.0)], [step("b", 0.0)]],
             [1.0, 1.0, 1.0],

@@ -111,7 +111,7 @@ def test_gae_skips_unscored_trajectories_without_values() -> None:
 
 def test_gae_names_the_step_without_a_value() -> None:
     batch = [critic_row(ending={}), critic_row(ending={}, values=(1.0, None))]
-    with pytest.raises(ConfigError, match="trajectory 1, step 1 has policy_value_estimate None"):
+    with pytest.raises(ConfigError, match="trajectory 1, step 1 has the policy_value_estimate None"):
         advantages("gae", batch, [0.0, 0.0], gamma=0.5, lam=0.5)
     with pytest.raises(ConfigError, match=r"trajectory 0, step 1: step_info\['bootstrap_value'\]"):
         bad = critic_row(ending={"truncated": True, "bootstrap_value": "8"})
@@ -151,7 +151,7 @@ def test_opo_measures_length_in_one_unit_per_group() -> None:
     # Three tokens against one; one step against two, since not all of the second group's tokens are known.
     expected = [0.25, 0.25, -0.75, 1.0 - 1 / 3, -1 / 3, -1 / 3]
     np.testing.assert_allclose(advantages("opo", batch, scores, group_ids=ids), expected, rtol=1e-12)
-    with pytest.raises(ConfigError, match=r"trajectory 3, step 0 records no policy_logprobs\['token_ids'\]"):
+    with pytest.raises(ConfigError, match=r"trajectory 3, step 0 has no policy_logprobs\['token_ids'\]"):
         advantages("opo", batch, scores, group_ids=ids, length="tokens")
     # An unscored trajectory's tokens need not be known.
     found = advantages("opo", batch, [1.0, 0.0, 1.0, None], group_ids=ids, length="tokens")

@@ -65,12 +65,12 @@ def test_unscored_members_are_ignored_or_drop_their_group():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"group_ids": ["a"]}, "2 scores require 2 group ids, got 1"),
+        ({"group_ids": ["a"]}, "expected 2 group ids, one for each score, got 1"),
         ({"band": (0.8, 0.2)}, "band must be two numbers"),
         ({"band": 5}, "band must be two numbers"),
         ({"band": ("0", "1")}, "band must be two numbers"),
         ({"unscored": "dropp"}, "did you mean 'drop'"),
-        ({"keep_step_signal": True}, "keep_step_signal needs step_advantages of 2 trajectories, got none"),
+        ({"keep_step_signal": True}, "keep_step_signal needs the step_advantages of 2 trajectories, got none"),
         ({"keep_step_signal": True, "step_advantages": [[0.0]]}, "of 2 trajectories, got 1"),
     ],
 )
@@ -145,11 +145,11 @@ def test_group_id_may_repeat_in_a_later_collection():
 
 def test_filter_result_for_other_groups_is_rejected():
     refill = GroupRefill(wanted=2, max_tries=2)
-    with pytest.raises(ConfigError, match=r"only in one of them: \['a', 'b'\]"):
+    with pytest.raises(ConfigError, match=r"found only in one of them: \['a', 'b'\]"):
         refill.add({"a": ""}, verdict(b=True))
 
 
 @pytest.mark.parametrize("options", [{"wanted": 0, "max_tries": 1}, {"wanted": 1, "max_tries": True}])
 def test_refill_of_zero_groups_is_rejected(options):
-    with pytest.raises(ConfigError, match="must be a positive whole number"):
+    with pytest.raises(ConfigError, match="must be a positive integer"):
         GroupRefill(**options)

@@ -84,7 +84,7 @@ def test_value_without_a_hash_is_rejected():
         __hash__ = None
 
     for value in (Unhashable(), (datetime.date(1, 1, 1), Unhashable()), Place(Unhashable())):
-        with pytest.raises(ConfigError, match=r"a state hash returned an Unhashable; return text.*unhashable type"):
+        with pytest.raises(ConfigError, match=r"a state hash returned an Unhashable; return a string.*unhashable type"):
             hash_steps([[step("s")]], lambda seen, value=value: value)
 
 
@@ -125,7 +125,7 @@ def test_typed_key_does_not_import_torch():
 
 
 def test_unhashable_state_is_rejected():
-    with pytest.raises(ConfigError, match="returned an object, which is equal only to itself; return text"):
+    with pytest.raises(ConfigError, match="returned an object, which is equal only to itself; return a string"):
         typed_key([object()])
     endless: list[object] = []
     endless.append(endless)
@@ -268,7 +268,7 @@ def test_function_that_returns_none_or_a_coroutine_is_rejected():
 
     with pytest.raises(ConfigError, match="state hash 'late' returned a coroutine"):
         hash_steps([[step("a")]], late)
-    with pytest.raises(ConfigError, match="returned None; return a constant"):
+    with pytest.raises(ConfigError, match="returned None; to treat all states as equal, return a constant"):
         hash_steps([[step("a")]], lambda messages: None)
 
 
@@ -306,24 +306,24 @@ def test_function_receives_the_observation_of_a_step_without_messages():
         ("state_keys", "unknown state hash 'state_keys'; did you mean 'state_key'"),
         (3, "a state hash must be a name, a mapping with a name, a function, or a list of these, got 3"),
         ({"count": 3}, "a state hash must be a name"),
-        ("last_messages", "needs 'count': {name: last_messages, count: …}"),
+        ("last_messages", "needs the option 'count': {name: last_messages, count: …}"),
         ({"name": "last_messages", "counts": 3}, "no option 'counts'; did you mean 'count'"),
-        ({"name": "last_messages", "count": 0}, "count must be a positive whole number, got 0"),
-        ({"name": "last_messages", "count": True}, "count must be a positive whole number"),
+        ({"name": "last_messages", "count": 0}, "count must be a positive integer, got 0"),
+        ({"name": "last_messages", "count": True}, "count must be a positive integer"),
         ({"name": "state_key", "of": "x"}, "has no option 'of'"),
-        ({"name": "regex", "replace": {}}, "replace must be a mapping from patterns to texts"),
+        ({"name": "regex", "replace": {}}, "replace must map patterns to replacement strings"),
         ({"name": "regex", "replace": {"(": ""}}, "missing \\)"),
         ({"name": "regex", "replace": {"a": r"\2"}}, "invalid group reference"),
-        ({"name": "regex", "replace": {"a": 1}}, "must be texts"),
+        ({"name": "regex", "replace": {"a": 1}}, "must be strings"),
         ({"name": "regex", "replace": {"a": ""}, "of": "state"}, "did you mean 'state_key'"),
         ({"name": "last_match", "pattern": "("}, "last_match': '\\(': missing \\)"),
         ({"name": "last_match", "pattern": ""}, "pattern must be a regular expression"),
-        ("last_match", "needs 'pattern'"),
+        ("last_match", "needs the option 'pattern'"),
         ([], "needs at least one"),
         ([None], "needs at least one"),
         (["state_key", ["state_key"]], "needs at least one"),
         (["state_keys"], "did you mean 'state_key'"),
-        (["state_key", "similarity"], "cannot be in a list"),
+        (["state_key", "similarity"], "cannot be part of a list"),
         ({"name": "similarity", "threshold": 0}, "threshold must be in"),
         ({"name": "similarity", "threshold": 95}, "threshold must be in"),
     ],
@@ -334,7 +334,7 @@ def test_invalid_specification_is_rejected_before_any_step(spec, message):
 
 
 def test_similarity_rejects_values_that_are_not_text():
-    with pytest.raises(ConfigError, match="compares texts; step 1 of the batch has a dict"):
+    with pytest.raises(ConfigError, match="compares strings, but step 1 of the batch has a dict"):
         anchor_codes([[step("a"), step({})]], np.zeros(2, dtype=np.int64), "similarity")
 
 

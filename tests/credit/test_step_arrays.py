@@ -39,13 +39,13 @@ def test_unset_rewards_are_filled_and_the_score_is_added_last() -> None:
 
 def test_nan_reward_is_rejected_and_not_treated_as_unset() -> None:
     batch = [trajectory("a", [None]), [], trajectory("ab", [None, float("nan")])]
-    with pytest.raises(InvalidResultError, match="trajectory 2: a base reward is not finite, at step 1"):
+    with pytest.raises(InvalidResultError, match="trajectory 2, step 1: a base reward is not finite"):
         StepArrays.from_batch(batch, [0.0, 0.0, None])
 
 
 def test_overflowing_return_is_rejected() -> None:
     arrays = StepArrays.from_batch([trajectory("a", [1.0]), trajectory("ab", [1e308, 1e308])], [0.0, 0.0])
-    with pytest.raises(InvalidResultError, match="trajectory 1: a return is not finite, at step 0"):
+    with pytest.raises(InvalidResultError, match="trajectory 1, step 0: a return is not finite"):
         arrays.returns_S(1.0)
 
 
@@ -58,7 +58,7 @@ def test_invalid_batch_or_score_is_rejected() -> None:
 
 def test_partially_recorded_groups_are_rejected() -> None:
     batch = [[step(group_id="x")], [], [step()]]
-    with pytest.raises(ConfigError, match="trajectory 2 has no group_id, but others do"):
+    with pytest.raises(ConfigError, match="trajectory 2 has no group_id, but other trajectories do"):
         StepArrays.from_batch(batch, [0.0] * 3)
     assert StepArrays.from_batch(batch, [0.0] * 3, ["g", "h", "g"]).groups_B.tolist() == [0, 1, 0]
 

@@ -88,10 +88,16 @@ async def test_query_of_a_tool_binds_values_and_returns_all_rows(resource) -> No
     )
     after = await resource.state_key()
     assert after != before
-    with pytest.raises(ToolError, match="no such table: orders_of"):
-        await resource.query("SELECT * FROM orders_of")
-    with pytest.raises(ToolError):
-        await resource.query("ATTACH DATABASE 'x' AS y")
+    for statement, message in (
+        ("SELECT * FROM orders_of", "no such table: orders_of, in the statement 'SELECT"),
+        ("SELECT id FROM customers WHERE id = ?", "Incorrect number of bindings"),
+        ("ATTACH DATABASE 'x' AS y", "ATTACH and VACUUM INTO are not allowed"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            await resource.query(statement)
+    for value, message in ((90, "UNIQUE constraint failed"), (1 << 80, "too large"), ("x" * 2_000_000, "larger than")):
+        with pytest.raises(ToolError, match=message):
+            await resource.query("INSERT INTO customers (id, name) VALUES (?, 'b')", value)
     assert await resource.state_key() == after
 
 

@@ -108,7 +108,7 @@ def test_messages_survive():
     ],
 )
 def test_value_without_json_form_is_named(value):
-    with pytest.raises(EpisodeError, match="has no JSON form"):
+    with pytest.raises(EpisodeError, match="cannot be converted to JSON"):
         to_json_value({"deep": [value]})
 
 

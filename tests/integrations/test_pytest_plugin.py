@@ -129,7 +129,7 @@ PASSED = (
 )
 FAILED = {
     "metric_below": "scripted: the mean of 'state' is 0.750, below the threshold 0.8",
-    "metric_without_values": "scripted: the mean of 'never' is unknown; threshold is 0",
+    "metric_without_values": "scripted: the mean of 'never' is unknown; the threshold is 0",
     "metric_misspelt": "unknown metric 'stat'; did you mean 'state'?",
     "below": "scripted: the mean score is 0.500, below the threshold 0.6",
     "not_surely": "the lower bound of the mean score",

@@ -195,7 +195,7 @@ def test_parameters_unavailable_in_a_dataset_are_rejected() -> None:
         reward(PROMPTS, COMPLETIONS)
     with (
         as_trl_reward(state) as reward,
-        pytest.raises(ConfigError, match="'state' of the reward is never taken from the dataset"),
+        pytest.raises(ConfigError, match="the reward's parameter 'state' is never taken from the dataset"),
     ):
         reward(PROMPTS, COMPLETIONS, state=[1] * 4)
     with pytest.raises(ConfigError, match="two columns would be renamed to 'x'"):
@@ -271,7 +271,7 @@ def test_reward_receives_the_steps_of_the_policy() -> None:
         assert reward(["id"], ["4"], assistant_turns=[[3]], **rollout) == [1.0]
         with pytest.raises(ConfigError, match=r"completion 0: assistant_turns must be positions of assistant messages"):
             reward(["id"], ["4"], assistant_turns=[[0]], **rollout)
-        with pytest.raises(ConfigError, match="'assistant_turns' of the reward is never taken from the dataset"):
+        with pytest.raises(ConfigError, match="parameter 'assistant_turns' is never taken from the dataset"):
             reward(["2 + 2?"], ["4"], assistant_turns=[[3]])
     assert seen == [[3]]
 
@@ -351,7 +351,7 @@ def test_tool_calls_of_trl_get_ids_and_arguments_as_text() -> None:
 
 
 def test_invalid_conversation_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="a completion of TRL must be a text or a list of messages, got"):
+    with pytest.raises(ConfigError, match="a completion of TRL must be a string or a list of messages, got"):
         make_conversation("hi", 3)
     with (
         as_trl_reward(choosy) as reward,

@@ -128,11 +128,11 @@ def test_old_log_probabilities_are_the_sampled_ones(trl: Peer) -> None:
         ({"scale_rewards": "none"}, "scale_rewards='none' has no effect"),
         ({"reward_weights": [0.5]}, "reward_weights=[0.5] has no effect"),
         ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation='normalize_then_sum'"),
-        ({"importance_sampling_level": "sequence"}, "spreads what a step was worth over its whole row"),
-        ({"top_k": 5}, "top_k=5 has no effect, since the policy samples instead of TRL"),
+        ({"importance_sampling_level": "sequence"}, "over its whole row; set it to 'token'"),
+        ({"top_k": 5}, "top_k=5 has no effect, because the policy samples instead of TRL"),
         ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs={'num_beams': 2} has no effect"),
         ({"temperature": 0.7}, "the policy samples at 1, but GRPOConfig has 0.7"),
-        ({"num_generations": 16}, "8 prompts are not groups of 16 equal ones"),
+        ({"num_generations": 16}, "8 prompts do not form groups of 16 equal prompts"),
     ],
 )
 def test_ineffective_option_is_rejected(trl: Peer, options: dict[str, Any], told: str) -> None:

@@ -113,7 +113,7 @@ def test_token_advantages_are_placed_at_their_tokens() -> None:
     for wrong in ([0.1, 0.2], float("nan")):
         with pytest.raises(EpisodeError, match="step 0: 3 tokens require one finite advantage, or 3 of them, got"):
             episode_to_trace(episode, advantages=[wrong])
-    with pytest.raises(EpisodeError, match="1 steps but 2 advantages"):
+    with pytest.raises(EpisodeError, match="got 2 advantages for 1 steps"):
         episode_to_trace(episode, advantages=[0.0, 0.0])
 
 
@@ -179,7 +179,7 @@ def test_episode_without_a_valid_trace_is_rejected() -> None:
 def test_modified_trace_is_rejected() -> None:
     trace = episode_to_trace(spoken("user", "assistant", "user"))
     trace["nodes"][2]["sampled"] = True
-    with pytest.raises(EpisodeError, match=r"its model messages are at \[1, 2\], but were at \[1\]"):
+    with pytest.raises(EpisodeError, match=r"of its model messages are \[1, 2\], but were \[1\]"):
         trace_to_episode(trace)
 
 

@@ -146,7 +146,8 @@ async def test_unrecorded_request_error_names_the_nearest_recorded_request(tmp_p
     assert kind is ProviderError
     assert message == (
         f"{path} has no answer to the request of episode e1 to m with 3 messages, the last from user: 'other'; "
-        "the nearest is line 3, the request of episode e1 to m with 3 messages, the last from user: 'c'; "
+        "the most similar request is in line 3, the request of episode e1 to m with 3 messages, "
+        "the last from user: 'c'; "
         "they differ at messages[2].content: 'c' became 'other'"
     )
 
@@ -185,7 +186,7 @@ def test_other_files_are_neither_replayed_nor_overwritten(tmp_path, text):
     path = tmp_path / "notes.txt"
     path.write_text(text)
     for use in (Cassette.record, Cassette.replay):
-        with pytest.raises(ConfigError, match=r"notes\.txt is not a cassette"):
+        with pytest.raises(ConfigError, match=r"notes\.txt is not a recording"):
             use(path)
     assert path.read_text() == text
 
@@ -215,7 +216,7 @@ def test_damaged_line_newer_version_and_missing_file_are_config_errors(tmp_path)
 
 def test_recording_locks_out_a_second_recorder(tmp_path):
     first = Cassette.record(tmp_path / "c.jsonl")
-    with pytest.raises(ConfigError, match="is being recorded by another process"):
+    with pytest.raises(ConfigError, match="is being written by another process"):
         Cassette.record(tmp_path / "c.jsonl")
     first.close()
     Cassette.record(tmp_path / "c.jsonl").close()
@@ -271,5 +272,5 @@ def test_oversized_or_deeply_nested_line_is_rejected_with_its_number(tmp_path, m
             Cassette.replay(path)
         assert str(raised.value).startswith(f"{path}{problem}")
     path.write_text("x" * 30_000)
-    with pytest.raises(ConfigError, match="is not a cassette"):
+    with pytest.raises(ConfigError, match="is not a recording"):
         Cassette.replay(path)

@@ -180,7 +180,7 @@ async def test_split_surrogate_pairs_are_joined(text, read, stream):
 
 
 async def test_request_that_is_not_json_is_not_sent():
-    with pytest.raises(ProviderError, match="it has no JSON form"):
+    with pytest.raises(ProviderError, match="it cannot be converted to JSON"):
         await ask(answer(), request={**REQUEST, "temperature": float("nan")})
 
 

@@ -97,7 +97,7 @@ PERMANENT = {
     "listed detail": (raw('{"detail": [{"loc": ["seed"]}]}', code=422), '"loc": ["seed"]'),
     "plain text": (raw("nope", "text/plain", 403), "HTTP 403: nope"),
     "empty account": (status(429, error={"message": "no money", "code": "insufficient_quota"}), "no money"),
-    "redirect": (status(307, {"Location": "https://elsewhere/v1"}), "'https://elsewhere/v1'; set base_url to it"),
+    "redirect": (status(307, {"Location": "https://elsewhere/v1"}), "'https://elsewhere/v1'; set base_url to that URL"),
     "no choices": (raw('{"object": "list"}'), 'without choices: {"object": "list"}'),
     "empty choices": (raw('{"choices": []}'), "without choices"),
     "null choices": (raw('{"choices": null}'), "without choices"),

@@ -41,7 +41,7 @@ def test_page_shows_the_cells_and_notes_of_the_terminal_table(tmp_path: Path) ->
             assert " ".join(cell.split()) in text
     for note in comparison_notes(comparison):
         assert note in text
-    assert "no difference between after and before is shown" in text
+    assert "the results do not show a difference between after and before" in text
 
 
 def test_samples_table_lists_lost_samples_first(written: Parsed) -> None:

@@ -15,6 +15,7 @@ from reward_kit.report.run_data import read_run
 from reward_kit.report.run_page import write_report
 from reward_kit.report.timeline import MOST_BARS
 from reward_kit.runs.results import index_results
+from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.summary import summarize, summary_to_json
 from tests.report.run_factory import Parsed, episode, make_run, page_of, random_run, score
 
@@ -236,3 +237,11 @@ def test_target_in_a_missing_folder_is_rejected(tmp_path: Path) -> None:
     run = make_run(tmp_path, [], [])
     with pytest.raises(ConfigError, match=r"directory .*nowhere does not exist; create it first"):
         write_report(run, tmp_path / "nowhere" / "page.html")
+
+
+def test_page_of_a_killed_run_shows_the_status_and_the_command_that_resumes_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path, [episode("r")], [], total=8, status="running")
+    with RunFolder(run):
+        assert "killed" not in page_of(run).text and "--resume" not in page_of(run).text
+    page = page_of(run)
+    assert "killed" in page.text and f"reward-kit run --resume {run}" in page.text

@@ -204,7 +204,7 @@ class TestRetries:
             held.answer("a")
             chunk = await agent.get(2)
         assert chunk.rewards == [1.0, None]
-        expected = "b failed; 1 attempt: its Retry-After of 61 s exceeds the rest of budget_s=60"
+        expected = "b failed; 1 attempt: its Retry-After of 61 s exceeds what is left of budget_s=60"
         assert chunk.extra_infos[1].failure.message == expected
 
     def test_permanent_failures_are_not_retried(self):

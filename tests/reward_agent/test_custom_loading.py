@@ -82,7 +82,7 @@ def test_similar_names_are_accepted_as_options_and_helpers() -> None:
 
 
 def test_empty_path_or_name_is_reported_with_its_key() -> None:
-    with pytest.raises(ConfigError, match=r"custom_reward_function\.path must be the reward's file, got ''"):
+    with pytest.raises(ConfigError, match=r"custom_reward_function\.path must be the file of the reward, got ''"):
         load_custom_reward("")
     with pytest.raises(ConfigError, match=r"custom_reward_function\.name must be the .*, got ' '"):
         load_custom_reward("reward.py", " ")

@@ -411,7 +411,11 @@ async def test_call_retries_of_a_class_are_applied() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (6, "Judge.call_retries must be a mapping with some of max_attempts, budget_s, base_s, cap_s, got an int"),
+        (
+            6,
+            "Judge.call_retries must be a mapping with some of the keys max_attempts, budget_s, base_s, cap_s, "
+            "got an int",
+        ),
         ({"attempts": 6}, "Judge.call_retries: unknown key 'attempts'; did you mean 'max_attempts'?"),
         ({"max_attempts": 2.5}, "Judge.call_retries['max_attempts']: expected a whole number above 0, got 2.5"),
     ],

@@ -245,7 +245,7 @@ class TestEqualsInProcessScores:
             remote = await RemoteReward.connect(f"{asker.address}/v1/rewards/sees", api_key=KEY)
             async with remote:
                 scored = await remote.score(ScoringRequest("r", [], ground_truth={1, 2}))
-        assert scored.failure is not None and "a set has no JSON form" in scored.failure.message
+        assert scored.failure is not None and "a set cannot be converted to JSON" in scored.failure.message
 
 
 class TestAddress:
@@ -288,7 +288,7 @@ class TestAddress:
                 "https://host/v1/rewards/x?api_key=hunter2",
                 "'https://host/v1/rewards/x…' is not the address of a reward;",
             ),
-            ("https://host/v1/rewards/x#hunter2", "is not the address of a reward; it must end with its path"),
+            ("https://host/v1/rewards/x#hunter2", "is not the address of a reward; remove everything after its path"),
         ],
     )
     async def test_invalid_reward_address_is_rejected(self, url: str, why: str) -> None:
@@ -327,7 +327,7 @@ class TestAddress:
     def test_missing_key_error_names_the_variable(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv(KEY_VARIABLE, raising=False)
-        with pytest.raises(ConfigError, match=f"no key for http://127.0.0.1:1/v1/rewards/x: set {KEY_VARIABLE}"):
+        with pytest.raises(ConfigError, match=f"no key for http://127.0.0.1:1/v1/rewards/x; set {KEY_VARIABLE}"):
             load_reward("http://127.0.0.1:1/v1/rewards/x")
         monkeypatch.setenv(KEY_VARIABLE, "schlüssel-schlüssel")
         with pytest.raises(ConfigError, match="invalid in an HTTP header"):

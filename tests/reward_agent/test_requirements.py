@@ -70,8 +70,8 @@ class TestChecking:
     @pytest.mark.parametrize(
         ("requirement", "message"),
         [
-            ("no-such-package>=3", r"requires 'no-such-package>=3', and no-such-package is not installed; install it"),
-            ("pydantic<1.5", rf"pydantic {metadata.version('pydantic')} is installed; install it"),
+            ("no-such-package>=3", r"requires 'no-such-package>=3', but no-such-package is not installed; run"),
+            ("pydantic<1.5", rf"pydantic {metadata.version('pydantic')} is installed; run"),
             ("no-such-package; python_version > '3'", "no-such-package is not installed"),
             ("numpy>=1 <2", r"'numpy>=1 <2' is malformed: .*; write a package and its versions"),
             ("-r more.txt", r"'-r more.txt' is malformed"),
@@ -100,7 +100,7 @@ class TestChecking:
         write(tmp_path, "['pydantic', 'tiny-words>=1']", top="x = 1")
         with pytest.raises(ConfigError) as caught:
             load(tmp_path, level)
-        assert "requires 'tiny-words>=1', and tiny-words is not installed" in str(caught.value)
+        assert "requires 'tiny-words>=1', but tiny-words is not installed" in str(caught.value)
         assert "python -m pip install 'tiny-words>=1'" in str(caught.value)
         assert "reward-kit serve" in str(caught.value)
 

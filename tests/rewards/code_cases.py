@@ -160,7 +160,7 @@ CALL_CASES = [
     ),
     Case("a tuple is a list", "def f(x):\n    return (x, x)", calls((1, [1, 1])), 1.0),
     Case("1.0 is 1", "def f(x):\n    return x * 2.0", DOUBLE, 1.0),
-    Case("True is not 1", "def f(x):\n    return True", calls((1, 1)), 0.0, "gave True, and 1 was expected"),
+    Case("True is not 1", "def f(x):\n    return True", calls((1, 1)), 0.0, "gave True, but 1 was expected"),
     Case("1 is not true", "def f(x):\n    return 1", TRUE, 0.0),
     Case("'10' is not 10", "def f(x):\n    return str(2 * x)", DOUBLE, 0.0),
     Case("0.1 + 0.2 is not 0.3", "def f(x):\n    return 0.1 + x", calls((0.2, 0.3)), 0.0),

@@ -108,7 +108,7 @@ async def test_reason_hides_expected_values_on_request() -> None:
     messages = [{"role": "assistant", "content": "```python\ndef f(x): return 7\n```"}]
     shown = await python_code(messages=messages, ground_truth=calls((111, 222)))
     hidden = await python_code(messages=messages, ground_truth=calls((111, 222)), tell_expected=False)
-    assert shown.reason == "0 of 1 tests passed; test 1: f(111) gave 7, and 222 was expected"
+    assert shown.reason == "0 of 1 tests passed; test 1: f(111) gave 7, but 222 was expected"
     assert hidden.reason == "0 of 1 tests passed; test 1: gave 7"
 
 
@@ -128,8 +128,8 @@ async def test_reason_hides_expected_values_on_request() -> None:
         ({"function": "f()", "tests": [{"args": [1], "expected": 1}]}, "must be the name of a function"),
         ({"tests": [{"args": [1], "expected": 1}]}, "does not name a function"),
         ({"function": "f", "tests": [{"args": [1], "expected": 1}, {"stdout": ""}]}, "has both calls and runs"),
-        ({"tests": [{"stdin": 1, "stdout": "1"}]}, "tests[0].stdin must be text, got an int"),
-        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+        ({"tests": [{"stdin": 1, "stdout": "1"}]}, "tests[0].stdin must be a string, got an int"),
+        ({"inputs": ["1"], "outputs": []}, "1 inputs but 0 outputs"),
         ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "a list of arguments"),
         ({"tests": [{"input": "x", "output": "1", "testtype": "functional"}], "function": "f"}, "JSON on each line"),
         ({"test_list": ["assert 1 == 1"]}, "do not call a function"),

@@ -133,7 +133,7 @@ async def test_gate_calls_the_second_reward_only_if_open():
     assert (await score(gate(exact, length))).score == 0.5
     closed = await score(gate(exact, unscored), text="other")
     assert closed.score == 0.0
-    assert "below 1" in closed.result.reason
+    assert "less than 1" in closed.result.reason
     assert (await score(gate(length, exact, at_least=0.5))).score == 1.0
 
 
@@ -149,7 +149,7 @@ async def test_first_of_returns_the_first_valid_score():
     assert (await score(first_of(unscored, length))).score == 0.5
     none = await score(first_of(unscored, unscored))
     assert none.score is None
-    assert "none of 2 rewards" in none.failure.message
+    assert "none of the 2 rewards" in none.failure.message
 
 
 async def test_nested_parts_keep_their_own_resources_and_options():

@@ -195,7 +195,7 @@ def test_states_of_several_resources_are_compared(truth: Any, options: dict[str,
     ("snapshot", "truth", "options", "reason"),
     [
         (StateSnapshot.from_json(WORLD), {**WORLD, "balance": 4}, {}, "at .balance: expected 4, found 3"),
-        (StateSnapshot.from_json(WORLD), {"/gone": 1}, {"match": "paths"}, '"/gone": 1 is expected, missing'),
+        (StateSnapshot.from_json(WORLD), {"/gone": 1}, {"match": "paths"}, '"/gone": expected 1, but it is missing'),
         (FILES, {"report.txt": "total 4\n"}, {"match": "subset"}, '"total 3" in line 1, expected "total 4"'),
         (FILES, LEFT | {"more": "x"}, {}, '"more": no such file exists'),
         (SHOP, {"orders": ROWS[:2]}, {}, 'the row (2, "open", 3.0) is not expected'),

@@ -165,8 +165,8 @@ BAD = {
     "no description": ({"rubric": {"a": ""}}, "description"),
     "misspelt key": ({"rubric": {"a": {"description": "x", "wieght": 2}}}, "wieght"),
     "rubric is a text": ({"rubric": "be good"}, "option rubric"),
-    "name with a line end": ({"rubric": {"a\nb": "x"}}, "cannot name a dimension"),
-    "name of ours": ({"rubric": {"judge_usage": "x"}}, "cannot name a dimension"),
+    "name with a line end": ({"rubric": {"a\nb": "x"}}, "is not a valid name for a dimension"),
+    "name of ours": ({"rubric": {"judge_usage": "x"}}, "is not a valid name for a dimension"),
     "scale upside down": ({"scale": (5, 1)}, "option scale"),
     "scale of one": ({"scale": (1, 1)}, "option scale"),
     "scale without end": ({"scale": (0, 10**9)}, "option scale"),
@@ -195,7 +195,7 @@ def test_invalid_option_is_rejected_when_fixed(options):
 
 
 async def test_a_sample_without_its_rubric_is_unscored():
-    with pytest.raises(RewardError, match="no field 'r'"):
+    with pytest.raises(RewardError, match="no rubric in its field 'r'"):
         await judged(llm_judge, [], talk("Paris"), rubric_key="r", sample={})
 
 

@@ -114,7 +114,7 @@ async def test_tool_results_are_passages_by_default():
 async def test_claims_without_passages_are_unsupported():
     result, _ = await judged(grounded_judge, labels("?"), talk("Paris."))
     assert result.score == 0.0
-    with pytest.raises(ProviderError, match="whole numbers from 1 to 0"):
+    with pytest.raises(ProviderError, match="must be an empty list"):
         await judged(grounded_judge, labels("+1"), talk("Paris."))
 
 

@@ -144,7 +144,7 @@ async def test_criteria_are_included_in_the_prompt():
 async def test_missing_baseline_leaves_the_rollout_unscored():
     with pytest.raises(RewardError, match="ground_truth"):
         await judged(pairwise_judge, [], talk(OURS))
-    with pytest.raises(RewardError, match="no field 'old'"):
+    with pytest.raises(RewardError, match="no answer in its field 'old'"):
         await judged(pairwise_judge, [], talk(OURS), baseline_key="old", sample={})
     with pytest.raises(ConfigError, match="set either baseline or baseline_key, not both"):
         await judged(pairwise_judge, [], talk(OURS), baseline="x", baseline_key="old")

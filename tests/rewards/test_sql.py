@@ -213,7 +213,7 @@ def test_database_is_found_among_several_resources() -> None:
         assert judged("SELECT 151", SUM, state=state).score == 1.0
     with open_snapshot(compose({"a": snapshot(), "b": snapshot("CREATE TABLE other(x);")})) as state:
         assert judged("SELECT 151", SUM, state=state, resource="a").score == 1.0
-        with pytest.raises(RewardError, match="option resource"):
+        with pytest.raises(RewardError, match="option 'resource'"):
             judged("SELECT 151", SUM, state=state)
 
 
@@ -243,8 +243,8 @@ def test_database_can_come_from_the_sample_or_a_file(tmp_path: Path) -> None:
         ({"query": NAMES, "seed_sql": "CREATE"}, "seed_sql cannot be run"),
         ({"query": NAMES, "database": "/nowhere.sqlite"}, "cannot be read"),
         ({"query": NAMES, "database": __file__}, "not a SQLite database"),
-        ({"query": BY_AGE + " LIMIT 1", "seed_sql": SEED}, "may return different rows"),
-        ({"query": NAMES + " LIMIT 2", "seed_sql": SEED}, "may return different rows"),
+        ({"query": BY_AGE + " LIMIT 1", "seed_sql": SEED}, "can return different rows"),
+        ({"query": NAMES + " LIMIT 2", "seed_sql": SEED}, "can return different rows"),
     ],
 )
 def test_unsuitable_ground_truth_is_unscored(truth: Any, says: str) -> None:

@@ -423,10 +423,10 @@ def test_invalid_tool_specifications_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("made", "reason"),
     [
-        (call("get_weather", city="Oslo", unit="kelvin"), 'argument "unit" is "kelvin", "celsius" was expected'),
-        (call("get_weather", city="Oslo"), 'argument "unit" is missing, "celsius" was expected'),
-        (call("get_weather", **ARGUMENTS, day=1), 'argument "day" is 1, it was not expected'),
-        (OTHER, '"get_weather" was not called, "get_time" was'),
+        (call("get_weather", city="Oslo", unit="kelvin"), 'argument "unit" is "kelvin", but "celsius" was expected'),
+        (call("get_weather", city="Oslo"), 'argument "unit" is missing, but "celsius" was expected'),
+        (call("get_weather", **ARGUMENTS, day=1), 'argument "day" is 1, but it was not expected'),
+        (OTHER, '"get_weather" was not called, but "get_time" was'),
         ([FLAT, OTHER], 'a call of "get_time" was not expected'),
         ({"name": "get_weather", "arguments": "{"}, "its arguments cannot be read: it is not JSON"),
         ([], '"get_weather" was not called'),

@@ -80,7 +80,7 @@ def test_tensors_are_moved_to_the_device() -> None:
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
 def test_pin_memory_without_an_accelerator_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="pin_memory needs an accelerator"):
+    with pytest.raises(ConfigError, match="pin_memory requires an accelerator"):
         to_tensors(TokenBatch({"x": np.zeros((1, 1))}), pin_memory=True)
 
 

@@ -268,7 +268,7 @@ ONES = torch.ones(2, 3)
             lambda: ppo_clip_loss(ONES, ONES, torch.ones(2), ONES),
             r"advantages has the shape \(2,\), but loss_mask has \(2, 3\)",
         ),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, torch.ones(3)), r"the axes row and token, got the shape \(3,\)"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, torch.ones(3)), r"two axes, row and token, but its shape is \(3,\)"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=torch.ones(2)), "sequence_ids has the shape"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=ONES),
@@ -281,9 +281,9 @@ ONES = torch.ones(2, 3)
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES.numpy()), "loss_mask must be a tensor, got"),  # type: ignore[arg-type]
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, 0.5 * ONES),
-            "loss_mask must be 0 or 1; pass factors",
+            "loss_mask must contain only 0 and 1; pass a factor",
         ),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, math.nan * ONES), "loss_mask must be 0 or 1"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, math.nan * ONES), "loss_mask must contain only 0 and 1"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, global_batch=GlobalBatch(0, 0)),
             "global_batch must also count the 6 tokens of these rows",
@@ -298,7 +298,7 @@ ONES = torch.ones(2, 3)
         ),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, aggregation="seq-mean-token-sum-norm"),
-            "needs a constant length; pass global_batch=GlobalBatch.of",
+            "requires a constant length; pass global_batch=GlobalBatch.of",
         ),
         (
             lambda: decoupled_ppo_loss(ONES, ONES, ONES, ONES, ONES, beyond_cap="cut"),  # type: ignore[arg-type]

@@ -125,7 +125,7 @@ def test_adaptive_coefficient_resumes_from_a_checkpoint() -> None:
 
 def test_undefined_divergence_keeps_the_coefficient() -> None:
     coefficient = AdaptiveKLCoefficient(0.1, target=6.0, horizon=1000)
-    with pytest.raises(TrainingError, match=r"divergence from the reference is nan; its coefficient stays 0\.1"):
+    with pytest.raises(TrainingError, match=r"divergence from the reference is nan; its coefficient is still 0\.1"):
         coefficient.update(math.nan, 100)
     assert coefficient.value == 0.1
 

@@ -358,6 +358,6 @@ def test_timeline_draws_two_steps_on_a_common_scale(steps: int, shown: tuple[int
 
 
 def test_too_narrow_timeline_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="needs at least 21 characters, got 20"):
+    with pytest.raises(ConfigError, match="must be at least 21 characters, got 20"):
         draw_timeline(uniform(BASE), 20)
     assert draw_timeline(uniform(BASE), 21)

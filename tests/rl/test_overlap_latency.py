@@ -40,8 +40,8 @@ def test_spread_of_a_lognormal_latency_is_on_the_log_scale() -> None:
     [
         ("unifrom:1:40", "unknown kind 'unifrom'; did you mean 'uniform'?"),
         ("empirical:1", "unknown kind 'empirical'"),
-        ("uniform:1", "latency uniform must be written uniform:LOW:HIGH, with 2 numbers"),
-        ("uniform:1:x", "write uniform:LOW:HIGH, with numbers"),
+        ("uniform:1", "latency uniform needs 2 numbers; write it as uniform:LOW:HIGH"),
+        ("uniform:1:x", "uniform needs numbers; write it as uniform:LOW:HIGH"),
         ("uniform:40:1", "LOW must be at most HIGH, got 40 and 1"),
         ("constant:-1", "-1 is not a finite number of at least 0"),
         ("exponential:inf", "inf is not a finite number of at least 0"),
@@ -73,7 +73,7 @@ def test_latencies_are_drawn_from_the_calls_of_a_run(tmp_path: Path) -> None:
     ("text", "message"),
     [
         (None, "No such file or directory"),
-        ("", "has no score with a duration"),
+        ("", "has no scores with a duration"),
         (score_line(1) + "{}\n", "scores.jsonl:2 has no number at timing.duration_s"),
         (score_line("soon"), "scores.jsonl:1 has no number at timing.duration_s"),
         (score_line(-2), "timing.duration_s is -2, which is not a valid duration"),

@@ -97,7 +97,10 @@ def test_episodes_without_tokens_are_reported(caplog: pytest.LogCaptureFixture) 
     episode.add_env_reset("o")
     episode.add_env_step("o", {"type": "terminate"}, 1.0)
     PPOLearner(Bigram(), PPOConfig()).update(build_rows([episode], pad_token_id=0), version=0)
-    assert "no learning in this update: the episodes have no tokens; get_action must return log_probs" in caplog.text
+    assert (
+        "nothing was learned in this update: the episodes have no tokens; get_action must return log_probs"
+        in caplog.text
+    )
 
 
 def test_module_with_wrong_output_shape_is_named() -> None:
@@ -107,7 +110,7 @@ def test_module_with_wrong_output_shape_is_named() -> None:
 
     with pytest.raises(ConfigError, match=r"Last must return logits of shape \(1, \d+, V\), got \(1, \d+\)"):
         PPOLearner(Last(), PPOConfig()).update(bigram_rows([1.0]), version=0)
-    with pytest.raises(ConfigError, match=r"expected a torch module, such as policy\.module; got a Holder"):
+    with pytest.raises(ConfigError, match=r"must be a torch module, such as policy\.module, got a Holder"):
         PPOLearner(type("Holder", (), {})(), PPOConfig())
 
 

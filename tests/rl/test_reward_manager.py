@@ -189,7 +189,7 @@ def test_rows_go_from_a_score_to_a_gradient() -> None:
 def test_packed_rows_are_rejected() -> None:
     episode, steps = two_turns()
     packed = pack_rows(row_columns([episode], [steps], scores=[3.0]))
-    with pytest.raises(ConfigError, match="these rows are packed into one; pass padded rows to a reward manager"):
+    with pytest.raises(ConfigError, match="a reward manager cannot use packed rows; pass padded rows"):
         manager()(packed)
 
 
@@ -359,7 +359,7 @@ def test_mismatched_step_rewards_are_rejected() -> None:
         manager(step_rewards=True)(with_actions(**rewards))
     data = with_actions(**rewards)
     data.batch["step_rewards"] = torch.zeros(2)
-    with pytest.raises(ConfigError, match=r"step_rewards has the shape \(2,\), but actions have \(2, 5\)"):
+    with pytest.raises(ConfigError, match=r"step_rewards has the shape \(2,\), but the mask of actions has \(2, 5\)"):
         manager(step_rewards=True)(data)
 
 

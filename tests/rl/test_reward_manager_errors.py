@@ -37,10 +37,10 @@ async def eventually(inputs: Any) -> float:
         ({"step_rewards": "no"}, "step_rewards must be True or False, got 'no'"),
         ({"visual_rule": "ad"}, "unknown visual_rule 'ad'; did you mean 'add'"),
         ({"visual_rule": None}, "unknown visual_rule None; known: add, multiply"),
-        ({"visual_scorer": 3}, "visual_scorer must be a plain function of one row's inputs, got 3"),
-        ({"visual_scorer": eventually}, "visual_scorer must be a plain function"),
-        ({"seed": -1}, "seed must be a whole number of at least 0, got -1"),
-        ({"echo": 3}, "echo must be a function that takes a line, got 3"),
+        ({"visual_scorer": 3}, "visual_scorer must be a synchronous function of the inputs of one row, got 3"),
+        ({"visual_scorer": eventually}, "visual_scorer must be a synchronous function"),
+        ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
+        ({"echo": 3}, "echo must be a function of one line, got 3"),
     ],
 )
 def test_contradicting_and_unknown_options_are_rejected(options: Any, told: str) -> None:
@@ -50,7 +50,7 @@ def test_contradicting_and_unknown_options_are_rejected(options: Any, told: str)
 
 @pytest.mark.parametrize("number", [-1, True, 1.5, "1", None])
 def test_invalid_num_examine_is_rejected(number: Any) -> None:
-    with pytest.raises(ConfigError, match="num_examine must be a whole number of at least 0, got"):
+    with pytest.raises(ConfigError, match="num_examine must be an integer of at least 0, got"):
         EpisodeRewardManager(WordTokenizer(), number)
 
 
@@ -61,9 +61,9 @@ def test_numpy_integer_num_examine_is_accepted() -> None:
 
 def test_invalid_tokenizer_is_rejected() -> None:
     nothing: Any = None
-    with pytest.raises(ConfigError, match="the tokenizer has no method `decode`; got None"):
+    with pytest.raises(ConfigError, match="the tokenizer must have a method `decode`, got None"):
         EpisodeRewardManager(nothing, 1)
-    with pytest.raises(ConfigError, match="the tokenizer has no method `decode`; got None"):
+    with pytest.raises(ConfigError, match="the tokenizer must have a method `decode`, got None"):
         NaiveRewardManager(nothing, 0, lambda solution_str: 1.0)
     assert EpisodeRewardManager(nothing, 0)(answers([[4]], episode_rewards=[1.0])).sum() == 1.0  # decodes nothing
 
@@ -72,14 +72,14 @@ def test_invalid_tokenizer_is_rejected() -> None:
     ("name", "options", "told"),
     [
         (None, {}, "unknown reward manager None; known: batch, dapo"),
-        ("prime", {"max_concurrency": 1.5}, "max_concurrency must be a whole number of at least 1, got 1.5"),
-        ("prime", {"max_concurrency": None}, "max_concurrency must be a whole number"),
+        ("prime", {"max_concurrency": 1.5}, "max_concurrency must be an integer of at least 1, got 1.5"),
+        ("prime", {"max_concurrency": None}, "max_concurrency must be an integer"),
         ("prime", {"deadline_s": math.nan}, "deadline_s must be a finite number, got nan"),
-        ("dapo", {"max_response_length": 3.5, "overlong_buffer_len": 1}, "max_response_length must be a whole number"),
+        ("dapo", {"max_response_length": 3.5, "overlong_buffer_len": 1}, "max_response_length must be an integer"),
         (
             "dapo",
             {"max_response_length": 3, "overlong_buffer_len": 0},
-            "overlong_buffer_len must be a whole number of at",
+            "overlong_buffer_len must be an integer of at",
         ),
     ],
 )
@@ -104,7 +104,7 @@ def test_impossible_running_statistics_are_rejected(state: dict[str, Any]) -> No
 
 def test_state_that_is_not_a_mapping_is_rejected() -> None:
     nothing: Any = None
-    with pytest.raises(ConfigError, match=r"pass the result of state_dict\(\), got None"):
+    with pytest.raises(ConfigError, match=r"the state must be a mapping that state_dict\(\) returned, got None"):
         manager().load_state_dict(nothing)
 
 
@@ -113,7 +113,7 @@ def test_state_that_is_not_a_mapping_is_rejected() -> None:
 
 @pytest.mark.parametrize("data", [None, {"responses": [[1]]}, SimpleNamespace(batch=None)])
 def test_value_that_is_not_a_batch_is_rejected(data: Any) -> None:
-    with pytest.raises(ConfigError, match="a batch needs `batch` and `non_tensor_batch`, like DataProto"):
+    with pytest.raises(ConfigError, match="a batch must have `batch` and `non_tensor_batch`, like DataProto"):
         manager()(data)
 
 
@@ -133,8 +133,8 @@ def test_batch_without_non_tensor_entries_is_rejected() -> None:
         ({"episode_rewards": ["1", 1.0]}, "not a number: '1' is a string"),
         ({"episode_rewards": [1.0, 2.0], "traj_uid": ["a", "a"]}, r"episode_rewards\[1\] is 2, but an earlier row of"),
         ({"episode_rewards": [None, 2.0], "traj_uid": ["a", "a"]}, r"episode_rewards\[1\] is 2, .* has nan"),
-        ({"episode_rewards": [1.0, 1.0], "traj_uid": ["a", None]}, "traj_uid'] is None in some row"),
-        ({"episode_rewards": [1.0, 1.0], "traj_uid": [["a"], ["b"]]}, "traj_uid'] must contain texts or numbers"),
+        ({"episode_rewards": [1.0, 1.0], "traj_uid": ["a", None]}, "traj_uid'] is None in at least one row"),
+        ({"episode_rewards": [1.0, 1.0], "traj_uid": [["a"], ["b"]]}, "traj_uid'] must contain strings or numbers"),
         (
             {"episode_rewards": [1.0, 1.0], "ends_episode": ["False", "True"]},
             "ends_episode'] must contain true or false",
@@ -150,17 +150,17 @@ def test_missing_episode_rewards_are_rejected(others: dict[str, Any], told: str)
 @pytest.mark.parametrize(
     ("name", "values", "told"),
     [
-        ("responses", torch.ones(2), r"'responses' must have the axes row and token, got the shape \(2,\)"),
-        ("responses", torch.ones(2, 2, 1), "'responses' must have the axes row and token"),
+        ("responses", torch.ones(2), r"'responses' must have two axes, row and token, but its shape is \(2,\)"),
+        ("responses", torch.ones(2, 2, 1), "'responses' must have two axes, row and token"),
         (
             "attention_mask",
             torch.ones(1, 5),
-            r"'attention_mask' has the shape \(1, 5\); with 'responses' it must be \(2, 2\), or",
+            r"'attention_mask' has the shape \(1, 5\); in a batch with 'responses', it must be \(2, 2\), or",
         ),
         (
             "attention_mask",
             torch.ones(2, 4),
-            r"has the shape \(2, 4\); .* it must be \(2, 2\), or \(2, 5\) with the prompts",
+            r"has the shape \(2, 4\); .* it must be \(2, 2\), or \(2, 5\) including the prompts",
         ),
         ("response_mask", torch.ones(2, 1), r"'response_mask' has the shape \(2, 1\)"),
         ("response_mask", np.full((2, 2), None), "'response_mask' cannot be converted"),
@@ -169,8 +169,16 @@ def test_missing_episode_rewards_are_rejected(others: dict[str, Any], told: str)
             np.ones((2, 2), dtype=">i8"),
             "'response_mask' cannot be converted to .* byte order",
         ),
-        ("rm_scores", torch.ones(2), r"'rm_scores' must have one reward per token, \(2, 2\), got \(2,\)"),
-        ("rm_scores", torch.ones(3, 2), r"'rm_scores' must have one reward per token, \(2, 2\), got \(3, 2\)"),
+        (
+            "rm_scores",
+            torch.ones(2),
+            r"'rm_scores' must have one reward for each token, so its shape must be \(2, 2\), got \(2,\)",
+        ),
+        (
+            "rm_scores",
+            torch.ones(3, 2),
+            r"'rm_scores' must have one reward for each token, so its shape must be \(2, 2\), got \(3, 2\)",
+        ),
     ],
 )
 def test_arrays_of_wrong_shape_or_type_are_rejected(name: str, values: Any, told: str) -> None:
@@ -184,7 +192,7 @@ def test_batch_without_a_mask_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"needs 'responses' with .* the batch has ids"):
         manager()(proto({"ids": torch.zeros(1, 1)}, episode_rewards=[1.0]))
     with pytest.raises(
-        ConfigError, match=r"'attention_mask' has the shape \(1, 1\); with 'responses' it must be \(1, 2\)$"
+        ConfigError, match=r"'attention_mask' has the shape \(1, 1\); in a batch with 'responses', it must be \(1, 2\)$"
     ):
         short = {"responses": torch.zeros(1, 2), "attention_mask": torch.ones(1, 1)}
         manager()(proto(short, episode_rewards=[1.0]))
@@ -192,27 +200,29 @@ def test_batch_without_a_mask_is_rejected() -> None:
 
 def test_step_rewards_with_a_number_per_row_are_rejected() -> None:
     data = answers([[4], [5]], episode_rewards=[1.0, 2.0], step_rewards=np.array([0.5, 0.25]))
-    with pytest.raises(ConfigError, match=r"step_rewards'\]\[0\] must be a list with one reward per action, got 0.5"):
+    with pytest.raises(
+        ConfigError, match=r"step_rewards'\]\[0\] must be a list with one reward for each action, got 0.5"
+    ):
         manager(step_rewards=True)(data)
 
 
 def test_infinite_token_reward_is_rejected() -> None:
     data = answers([[4], [5]], episode_rewards=[1.0, 2.0])
     data.batch["step_rewards"] = torch.tensor([[0.0], [math.inf]])
-    with pytest.raises(ConfigError, match="the reward of row 1 is inf, not a finite float32"):
+    with pytest.raises(ConfigError, match="the reward of row 1 is inf, which is not a finite float32"):
         manager(step_rewards=True)(data)
 
 
 @pytest.mark.parametrize(
     ("others", "told"),
     [
-        ({"reward_model": ["one"]}, r"reward_model'\]\[0\] must be a mapping with 'ground_truth'.*; got 'one'"),
+        ({"reward_model": ["one"]}, r"reward_model'\]\[0\] must be a mapping with 'ground_truth'.*, got 'one'"),
         ({"reward_model": [{"groundtruth": "one"}]}, "rename 'groundtruth' to 'ground_truth'"),
         (
             {"raw_prompt": ["what?"], "reward_model": [{"ground_truth": 1}]},
-            r"raw_prompt'\]\[0\] is not a list of messages",
+            r"raw_prompt'\]\[0\] must be a list of messages",
         ),
-        ({"raw_prompt": [[{"rol": "user"}]], "reward_model": [{"ground_truth": 1}]}, "is not a list of messages"),
+        ({"raw_prompt": [[{"rol": "user"}]], "reward_model": [{"ground_truth": 1}]}, "must be a list of messages"),
     ],
 )
 def test_malformed_prompts_and_ground_truths_are_rejected(others: dict[str, Any], told: str) -> None:

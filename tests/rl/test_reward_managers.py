@@ -220,9 +220,9 @@ def test_invalid_batch_item_leaves_only_its_row_unscored() -> None:
 
 
 def test_reward_of_the_other_mode_error_names_the_right_manager() -> None:
-    with pytest.raises(ConfigError, match="'exact' is a pointwise reward; use the NaiveRewardManager"):
+    with pytest.raises(ConfigError, match="'exact' is a pointwise reward; use NaiveRewardManager"):
         BatchRewardManager(WordTokenizer(), 0, exact)
-    with pytest.raises(ConfigError, match="is a batch reward; use the BatchRewardManager"):
+    with pytest.raises(ConfigError, match="is a batch reward; use BatchRewardManager"):
         naive(lambda solution_strs: [])
 
 
@@ -237,7 +237,7 @@ def test_verl_style_class_is_scored_per_row_and_not_as_a_group() -> None:
 
     assert naive(Judge)(sums("one", "one")).tolist() == [[0.0, 1.0], [0.0, 0.0]]
     for manager in (NaiveRewardManager, BatchRewardManager):
-        with pytest.raises(ConfigError, match="'Relative' has post_process_scores, which needs groups"):
+        with pytest.raises(ConfigError, match="'Relative' has post_process_scores, which requires groups"):
             manager(WordTokenizer(), 0, Relative)
 
 
@@ -334,7 +334,7 @@ def test_every_manager_has_a_name() -> None:
         ("epsiode", {}, "unknown reward manager 'epsiode'; known: batch, dapo, episode, naive, prime; did you mean"),
         ("x", {}, "known: batch, dapo, episode, naive, prime$"),
         ("episode", {"normalise": True}, "'episode' has no option 'normalise'; known: echo, norm"),
-        ("naive", {}, "'naive' needs compute_score"),
+        ("naive", {}, "'naive' requires the option 'compute_score'"),
         ("prime", {"compute_score": exact, "deadline_s": 0}, "deadline_s must be above 0, got 0"),
         ("naive", {"compute_score": 3}, "a reward must be a function or a class, got an int"),
         (

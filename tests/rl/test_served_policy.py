@@ -104,7 +104,7 @@ async def test_server_rejecting_the_weights_is_an_error(folder: Path) -> None:
 
 async def in_doubt_until_published(policy: ServedPolicy) -> None:
     assert policy.version == 0
-    with pytest.raises(PolicyError, match="publishing of version 1 did not finish"):
+    with pytest.raises(PolicyError, match="publishing version 1 did not finish"):
         await policy.get_action(HELLO)
     await policy.publish(2)
     log_probs = (await policy.get_action(HELLO)).log_probs
@@ -143,7 +143,7 @@ async def test_a_server_that_is_down_is_an_error_of_the_provider(folder: Path) -
 
 async def test_server_without_token_ids_is_an_error(folder: Path) -> None:
     async with served(folder, "vllm", says_ids=False) as (_, policy):
-        with pytest.raises(PolicyError, match="no prompt_ids: `return_token_ids` is disabled or not supported"):
+        with pytest.raises(PolicyError, match="no prompt_ids, because `return_token_ids` is disabled or not supported"):
             await policy.get_action(HELLO)
 
 
@@ -151,7 +151,7 @@ async def test_server_without_token_ids_is_an_error(folder: Path) -> None:
     ("options", "message"),
     [
         ({"server": "vlm"}, "server"),
-        ({"server": "vllm", "top_p": 0.9}, "'top_p' is not allowed for a policy in training"),
+        ({"server": "vllm", "top_p": 0.9}, "'top_p' is not allowed for a policy that is being trained"),
     ],
 )
 def test_invalid_options_are_rejected(folder: Path, options: dict[str, Any], message: str) -> None:

@@ -146,7 +146,9 @@ async def test_unscored_rows_are_counted_separately_and_not_as_zero(tmp_path):
 
 
 async def test_unscored_rows_have_no_figures(tmp_path):
-    with pytest.raises(RewardError, match=r"no row of 2 could be scored; the first: .*could not convert"):
+    with pytest.raises(
+        RewardError, match=r"none of the 2 rows could be scored; the first failed with: .*could not convert"
+    ):
         await done(rows_of(tmp_path, [said(1, "x"), said(0, "y")]))
 
 

@@ -222,7 +222,7 @@ def test_first_messages_can_be_inspected() -> None:
         ({"reward": right, "reward_function_path": "reward.py:right"}, "reward and reward_function_path set the same"),
         ({"dataset": [1]}, r"dataset\[0\]: expected a dict with string keys, got 1"),
         ({"dataset": []}, "dataset: the list has no rows"),
-        ({"dataset": [{**ROWS[0], "at": object()}]}, r"dataset\[0\]: an object has no JSON form"),
+        ({"dataset": [{**ROWS[0], "at": object()}]}, r"dataset\[0\]: an object cannot be converted to JSON"),
         ({"dataset": [{**ROWS[0], "in": _SELF}]}, r"dataset\[0\]: it is nested too deeply, or contains itself"),
         ({"resource": "python_state", "base_resource_config": _SELF}, "Task 'capitals': Circular reference"),
         ({"base_resource_config": {(1, 2): 3}}, "Task 'capitals': keys must be str.*not tuple"),

@@ -240,16 +240,26 @@ def test_summary_of_an_earlier_release_has_no_metrics() -> None:
     assert summary_from_json(document)[0].metrics == {}
 
 
-def test_the_cost_of_a_judge_counts_once_for_episodes_judged_together() -> None:
-    def judged(row: EpisodeRow, group: str | None, cost: str) -> EpisodeRow:
-        metric = {"judge_usage": {"score": 0.0, "reason": f"calls=1 cost_usd={cost}"}}
-        row.add_score({"score": 1.0, "result": {"score": 1.0, "metrics": metric}, "scored_group": group})
-        return row
+def judged(row: EpisodeRow, group: str | None, cost: str) -> EpisodeRow:
+    metric = {"judge_usage": {"score": 0.0, "reason": f"calls=1 cost_usd={cost}"}}
+    row.add_score({"score": 1.0, "result": {"score": 1.0, "metrics": metric}, "scored_group": group})
+    return row
 
+
+def test_the_cost_of_a_judge_counts_once_for_episodes_judged_together() -> None:
     alone = [judged(row("a", index, 1.0), None, "0.250000") for index in range(2)]
     together = [judged(row("b", index, 1.0), "group", "0.100000") for index in range(2)]
     assert summary_of(*alone, *together).judge_cost == pytest.approx(0.6)
-    assert summary_of(judged(row("a", 0, 1.0), None, "unknown"), row("b", 0, 1.0)).judge_cost is None
+    unpriced = judged(row("a", 0, 1.0, usage={"cost": 0.1}), None, "unknown")
+    assert summary_of(unpriced, row("b", 0, 1.0)).judge_cost is None
+
+
+def test_the_total_cost_includes_the_judge_and_is_unknown_if_a_part_is() -> None:
+    paid = row("a", 0, 1.0, usage={"cost": 0.1})
+    assert summary_of(paid).total_cost == pytest.approx(0.1)
+    assert summary_of(judged(paid, None, "0.250000")).total_cost == pytest.approx(0.35)
+    assert summary_of(judged(row("b", 0, 1.0, usage={"cost": 0.1}), None, "unknown")).total_cost is None
+    assert summary_of(judged(row("c", 0, 1.0), None, "0.250000")).total_cost is None
 
 
 def test_tags_have_figures_of_their_own_and_unscored_is_not_zero() -> None:

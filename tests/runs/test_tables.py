@@ -124,7 +124,11 @@ class TestUnknown:
 
 def test_each_policy_is_shown_under_its_own_k() -> None:
     fewer = replace(SUMMARY, policy="other", k=3, pass_at_k=0.875, pass_hat_k=0.375)
-    found = {line.split()[0]: line.split()[1:] for line in shown(SUMMARY, fewer).splitlines() if "pass" in line[:8]}
+    found = {
+        line.split()[0]: line.split()[1:]
+        for line in shown(SUMMARY, fewer, width=100).splitlines()
+        if "pass" in line[:8]
+    }
     assert found == {
         "pass@1": ["62.5%", "62.5%"],
         "pass@3": ["–", "87.5%"],

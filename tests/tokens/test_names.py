@@ -62,7 +62,9 @@ def test_verl_batches_can_be_concatenated_and_trimmed(made: list[PlayedEpisode])
 
 def test_verl_batch_rejects_rows_without_outer_padding() -> None:
     made = play("r", [([1], [2])])
-    with pytest.raises(ConfigError, match=r"build_rows\(…, padding='outer'\) with prompt_ids, got padding 'right'"):
+    with pytest.raises(
+        ConfigError, match=r"build_rows\(…, padding='outer'\) that have prompt_ids, got padding 'right'"
+    ):
         verl_batch(build_rows([made.episode], pad_token_id=PAD))
-    with pytest.raises(ConfigError, match="with prompt_ids"):
+    with pytest.raises(ConfigError, match="that have prompt_ids"):
         verl_batch(outer([made]).select(["input_ids", "attention_mask"]))

@@ -129,7 +129,7 @@ def test_unknown_and_duplicate_connector_names_are_rejected() -> None:
         pipeline.insert_before("identitys", turn_numbers)
     with pytest.raises(ConfigError, match="unknown connector 'nothing'"):
         pipeline.remove("nothing")
-    with pytest.raises(ConfigError, match="a connector named 'identities' already exists"):
+    with pytest.raises(ConfigError, match="the pipeline already has a connector named 'identities'"):
         pipeline.append(identities)
 
 
@@ -147,13 +147,13 @@ def test_connector_errors_name_the_connector() -> None:
 def test_columns_must_have_the_length_of_their_axis() -> None:
     columns = segment_rows(Columns.from_episodes(EPISODES))
     for axis, size in (("tokens", 8), ("rows", 2), ("steps", 3)):
-        with pytest.raises(ConfigError, match=rf"{axis} column 'x' has the shape \(9,\), but there are {size} {axis}"):
+        with pytest.raises(ConfigError, match=rf"{axis} column 'x' must have the shape \({size},\), got \(9,\)"):
             columns.with_columns(**{axis: {"x": np.zeros(9)}})
 
 
 def test_a_pipeline_without_rows_makes_no_batch() -> None:
     for lay_out in (pack_rows, lambda columns: pad_rows(columns, pad_token_id=PAD)):
-        with pytest.raises(ConfigError, match="no token column 'input_ids'; add segment_rows"):
+        with pytest.raises(ConfigError, match="the token column 'input_ids' is missing; add segment_rows"):
             lay_out(row_columns(EPISODES, STEPS, pipeline=RowPipeline([step_values])))
 
 

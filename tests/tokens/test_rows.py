@@ -192,7 +192,7 @@ def test_invalid_options_are_rejected() -> None:
 def test_steps_must_fit_the_episodes() -> None:
     with pytest.raises(ConfigError, match="2 episodes require 2 step lists, got 1"):
         build_rows([LONG, SHORT], [episode_steps(LONG)], pad_token_id=PAD)
-    with pytest.raises(EpisodeError, match="episode long: there are tokens of step 1, but only 1 steps"):
+    with pytest.raises(EpisodeError, match="episode long has tokens for step 1, but only 1 of its steps"):
         build_rows([LONG], [episode_steps(LONG)[:1]], pad_token_id=PAD)
 
 

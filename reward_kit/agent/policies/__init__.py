@@ -1,4 +1,4 @@
-"""The registry of built-in policies, and the creation of policies from options."""
+"""The built-in policies, and the creation of a policy from its options."""
 
 from __future__ import annotations
 
@@ -39,19 +39,21 @@ def make_policy(
     section: str = "policy",
     of_user: Collection[str] = (),
 ) -> AgentPolicy:
-    """Create a policy from its options, given its built-in name or `module:Class`.
+    """Create a policy from its options, given the name of a built-in policy or `module:Class`.
 
     Args:
-        name: the name, as in a task file's `policy.type`.
-        options: the other keys; each is a parameter of the policy's constructor.
+        name: the name, as in `policy.type` of a task file.
+        options: the arguments for the constructor of the policy, keyed by parameter name. In a task file, they are the
+            other keys.
         folder: the directory to which a `file.py:Class` is relative.
-        traffic: the session shared by all requests of a run; passed to a policy whose constructor has this parameter.
-        section: the key of this section in the task file, for messages.
-        of_user: the names of options set on the command line or in Python. All others are assumed to come from the task
-            file, which may send a key only to its configured origins (`providers/keys.py`).
+        traffic: the session that all requests of a run share. It is passed to a policy whose constructor has this
+            parameter.
+        section: the key of the policy in the task file, for messages.
+        of_user: the names of the options that were set on the command line or in Python. All others are assumed to come
+            from the task file, which may send a key only to its configured origins (`providers/keys.py`).
 
     Raises:
-        ConfigError: the policy or an option is unknown, a required option is missing, or a key is not configured for
+        ConfigError: If the policy or an option is unknown, a required option is missing, or a key is not configured for
             its endpoint.
     """
     kind = policy_class(name, options, folder, section=section)
@@ -90,8 +92,9 @@ def make_policy(
 
 
 def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path, message: str) -> str:
-    """Return a hint that names the directory in which a path was looked up and, if there is one, a similar name in
-    it.
+    """Return a hint that names the directory in which a path was looked up, and a similar name in that directory.
+
+    If the message is not about a missing path, return "".
     """
     for key in kind.maybe_path_options:
         value = options.get(key)
@@ -101,14 +104,17 @@ def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path
             continue
         if not (folder / value).exists() and folder.is_dir():
             near = did_you_mean(value, (entry.name for entry in folder.iterdir()))
-            return f". Looked for in {folder}{near if near.endswith('?') else ''}"
+            return f". It was looked up in {folder}{near if near.endswith('?') else ''}"
     return ""
 
 
 def policy_class(
     name: str, options: Mapping[str, Any], folder: Path | None = None, *, section: str = "policy"
 ) -> type[AgentPolicy]:
-    """Return the class of a policy after checking its option names; see `make_policy` for arguments and errors."""
+    """Return the class of a policy after checking the names of its options.
+
+    The arguments and errors are those of `make_policy`.
+    """
     kind = _find_class(name, folder)
     known = _option_names(name, kind)
     if known is None:
@@ -124,10 +130,10 @@ def policy_class(
 
 
 def option_names(name: str, folder: Path | None = None) -> set[str] | None:
-    """Return the keys that a policy accepts, or None if it accepts any.
+    """Return the options that a policy accepts, or None if it accepts any.
 
     Raises:
-        ConfigError: the policy is unknown.
+        ConfigError: If the policy is unknown.
     """
     return _option_names(name, _find_class(name, folder))
 

@@ -1,8 +1,8 @@
 """`HFAgentPolicy`, which acts with any causal language model of `transformers`, on exact token ids.
 
-The context of a session consists of the exact ids of its episode so far and the text that the chat template adds for
-new messages. Sampled tokens are recorded with their log-probabilities, the version of the weights, and the ids that a
-constraint allowed. All sessions share one engine, which acts with a copy of the trained weights.
+The context of a session consists of the exact token ids of its episode so far, and of the text that the chat template
+adds for new messages. Sampled tokens are recorded with their log-probabilities, the version of the weights, and the ids
+that a constraint allowed. All sessions share one engine, which acts with a copy of the trained weights.
 """
 
 from __future__ import annotations
@@ -37,39 +37,41 @@ class HFAgentPolicy(AgentPolicy):
     """A trainable policy that acts with a causal language model.
 
     Args:
-        model: a directory written by `save_pretrained`, a name on the hub, or a model object.
-        tokenizer: a tokenizer, or its directory or name; by default the tokenizer saved with the model.
-        action_format: the format of tool calls: hermes, llama, mistral, template, plain, bare; by default the format
-            saved with the model, else inferred from its tokenizer and chat template.
-        temperature: the divisor of the logits; 0 selects the most likely token.
-        top_p: sample from the smallest set of tokens with this total probability. Such episodes cannot be used for
-            training, since the excluded tokens are not recorded.
-        top_k: sample from this many of the most likely tokens; 0 for all. As with `top_p`, the episodes cannot be used
-            for training.
+        model: a directory that `save_pretrained` has written, a name on the hub, or a model object.
+        tokenizer: a tokenizer, or its directory or name. The default is the tokenizer saved with the model.
+        action_format: the format of tool calls: hermes, llama, mistral, template, plain or bare. The default is the
+            format saved with the model. If none is saved, it is inferred from the tokenizer and the chat template.
+        temperature: the divisor of the logits. If it is 0, the most likely token is selected.
+        top_p: the total probability of the smallest set of tokens to sample from. If it is below 1, the episodes cannot
+            be used for training, because the excluded tokens are not recorded.
+        top_k: the number of most likely tokens to sample from. If it is 0, all tokens are used. Otherwise the episodes
+            cannot be used for training, as with `top_p`.
         max_new_tokens: the maximum number of tokens in one answer.
-        constrain: force every answer to be a tool call that is valid for its schema.
-        tools_in_prompt: pass the tools to the chat template; by default as in the model's training, else True.
-        tool_role: the role of tool results in the prompt, "tool" or "user"; by default as in the model's training, else
-            "tool".
-        chat_template: a Jinja text or file that replaces the tokenizer's template.
-        template_options: variables of the chat template, such as `{enable_thinking: false}`.
-        lockstep: sample for all open sessions together, so that a run is bit-for-bit reproducible.
-        max_sessions: the maximum number of contexts cached in memory.
-        max_context: the maximum number of tokens in a context; by default the model's own limit.
-        value_head: add a critic to the model.
-        device: "auto" selects the accelerator if one exists. A model object stays on its device. With "meta", no
-            weights are loaded: the policy cannot act, but everything else works.
-        dtype: "auto" selects bfloat16 on an accelerator and float32 on the CPU. A model object keeps its dtype.
-        download: fetch missing files from the hub.
+        constrain: True to force every answer to be a tool call with arguments that are valid for its schema.
+        tools_in_prompt: True to pass the tools to the chat template. The default is the value with which the model was
+            trained. If none is saved, it is True.
+        tool_role: the role of tool results in the prompt, "tool" or "user". The default is the role with which the
+            model was trained. If none is saved, it is "tool".
+        chat_template: a Jinja template, or a file with one, that replaces the template of the tokenizer.
+        template_options: the variables for the chat template, such as `{enable_thinking: false}`.
+        lockstep: True to sample for all open sessions together, so that a run can be reproduced bit for bit.
+        max_sessions: the maximum number of contexts to keep in the cache.
+        max_context: the maximum number of tokens in a context. The default is the limit of the model.
+        value_head: True to add a critic to the model.
+        device: the device for the weights. "auto" selects the accelerator if there is one. A model object stays on its
+            device. With "meta", no weights are loaded: the policy cannot act, but everything else works.
+        dtype: the type of the weights. "auto" selects bfloat16 on an accelerator and float32 on the CPU. A model object
+            keeps its type.
+        download: True to download missing files from the hub.
 
     Attributes:
         sampling: the sampling options.
-        taught: options to save with the model.
-        lockstep: the argument of this name; if True, collectors open all sessions of a batch together.
+        taught: the options that are saved with the model.
+        lockstep: the argument with this name. If it is True, collectors open all sessions of a batch together.
         version: the version of the weights in use.
 
     Raises:
-        ConfigError: the model or tokenizer is missing, or an option is invalid.
+        ConfigError: If the model or the tokenizer is missing, or an option is invalid.
     """
 
     is_free = True
@@ -120,7 +122,7 @@ class HFAgentPolicy(AgentPolicy):
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             self.tokenizer = tokenizer
         elif self._source is None:
-            raise ConfigError("tokenizer: a model object needs its tokenizer; pass tokenizer")
+            raise ConfigError("tokenizer: missing; pass the tokenizer that belongs to the model object")
         else:
             self.tokenizer = self._source.load_tokenizer(str(tokenizer) if tokenizer is not None else None)
         chosen = {"action_format": None if action_format == "auto" else action_format}
@@ -176,9 +178,10 @@ class HFAgentPolicy(AgentPolicy):
 
     @cached_property
     def module(self) -> nn.Module:
-        """The weights being trained: a `transformers` model or a `PolicyWithValue`; the engine uses a copy.
+        """The weights that are trained: a `transformers` model or a `PolicyWithValue`. The engine uses a copy of them.
 
-        Weights from a directory are loaded again on first use, since a policy that only acts needs no second copy.
+        Weights from a directory are loaded again when this is first used, because a policy that only acts needs no
+        second copy.
         """
         return self._given if self._given is not None else self._load()
 
@@ -197,18 +200,18 @@ class HFAgentPolicy(AgentPolicy):
 
     @property
     def pad_token_id(self) -> int:
-        """The id used to pad rows; it is never attended to."""
+        """The id for the padding of rows. No token attends to it."""
         pad = self.tokenizer.pad_token_id
         return int(pad) if isinstance(pad, int) else self._end_id
 
     @property
     def version(self) -> int:
-        """The version of the weights in use; 0 without weights."""
+        """The version of the weights in use, or 0 if there are no weights."""
         return self._started.version if self._started is not None else 0
 
     @property
     def untrainable_reason(self) -> str | None:
-        """The reason why recorded episodes cannot be used for training; None if they can."""
+        """The reason why recorded episodes cannot be used for training. None if they can."""
         if self.sampling.temperature == 0:
             return "with temperature 0, every token has probability one"
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
@@ -216,7 +219,7 @@ class HFAgentPolicy(AgentPolicy):
         return None
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open the session of one episode, with its context, random generator and engine slot."""
+        """Open a session for one episode, with its context, random generator and slot in the engine."""
         rank = (context.sample_id, context.rollout_index, context.rollout_id)
         return HFSession(self, self._engine.open(rank, context.seed))
 
@@ -231,9 +234,13 @@ class HFAgentPolicy(AgentPolicy):
             await session.close()
 
     async def publish(self, version: int, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """Act with new weights from the next turn on; raise a PolicyError if they do not fit the model.
+        """Act with new weights from the next turn on.
 
-        Weights have the names of `module`; by default its current weights are used, with trained adapters merged.
+        The names of the weights are those of `module`. By default, its current weights are used, with trained adapters
+        merged.
+
+        Raises:
+            PolicyError: If the weights do not fit the model.
         """
         given = merged_state_dict(self.module) if state_dict is None else state_dict
         weights: dict[str, Tensor] = {}
@@ -251,10 +258,10 @@ class HFAgentPolicy(AgentPolicy):
             await self._started.close()
 
     def form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
-        """Return the call format for these tools.
+        """Return the format for calls of these tools.
 
         Raises:
-            PolicyError: the format is unknown or cannot express calls of these tools.
+            PolicyError: If the format is unknown, or cannot express calls of these tools.
         """
         if isinstance(self._form, PolicyError):
             raise PolicyError(str(self._form))
@@ -275,8 +282,8 @@ class HFSession(AgentPolicy):
         """Sample the next answer.
 
         Raises:
-            LimitError: the context is full.
-            PolicyError: the chat template rejects the messages, the tools cannot be called, or the model failed.
+            LimitError: If the context is full.
+            PolicyError: If the chat template rejects the messages, the tools cannot be called, or the model failed.
         """
         policy, given, tools = self._policy, tools_given(available_tools_specs), tools_of(available_tools_specs)
         form = policy.form_of(tools) if tools else None
@@ -314,12 +321,12 @@ class HFSession(AgentPolicy):
         return PolicyOutput(action, text, known, generated.value)
 
     async def close(self) -> None:
-        """Release the session's slot in the engine."""
+        """Free the slot of the session in the engine."""
         await self._policy._engine.close_slot(self._slot)
 
 
 def _language_model(model: nn.Module) -> PreTrainedModel:
-    """Return the language model without its value head."""
+    """Return the language model without a value head."""
     inner = model.policy if isinstance(model, PolicyWithValue) else model
     if not isinstance(inner, PreTrainedModel):
         raise ConfigError(f"model must be a directory, a name or a PreTrainedModel, got {type(inner).__name__}")

@@ -1,7 +1,7 @@
 """`OpenAIAgentPolicy`, which acts through an OpenAI-compatible endpoint.
 
-One policy owns one `ChatEndpoint`, and the sessions of all episodes share its connections. A session contains the state
-of its episode: the seed and the messages that are already encoded.
+A policy has one `ChatEndpoint`, whose connections the sessions of all episodes share. A session holds the state of its
+episode: the seed, and the messages that are already encoded.
 """
 
 from __future__ import annotations
@@ -29,46 +29,49 @@ _OWN_KEYS = ("model", "messages", "tools", "stream", "stream_options", "seed")
 
 
 class OpenAIAgentPolicy(AgentPolicy):
-    """Acts through chat completions.
+    """A policy that requests its actions as chat completions.
 
     Args:
-        model: the model's name at the endpoint.
-        client: an `openai.AsyncOpenAI` or `AsyncAzureOpenAI` that sends the requests, with its own URL, key and
-            headers. You must close it. Its `max_retries` and `timeout` are ignored in favor of the options below.
+        model: the name of the model at the endpoint.
+        client: an `openai.AsyncOpenAI` or `AsyncAzureOpenAI` that sends the requests with its URL, key and headers. You
+            must close it. Its `max_retries` and `timeout` are ignored; use the options below instead.
         http_client: an `httpx.AsyncClient` to use instead of the built-in client, for proxies and certificates. You
             must close it.
-        default_headers: headers sent with each request, such as `{"api-key": …}`.
-        base_url: the endpoint's URL, which may include a query such as `?api-version=1`; by default OPENAI_BASE_URL,
-            else OpenAI's own URL.
-        api_key: the key; by default the value of `api_key_env`, else OPENAI_API_KEY; both may also come from `.env`.
-        api_key_env: the name of the variable that contains the key; "" sends no key. In Python any variable is allowed;
-            a task file may name only variables configured for that origin (`providers/keys.py`).
-        temperature: sent only if set, like the next three options; otherwise the endpoint's default applies.
-        top_p: as in the chat completions API.
+        default_headers: the headers to send with each request, such as `{"api-key": …}`.
+        base_url: the URL of the endpoint, which may include a query such as `?api-version=1`. The default is
+            OPENAI_BASE_URL or, if that is not set, the URL of OpenAI.
+        api_key: the key. The default is the value of `api_key_env` or, if that is not set, of OPENAI_API_KEY. Both
+            variables may also come from `.env`.
+        api_key_env: the name of the variable that contains the key. If it is "", no key is sent. In Python, any
+            variable is allowed. A task file may only name variables that are configured for the origin
+            (`providers/keys.py`).
+        temperature: the sampling temperature. If this or one of the next three options is not set, it is not sent, and
+            the default of the endpoint applies.
+        top_p: the total probability of the tokens to sample from.
         max_tokens: the maximum number of tokens in one answer.
-        parallel_tool_calls: whether one answer may contain several calls.
-        logprobs: request the log-probabilities of the sampled tokens.
-        stream: stream answers, so that `idle_timeout_s` does not end a long answer.
-        send_seed: send the episode's seed (modulo 2**31) with each request.
-        send_reasoning: send earlier `reasoning_content` back; some endpoints require it, others reject it.
-        extra_body: additional keys of the request, such as `return_token_ids` or `max_completion_tokens`.
-        idle_timeout_s: seconds without a byte after which an attempt ends and is retried. The default is 60 with
-            `stream`. Without streaming, only the total timeout applies, because no byte arrives before the whole
-            answer.
-        total_timeout_s: seconds after which an attempt ends.
-        max_attempts: the maximum number of attempts per action, including the first.
-        retry_budget_s: seconds after the first attempt during which further attempts may begin.
-        retry_base_s: the upper bound in seconds of the first random wait between attempts; it doubles each time.
+        parallel_tool_calls: True if one answer may contain several calls.
+        logprobs: True to request the log-probabilities of the sampled tokens.
+        stream: True to stream the answers, so that `idle_timeout_s` does not end a long answer.
+        send_seed: True to send the seed of the episode (modulo 2**31) with each request.
+        send_reasoning: True to send earlier `reasoning_content` back. Some endpoints require it, others reject it.
+        extra_body: additional keys for the body of each request, such as `return_token_ids` or `max_completion_tokens`.
+        idle_timeout_s: the number of seconds without a byte after which an attempt ends and is retried. With `stream`,
+            the default is 60. Without it, only the total timeout applies, because no byte arrives before the answer is
+            complete.
+        total_timeout_s: the number of seconds after which an attempt ends.
+        max_attempts: the maximum number of attempts for each action, including the first.
+        retry_budget_s: the number of seconds after the first attempt during which further attempts may begin.
+        retry_base_s: the upper bound in seconds for the first random wait between attempts. It doubles each time.
         price_file: a YAML or JSON file with prices in US dollars per million tokens; see `providers/prices.py`.
-        trust_env: use the proxies set in the environment.
-        requests_per_minute: the rate limit of attempts, spread evenly, over all episodes of the run.
-        tokens_per_minute: the rate limit of prompt and answer tokens, likewise.
-        max_connections: the maximum number of concurrent requests; by default the run's concurrency, reduced if the
-            endpoint rejects requests.
-        traffic: shared by all requests of a run. The program supplies it; it is not a task file key.
+        trust_env: True to use the proxies that are set in the environment.
+        requests_per_minute: the maximum number of attempts per minute, spread evenly, over all episodes of the run.
+        tokens_per_minute: the maximum number of prompt and answer tokens per minute, over all episodes of the run.
+        max_connections: the maximum number of concurrent requests. The default is the concurrency of the run, which is
+            reduced if the endpoint rejects requests.
+        traffic: the session that all requests of a run share. The program sets it; a task file cannot.
 
     Raises:
-        ConfigError: an option is invalid, a key is missing, or the price file cannot be read.
+        ConfigError: If an option is invalid, a key is missing, or the price file cannot be read.
     """
 
     path_options = ("price_file",)
@@ -170,7 +173,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         return self._prices is not None and self._request["model"] in self._prices.models
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return the session of one episode, with its seed."""
+        """Return a session for one episode, which sends the seed of the episode."""
         return _ChatSession(self, context.seed % _SEED_RANGE if self._send_seed else None, context.rollout_id)
 
     async def get_action(
@@ -180,11 +183,11 @@ class OpenAIAgentPolicy(AgentPolicy):
         return await _ChatSession(self, None).get_action(observation, available_tools_specs)
 
     async def complete(self, request: Mapping[str, Any], seed: int, scope: str = "") -> ChatCompletion:
-        """Return the model's answer to a chat request; this policy's options override keys of the request.
+        """Return the answer of the model to a chat request. The options of this policy override keys of the request.
 
         Raises:
-            ProviderError: the endpoint rejected the request, or all retries failed.
-            DeadlineError: the request took too long.
+            ProviderError: If the endpoint rejected the request, or all retries failed.
+            DeadlineError: If the request took too long.
         """
         own = {**self._request, **({"seed": seed % _SEED_RANGE} if self._send_seed else {})}
         if request.get("tools") and self._parallel_tool_calls is not None:
@@ -202,7 +205,7 @@ class OpenAIAgentPolicy(AgentPolicy):
 
 
 class _ChatSession(AgentPolicy):
-    """An episode's session with the policy's endpoint."""
+    """A session for one episode."""
 
     def __init__(self, policy: OpenAIAgentPolicy, seed: int | None, scope: str = "") -> None:
         self._endpoint, self._scope = policy._endpoint, scope
@@ -218,8 +221,8 @@ class _ChatSession(AgentPolicy):
         """Request the next message from the model.
 
         Raises:
-            ProviderError: the endpoint rejected the request, or all retries failed.
-            DeadlineError: the request took too long.
+            ProviderError: If the endpoint rejected the request, or all retries failed.
+            DeadlineError: If the request took too long.
         """
         self._messages.update(observation)
         request = {**self._request, "messages": self._messages}

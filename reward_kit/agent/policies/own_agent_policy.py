@@ -1,10 +1,10 @@
-"""`OwnAgentPolicy`, which runs an agent with its own loop, in any framework, and records its model requests.
+"""`OwnAgentPolicy`, which runs an agent that has its own loop, in any framework, and records its model requests.
 
-The agent of each episode gets a private OpenAI-compatible URL in front of the real model and needs no code of this
-package. It runs in a task next to the worker, and the two take turns: while `get_action` runs, only the agent may use
-the episode's environment; otherwise only the worker may.
+The agent of each episode receives a private OpenAI-compatible URL, behind which is the real model. It needs no code of
+this package. It runs in a task next to the worker, and the two take turns: while `get_action` runs, only the agent may
+use the environment of the episode. At all other times, only the worker may use it.
 
-`RecordingEndpoint` is the OpenAI-compatible server on loopback to which the agent sends its requests.
+`RecordingEndpoint` is the OpenAI-compatible server on the loopback interface to which the agent sends its requests.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ _NOT_SERVED = {
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A client's request: the unmodified conversation and the other keys, except those that the server sets.
+    """A request of a client: the unmodified conversation, and the other keys except those that the server sets.
 
-    `include_usage` adds a final chunk with the usage to a stream.
+    If `include_usage` is true, a stream ends with a chunk that contains the usage.
     """
 
     messages: list[ChatMessage]
@@ -70,7 +70,7 @@ class ChatRequest:
 
 
 def _parse_request(data: bytes) -> ChatRequest:
-    """Parse the body of a chat completion request; an invalid body raises an error with HTTP status 400."""
+    """Parse the body of a chat completion request. An invalid body raises an error with HTTP status 400."""
     try:
         body = parse_json(data)
     except (ValueError, RecursionError) as error:
@@ -99,20 +99,20 @@ def _parse_request(data: bytes) -> ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """A completion to return to a client, with its id and the name of the model."""
+    """A completion that is returned to a client, with its id and the name of the model."""
 
     completion: ChatCompletion
     id: str
     model: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the chat completion object."""
+        """Return the chat completion as a JSON object."""
         message = self.completion.message.to_chat()
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._finish_reason()}
         return {**self._head("chat.completion"), "choices": [choice], **self._usage()}
 
     def chunks(self, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """Return the completion as chunks; the usage comes last if it is requested and known."""
+        """Yield the completion as chunks. If the usage is requested and known, the last chunk contains it."""
         message, head = self.completion.message, self._head("chat.completion.chunk")
         deltas: list[dict[str, Any]] = [
             {"role": "assistant", "content": None if message.tool_calls and not message.text else ""}
@@ -155,9 +155,9 @@ Answerer = Callable[[ChatRequest], Awaitable[RecordedAnswer]]
 
 
 class RecordingEndpoint:
-    """The server for all episodes of a policy, started by the first `open`.
+    """The server for all episodes of a policy. The first `open` starts it.
 
-    `model` is the name of the model that answers report.
+    `model` is the name of the model in its answers.
     """
 
     def __init__(self, model: str) -> None:
@@ -168,7 +168,7 @@ class RecordingEndpoint:
         self._url = ""
 
     async def open(self, answerer: Answerer) -> str:
-        """Return a new base URL, such as "http://127.0.0.1:41233/TOKEN/v1". `answerer` answers its requests."""
+        """Return a new base URL, such as "http://127.0.0.1:41233/TOKEN/v1". `answerer` answers the requests to it."""
         async with self._starting:
             if self._runner is None:
                 app = web.Application(client_max_size=AGENT_REQUEST_BYTES, middlewares=[_errors_as_json])
@@ -185,18 +185,18 @@ class RecordingEndpoint:
         return f"{self._url}/{token}/v1"
 
     def forget(self, base_url: str) -> None:
-        """Remove this base URL; later requests to it receive status 404."""
+        """Remove a base URL. Later requests to it receive status 404."""
         self._answerers.pop(base_url.split("/")[-2], None)
 
     async def close(self) -> None:
-        """Stop the server. Call it once, when no base URL is in use."""
+        """Stop the server. Call this once, when no base URL is in use."""
         if self._runner is not None:
             await self._runner.cleanup()
 
     def _answerer(self, request: web.Request) -> Answerer:
         answerer = self._answerers.get(request.match_info["token"])
         if answerer is None:
-            raise web.HTTPNotFound(text="no running episode has this address")
+            raise web.HTTPNotFound(text="no running episode uses this URL")
         return answerer
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -246,19 +246,19 @@ _END_SECONDS = 10.0
 
 @dataclass(slots=True)
 class AgentTask:
-    """The task passed to an agent for one episode.
+    """The task that an agent receives for one episode.
 
     Attributes:
-        messages: the conversation so far in chat form; usually a system and a user message.
-        tools: the OpenAI-format specifications of the tools available through `call_tool` at the latest model request;
-            may be [].
-        call_tool: `await call_tool(name, arguments)` calls a tool of the environment and returns its text result; omit
-            `await` in an agent that is a plain function. `arguments` is a mapping, or the JSON text written by the
-            model. Raises an EpisodeError once the episode is over.
-        model: the model's name; requests may use any name.
+        messages: the conversation so far in the chat format, usually a system message and a user message.
+        tools: the specifications in OpenAI format of the tools that could be called through `call_tool` at the latest
+            model request. The list may be empty.
+        call_tool: a function that calls a tool of the environment: `await call_tool(name, arguments)` returns the
+            result as text. Omit `await` in an agent that is a plain function. The arguments are a mapping, or the JSON
+            text that the model wrote. It raises an EpisodeError once the episode is over.
+        model: the name of the model. Requests may use any name.
         sample_id: the id of the sample.
         rollout_id: the id of the episode.
-        seed: the seed for all randomness in the agent; unique to the episode.
+        seed: the seed for all randomness in the agent, unique to the episode.
     """
 
     messages: list[ChatMessage]
@@ -284,20 +284,20 @@ It returns the final answer as text, or None if the final answer is the model's 
 
 
 class OwnAgentPolicy(AgentPolicy):
-    """Runs an agent and records every model answer that it receives as one action.
+    """A policy that runs an agent and records every answer of the model that the agent receives as one action.
 
-    An action is complete when the agent sends its next request or ends. The `results` of the action contain the work in
-    between, including tool calls. A policy's time limits therefore include the agent's own work. The agent is stopped
-    when its episode ends.
+    An action is complete when the agent sends its next request or ends. The work of the agent in between, including its
+    tool calls, is recorded in the `results` of the action. The time limits of a policy therefore include this work. The
+    agent is stopped when its episode ends.
 
     Args:
         agent: the agent, or `file.py:function`; see `Agent`.
-        model: the model's name at the real endpoint.
-        **options: the other options of `OpenAIAgentPolicy`, which configure the real endpoint and override the agent's
-            requests.
+        model: the name of the model at the real endpoint.
+        **options: the other options of `OpenAIAgentPolicy`. They configure the real endpoint and override keys of the
+            agent's requests.
 
     Raises:
-        ConfigError: the agent cannot be loaded or called, or an option is invalid.
+        ConfigError: If the agent cannot be loaded or called, or an option is invalid.
     """
 
     path_options = OpenAIAgentPolicy.path_options
@@ -325,11 +325,11 @@ class OwnAgentPolicy(AgentPolicy):
 
     @property
     def knows_cost(self) -> bool:
-        """True if the usage reported by the real endpoint includes the cost."""
+        """True if the usage of an answer from the real endpoint includes its cost."""
         return self._upstream.knows_cost
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Start the agent for one episode, with a separate base URL."""
+        """Open the session of one episode, with a separate base URL. The first `get_action` starts the agent."""
         session = _AgentSession(self._agent, self._model, self._upstream, self._endpoint, context)
         session.base_url = await self._endpoint.open(session.answer)
         return session
@@ -337,7 +337,7 @@ class OwnAgentPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raise a PolicyError, since an agent acts only within an episode."""
+        """Raise a PolicyError, because an agent acts only in an episode. Use the session that `open` returns."""
         raise PolicyError("own_agent acts only within an episode; open a session first")
 
     async def close(self) -> None:
@@ -361,14 +361,14 @@ OwnAgentPolicy.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-
 
 @dataclass(slots=True)
 class CallMade:
-    """A call that the agent made in the episode's environment, and its answer."""
+    """A tool call that the agent made in the environment of its episode, and the result."""
 
     name: str
     answer: str
 
 
 class _AgentSession(AgentPolicy):
-    """A run of an agent, whose requests arrive through `endpoint` and are answered by the model `upstream`."""
+    """One run of an agent. Its requests arrive through `endpoint`, and the model `upstream` answers them."""
 
     def __init__(
         self,
@@ -395,7 +395,7 @@ class _AgentSession(AgentPolicy):
         self._conversation: list[ChatMessage] = []  # as recorded so far
 
     async def answer(self, request: ChatRequest) -> RecordedAnswer:
-        """Wait for the agent's turn and return the model's answer to its request."""
+        """Wait until the agent may continue, and return the answer of the model to its request."""
         if self._is_over:
             raise EpisodeError(_OVER)
         answer: asyncio.Future[RecordedAnswer] = asyncio.get_running_loop().create_future()
@@ -411,10 +411,10 @@ class _AgentSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Answer the agent's next request and record how the agent uses the answer.
+        """Answer the next request of the agent, and record how the agent uses the answer.
 
         Raises:
-            PolicyError: the agent failed.
+            PolicyError: If the agent failed.
         """
         self._tools[:] = available_tools_specs or []
         if self._running is None:
@@ -431,7 +431,7 @@ class _AgentSession(AgentPolicy):
             self._is_workers = True
 
     async def close(self) -> None:
-        """Reject further requests and calls and stop the agent; a thread that hangs is abandoned."""
+        """Stop the agent, and reject further requests and calls. A thread that hangs is abandoned."""
         self._is_over = True
         self._endpoint.forget(self.base_url)
         for answer in self._unanswered:
@@ -469,11 +469,11 @@ class _AgentSession(AgentPolicy):
         with boundary(PolicyError, _AGENT_CODE):
             result = await (agent(task, self.base_url) if is_async else _run_in_thread(agent, task, self.base_url))
         if not isinstance(result, str | None):
-            raise PolicyError(f"the agent must return text or None, got {type_name(result)}")
+            raise PolicyError(f"the agent must return a string or None, got {type_name(result)}")
         return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
-        """Call a tool of the episode's environment during the agent's turn."""
+        """Call a tool of the environment, while the agent may use it."""
         if isinstance(arguments, str):
             try:
                 read = parse_json(arguments) if arguments.strip() else {}
@@ -536,13 +536,13 @@ class _AgentSession(AgentPolicy):
         return output
 
     async def _wait_for_agent(self) -> None:
-        """Wait until the agent sends a request or ends, or the episode is over."""
+        """Wait until the agent sends a request or ends, or until the episode is over."""
         while not (self._requests or self._is_over or self._has_ended()):
             self._moved.clear()
             await self._moved.wait()
 
     def _closing_action(self) -> PolicyOutput:
-        """Return the last action of an agent whose final output is not the model's answer."""
+        """Return the last action of an agent whose final answer is not an answer of the model."""
         text = None
         if self._has_ended():
             assert self._running is not None
@@ -561,9 +561,9 @@ class _AgentSession(AgentPolicy):
 
 
 async def _run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a plain function in a separate thread, which continues if the awaiting task is cancelled.
+    """Run a plain function in a separate thread, which continues if the task that awaits it is cancelled.
 
-    With a thread pool, episodes would be delayed while all threads wait for a model, and one hanging thread would keep
+    In a thread pool, episodes would be delayed while all threads wait for a model, and one hanging thread would keep
     the program from exiting.
     """
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -585,10 +585,10 @@ async def _run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 def read_results(
     given: Sequence[ChatMessage], answer: ChatMessage, later: Sequence[ChatMessage]
 ) -> list[ChatMessage] | None:
-    """Return the messages that followed the answer to `given` in a later request from the agent.
+    """Return the messages that follow the answer to `given` in a later request from the agent.
 
-    The answer is located by position, because the agent may have reformatted it. If the agent rewrote its context,
-    return only the messages that refer to the answer's calls, or None.
+    The answer is found by its position, because the agent may have reformatted it. If the agent has rewritten its
+    context, return only the results of the calls in the answer, or None if none exist.
     """
     size = len(given)
     continues = len(later) > size and later[size]["role"] == "assistant"
@@ -600,10 +600,11 @@ def read_results(
 
 
 def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) -> list[ChatMessage]:
-    """Return the results of an action that appear in no later request of the agent.
+    """Return the results of an action that no later request of the agent contains.
 
-    Each call that was `made` (matched by name and order) or prevented by the end of the episode gets a tool message.
-    Each other call, which the agent executed itself, gets a user message with its answer.
+    Each call that the agent `made` is matched by its name and order and gets a tool message. So does each call that the
+    end of the episode prevented. If the agent made a call that the action does not contain, its result becomes a user
+    message.
     """
     left, messages = list(made), []
     for call in get_tool_calls(action):
@@ -617,7 +618,10 @@ def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) ->
 
 
 def same_conversation(given: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> bool:
-    """Return True if both conversations read the same to a model, ignoring added or dropped keys, nulls and spaces."""
+    """Return True if both conversations look the same to a model.
+
+    Additional keys, null values and surrounding spaces make no difference.
+    """
     if len(given) != len(other):
         return False
     return all(one == two or _normalized(one) == _normalized(two) for one, two in zip(given, other, strict=True))

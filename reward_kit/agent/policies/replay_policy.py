@@ -1,7 +1,7 @@
 """`ReplayPolicy`, which repeats a recorded run and reports the first difference.
 
-The new episode repeats the actions, tokens, usage and value estimates of the recorded episode in a newly built
-environment. Its observations are compared with the record before every action and at the end.
+The new episode repeats the actions, tokens, usage and value estimates of the recorded one in a newly built environment.
+Its conversation is compared with the recorded one before every action and at the end.
 """
 
 from __future__ import annotations
@@ -31,23 +31,27 @@ _ENVIRONMENT_FAILURES = ("EnvironmentFailure", "ToolError")
 
 
 class _Line(NamedTuple):
-    """The attempt number of an episode's line, and the line's offset in the file; only the latest attempt counts."""
+    """The attempt number of an episode and the offset of its line in the file. Only the latest attempt is replayed."""
 
     attempt: int
     offset: int
 
 
 class ReplayPolicy(AgentPolicy):
-    """Replays the recorded episode with the same rollout id, else with the same sample and position in its group.
+    """A policy that repeats recorded episodes.
+
+    It replays the episode with the same rollout id. If none exists, it replays the one with the same sample and the
+    same position in its group.
 
     Args:
         run: the directory of a run, or its `episodes.jsonl`. Only an index of the file is kept in memory.
-        on_difference: the reaction to the first difference in the conversation: "stop" fails the episode with a
-            `PolicyError` that shows the difference; "continue" logs it and continues.
-        policy: the label of the policy to replay; required if the run has several.
+        on_difference: the reaction to the first difference in the conversation. With "stop", the episode fails with a
+            `PolicyError` that shows the difference. With "continue", the difference is logged and the episode
+            continues.
+        policy: the label of the policy to replay. It is required if the run has several.
 
     Raises:
-        ConfigError: the run or the policy does not exist, or `policy` is required.
+        ConfigError: If the run or the policy does not exist, or `policy` is required.
     """
 
     path_options = ("run",)
@@ -70,7 +74,7 @@ class ReplayPolicy(AgentPolicy):
                 self._by_id[rollout_id] = max(line, self._by_id.get(rollout_id, line))
                 self._by_position[position] = max(line, self._by_position.get(position, line))
         if policy is not None and policy not in labels:
-            raise ConfigError(f"{self._file} has no episode of policy {policy!r}{did_you_mean(policy, labels)}")
+            raise ConfigError(f"{self._file} has no episodes of policy {policy!r}{did_you_mean(policy, labels)}")
         if not labels:
             raise ConfigError(f"{self._file} has no finished episode")
         if policy is None and len(labels) > 1:
@@ -80,7 +84,7 @@ class ReplayPolicy(AgentPolicy):
         """Return a session that replays one recorded episode.
 
         Raises:
-            PolicyError: the run has no matching episode, or the episode was not collected by a worker.
+            PolicyError: If the run has no matching episode, or the episode was not collected by a worker.
         """
         position = (context.sample_id, context.rollout_index)
         line = self._by_id.get(context.rollout_id) or self._by_position.get(position)
@@ -101,12 +105,12 @@ class ReplayPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raise a PolicyError, since actions belong to an episode; use the session returned by `open`."""
+        """Raise a PolicyError, because actions belong to an episode. Use the session that `open` returns."""
         raise PolicyError("a replay acts only within an episode; open a session first")
 
 
 class _ReplaySession(AgentPolicy):
-    """A replay of a recorded episode from its beginning."""
+    """A replay of one recorded episode from its beginning."""
 
     def __init__(
         self,
@@ -127,8 +131,8 @@ class _ReplaySession(AgentPolicy):
         """Return the next recorded action.
 
         Raises:
-            PolicyError: the conversation differs from the recorded one, or continues beyond its end.
-            RewardKitError: the recorded policy raised this error at this point.
+            PolicyError: If the conversation differs from the recorded one, or continues beyond its end.
+            RewardKitError: If the recorded policy raised this error at this point.
         """
         step, recorded = self._next, self._episode
         if step == len(recorded):
@@ -149,7 +153,11 @@ class _ReplaySession(AgentPolicy):
         return PolicyOutput(action, outputs.get("raw_policy_output"), log_probs, outputs.get("value_estimate"))
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Compare the messages after the last action with the record; raise a PolicyError if they differ."""
+        """Compare the messages after the last action with the recorded ones.
+
+        Raises:
+            PolicyError: If they differ.
+        """
         self._compare(messages, self._episode.messages)
 
     def _compare(self, now: Sequence[Message], before: Sequence[Message]) -> None:
@@ -163,13 +171,16 @@ class _ReplaySession(AgentPolicy):
                     continue
                 self._report(f"message {index} ({old.role}) differs{difference}")
             elif (only := old or new) is not None:
-                state = "missing now" if new is None else "new"
+                state = "missing" if new is None else "not in the recording"
                 self._report(f"message {index} ({only.role}): {only.text!r:.120} is {state}")
             return
         self._compared = len(before)
 
     def _report(self, what: str) -> None:
-        """Raise an error, or log the first difference; later differences are expected."""
+        """Report the first difference by an error or a warning.
+
+        Later differences follow from it and are not reported.
+        """
         if self._has_diverged:
             return
         text = f"{self._name}: step {self._next}: {what}"
@@ -179,7 +190,7 @@ class _ReplaySession(AgentPolicy):
         self._has_diverged = True
 
     def _past_the_end(self, observation: Sequence[Message]) -> PolicyOutput:
-        """Raise the recorded policy's failure, or report that this episode continues beyond the record."""
+        """Raise the failure of the recorded policy, or report that this episode continues beyond the recorded one."""
         self._compare(observation[: len(self._episode.messages)], self._episode.messages)
         facts = get_facts(self._episode)
         failure = facts["failure"]
@@ -190,7 +201,7 @@ class _ReplaySession(AgentPolicy):
         return PolicyOutput({"type": "terminate"})
 
     async def _action(self, step: int, outputs: Mapping[str, Any]) -> Action:
-        """Return the recorded action after repeating the calls that the policy executed itself."""
+        """Return the recorded action, after repeating the calls that the policy executed itself."""
         recorded, action = self._episode, dict(self._episode.get_actions(step))
         turn, own = recorded.assistant_turns[step], outputs.get("own_account") or ()
         if step == 0 and "given_messages" in recorded.get_infos(0):
@@ -205,7 +216,8 @@ class _ReplaySession(AgentPolicy):
             answer = (await self._call_tool(call["name"], call["arguments"])).text
             if hash_key(answer) != call["answer"]:
                 self._report(
-                    f"{call['name']} {call['arguments']!r} has a different answer than recorded: {answer!r:.200}"
+                    f"{call['name']} {call['arguments']!r} returned a different result than in the recording: "
+                    f"{answer!r:.200}"
                 )
         if "results" in own:
             action["results"] = [message.to_chat() for message in recorded.answers_to(step)]
@@ -213,22 +225,30 @@ class _ReplaySession(AgentPolicy):
 
 
 def episodes_file(run: Path) -> Path:
-    """Return a run's `episodes.jsonl`, given its directory or that file; raise a ConfigError if it is missing."""
+    """Return the `episodes.jsonl` of a run, given its directory or that file.
+
+    Raises:
+        ConfigError: If the file is missing.
+    """
     file = run / "episodes.jsonl" if run.is_dir() else run
     if not file.is_file():
         raise ConfigError(
-            f"run: {run} is not a run to replay; set a directory that contains episodes.jsonl, or that file"
+            f"run: {run} is not a run; set it to a directory that contains episodes.jsonl, or to that file"
         )
     return file
 
 
 def recorded_labels(run: Path) -> list[str]:
-    """Return the labels of the policies whose episodes a run contains; raise a ConfigError if it is unreadable."""
+    """Return the labels of the policies whose episodes a run contains.
+
+    Raises:
+        ConfigError: If the run cannot be read.
+    """
     return sorted({identity["policy"] for _, identity in _identities(episodes_file(run))})
 
 
 def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the offset and first fields of each line; skip an incomplete last line."""
+    """Yield the offset and the first fields of each line. An incomplete last line is skipped."""
     for number, (offset, line) in enumerate(complete_lines(file), 1):
         # Quotes are escaped inside JSON strings, so this match is the key itself; the long part need not be parsed.
         end = line.find(_AFTER_IDENTITY)

@@ -1,4 +1,4 @@
-"""Policies without a model: random, scripted, expert, and a person at the terminal."""
+"""Policies without a model: a random one, a script, an expert, and a person at the terminal."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _NEXT_LINE = "\n  "  # indented so that a text cannot look like another message
 
 
 class RandomPolicy(AgentPolicy):
-    """Acts randomly, seeded by the episode's policy seed; a baseline for other agents.
+    """A policy that acts at random, as a baseline for other agents. It uses the policy seed of the episode.
 
-    If the resource lists its admissible actions, each action that calls an offered tool is equally likely. Otherwise
-    each tool is equally likely, with arguments drawn from its schema. Without tools, the policy answers with an empty
-    text.
+    If the resource lists its admissible actions, each of those that calls an available tool is equally likely.
+    Otherwise each tool is equally likely, and its arguments are drawn from its schema. Without tools, the policy
+    answers with empty text.
     """
 
     is_free = True
@@ -46,7 +46,7 @@ class RandomPolicy(AgentPolicy):
         self._resource: ForkableResource | None = None
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session with its own random generator."""
+        """Return a session with a separate random generator."""
         session = RandomPolicy()
         session._random, session._resource = random.Random(context.seed), context.resource
         return session
@@ -67,14 +67,14 @@ class RandomPolicy(AgentPolicy):
 
 
 class ScriptedPolicy(AgentPolicy):
-    """Executes a list of actions or calls a function, for tests, demos and tutorials.
+    """A policy that executes a list of actions or calls a function, for tests, demos and tutorials.
 
     Args:
-        actions: the actions in order, after which the policy terminates; or a sync or async function of the
-            conversation and the tools that returns an action, a 4-tuple or a `PolicyOutput`.
+        actions: the actions in order, after which the policy terminates. Alternatively, a sync or async function that
+            receives the conversation and the tools, and returns an action, a 4-tuple or a `PolicyOutput`.
 
     Raises:
-        PolicyError: an action in the list is invalid.
+        PolicyError: If an action in the list is invalid.
     """
 
     is_free = True
@@ -87,7 +87,7 @@ class ScriptedPolicy(AgentPolicy):
         self._next: int | None = None  # outside of an episode, the list's first action is repeated
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session with its own position in the list."""
+        """Return a session that starts at the beginning of the list."""
         if callable(self._script):
             return self
         session = copy.copy(self)
@@ -97,7 +97,7 @@ class ScriptedPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the function's or the list's next action."""
+        """Return the next action of the list, or the one that the function returns."""
         if callable(self._script):
             result = self._script(observation, available_tools_specs)
             result = await result if inspect.isawaitable(result) else result
@@ -112,10 +112,12 @@ class ScriptedPolicy(AgentPolicy):
 
 
 class ExpertPolicy(AgentPolicy):
-    """Executes the resource's `expert_action`, and terminates when it returns no action; an upper bound for the task.
+    """A policy that executes the `expert_action` of the resource. Its score is an upper bound for the task.
+
+    It terminates when the resource returns no action.
 
     Args:
-        resource: the episode's resource, set by `open`.
+        resource: the resource of the episode, which `open` sets.
     """
 
     is_free = True
@@ -125,7 +127,11 @@ class ExpertPolicy(AgentPolicy):
         self._has_acted = False
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session that uses the episode's resource; raise a PolicyError without a resource."""
+        """Return a session that uses the resource of the episode.
+
+        Raises:
+            PolicyError: If the episode has no resource.
+        """
         if context.resource is None:
             raise PolicyError("the expert policy needs a resource, but this task has none")
         return ExpertPolicy(context.resource)
@@ -133,10 +139,10 @@ class ExpertPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the expert's action.
+        """Return the action of the expert.
 
         Raises:
-            PolicyError: the resource has no expert, or the expert calls a hidden tool.
+            PolicyError: If the resource has no expert, or the expert calls a tool that the task does not offer.
         """
         action = await self._resource.expert_action() if self._resource else None
         if action is not None:
@@ -157,11 +163,11 @@ class ExpertPolicy(AgentPolicy):
 
 
 class HumanPolicy(AgentPolicy):
-    """Shows new messages and reads one input line per action.
+    """A person at the terminal. The policy shows the new messages and reads one line for each action.
 
     Args:
-        reader: the source of lines, standard input by default.
-        writer: the output for the conversation, standard error by default.
+        reader: the source of the lines. The default is standard input.
+        writer: the stream to which the conversation is written. The default is standard error.
     """
 
     is_free = True
@@ -171,14 +177,18 @@ class HumanPolicy(AgentPolicy):
         self._shown = 0
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session that starts at the first message."""
+        """Return a session that shows the conversation from its first message."""
         self._show(f"\n--- episode {context.rollout_id} ---\n{HELP}")
         return HumanPolicy(self._reader, self._writer)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the typed action; raise a PolicyError at the end of the input."""
+        """Return the action that the person typed.
+
+        Raises:
+            PolicyError: If the input has ended.
+        """
         for message in observation[self._shown :]:
             self._show(f"[{message.role}] {message.text}".replace("\n", _NEXT_LINE))
         self._shown = len(observation) + 1
@@ -210,7 +220,11 @@ class HumanPolicy(AgentPolicy):
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """Parse `{json}` or `key=value …` arguments, with JSON values if possible; raise a ValueError otherwise."""
+    """Parse arguments of the form `{json}` or `key=value …`. The values are parsed as JSON if possible.
+
+    Raises:
+        ValueError: If the text has another form.
+    """
     text = text.strip()
     if text.startswith("{"):
         return dict(json.loads(text))

@@ -1,4 +1,4 @@
-"""Ray: rollouts, rewards and the reward agent as actors on a cluster. Names load on first use."""
+"""Rollouts, rewards and the reward agent as Ray actors. Names are imported on first use."""
 
 from __future__ import annotations
 

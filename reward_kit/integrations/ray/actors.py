@@ -1,4 +1,4 @@
-"""Actors on a cluster: their processes, their messages to and from the driver, and a pool that replaces lost ones."""
+"""Actors on a cluster: their processes, the messages that they exchange with the driver, and a pool of actors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ logger = logging.getLogger("reward_kit.integrations.ray")
 
 
 class Usage(NamedTuple):
-    """The cumulative usage of episodes: tokens, US dollars, steps."""
+    """The number of tokens and steps, and the cost in US dollars, of all episodes so far."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -57,14 +57,17 @@ class Usage(NamedTuple):
 
 
 class RunUsage(NamedTuple):
-    """The state of a run outside of one process: the usage of all other processes, and the duration of the run."""
+    """The total usage of all other processes of a run, and how long the run has taken."""
 
     spent: Usage
     seconds: float
 
 
 class ActorBudget(RunBudget):
-    """The budget of a run in one process. Its `own` usage counts at once, that of others when the driver reports it."""
+    """The budget of a run in one of its processes.
+
+    The usage of this process (`own`) counts immediately. The usage of the others counts when the driver reports it.
+    """
 
     def __init__(self, limits: RunLimitsModel | None = None) -> None:
         super().__init__(limits)
@@ -75,7 +78,7 @@ class ActorBudget(RunBudget):
         self.own = self.own.plus(Usage(used.tokens, used.cost or 0.0, steps))
 
     def hear(self, rest: RunUsage) -> None:
-        """Update the other processes' usage and the duration of the run."""
+        """Update the usage of the other processes and the duration of the run."""
         news, self._others = rest.spent.since(self._others), rest.spent
         super().spend(ActionUsage(news.tokens, news.cost), news.steps)
         self._began = time.monotonic() - rest.seconds
@@ -85,7 +88,7 @@ class ActorBudget(RunBudget):
 class Setup:
     """The settings of a process: its workers, the limits of the run, and environment variables with secrets.
 
-    The settings are sent directly to the process and never written to a file.
+    The settings are sent directly to the process, and are never written to a file.
     """
 
     build: Build
@@ -95,7 +98,10 @@ class Setup:
 
 
 class Assignment(NamedTuple):
-    """An episode to collect with the worker `label`. `keeps_start` keeps the start of the group until `close_group`."""
+    """A request to collect an episode with the worker `label`.
+
+    If `keeps_start` is true, the process keeps the initial state of the group until `close_group` is called.
+    """
 
     label: str
     sample: Sample
@@ -106,7 +112,7 @@ class Assignment(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An episode as a line of `episodes.jsonl`, and the usage and logs of its process since the last reply."""
+    """An episode as a line of `episodes.jsonl`, with the usage and the logs of the process since its last reply."""
 
     record: dict[str, Any]
     spent: Usage
@@ -116,7 +122,9 @@ class Reply(NamedTuple):
 
 
 class Process:
-    """The state of an actor's process. Each call runs in a separate task; another task opens and closes shared objects.
+    """The state of the process of an actor.
+
+    Each call runs in a task of its own. A separate task opens and closes the objects that all calls share.
 
     Attributes:
         context: the context variables of every call.
@@ -128,7 +136,7 @@ class Process:
         self._holder: asyncio.Task[None] | None = None
 
     async def open(self, shared: AbstractAsyncContextManager[Any]) -> None:
-        """Keep a context manager open until `close`; the context variables that it sets apply to every call."""
+        """Enter a context manager, and exit it in `close`. The context variables that it sets apply to every call."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def hold() -> None:
@@ -143,7 +151,7 @@ class Process:
             await self._holder  # Raises the error that prevented the opening.
 
     async def hold(self) -> None:
-        """Return only when this process ends, so that a caller notices the end at once."""
+        """Return only when this process ends, so that the caller notices this immediately."""
         await self._leave.wait()
 
     async def close(self) -> None:
@@ -154,9 +162,7 @@ class Process:
 
 
 class CollectedLogs(logging.Handler):
-    """A log handler that keeps the package's records until they are taken, so that they do not reach the cluster's log
-    files.
-    """
+    """A logging handler that stores the records of the package, so that they do not reach the log files of Ray."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,28 +178,30 @@ class CollectedLogs(logging.Handler):
         self._lines.append((record.levelno, record.name, self.format(record)))
 
     def take(self) -> list[tuple[int, str, str]]:
-        """Return the records since the last call."""
+        """Return and remove the stored records."""
         taken = list(self._lines)
         self._lines.clear()
         return taken
 
 
 def unpickle_setup(driver: str, packed: bytes) -> Any:
-    """Unpickle an object of a driver with this version of the package.
+    """Unpickle an object that the driver sent.
 
     Raises:
-        ConfigError: the package has another version in this process, or cannot read the object.
+        ConfigError: If this process uses a different version of the package, or the object cannot be unpickled.
     """
     where, here = os.uname().nodename, package_version()
     if driver != here:
-        raise ConfigError(f"reward-kit is {here} on {where}, but {driver} in the driver")
+        raise ConfigError(
+            f"reward-kit has version {here} on {where}, but {driver} in the driver; install the same version"
+        )
     with boundary(ConfigError, f"on {where}: the driver's message cannot be read"):
         return pickle.loads(packed)
 
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """An actor of a pool: its Ray handle, the number of its slot, its calls in flight, and whether it is lost."""
+    """An actor of a pool, with its Ray handle, slot number and pending calls."""
 
     handle: Any
     number: int
@@ -205,14 +213,17 @@ class Member:
         return self.lost.is_set()
 
     def lose(self) -> None:
-        """Mark the actor as lost, even if it is only unreachable; its later results are ignored."""
+        """Mark the actor as lost, even if it may only be unreachable. Its later results are ignored."""
         if not self.is_lost:
             self.lost.set()
             ray_module().kill(self.handle)
 
 
 class ActorPool:
-    """A pool that replaces lost actors and reports them to `tell`; `place` fails after `wait_s` without actors."""
+    """A pool of actors, which replaces lost actors and reports them to `tell`.
+
+    If there is no actor for `wait_s` seconds, `place` fails.
+    """
 
     def __init__(
         self, what: str, start: Start, size: int, wait_s: float, tell: Callable[[str], None] = logger.warning
@@ -227,7 +238,7 @@ class ActorPool:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[ActorPool]:
-        """Start the actors without waiting for them, and end them at the end of the block."""
+        """Start the actors without waiting for them, and stop them at the end of the block."""
         async with anyio.create_task_group() as slots:
             for number in range(self.size):
                 slots.start_soon(self._keep, number)
@@ -242,11 +253,11 @@ class ActorPool:
                 slots.cancel_scope.cancel()
 
     async def place(self) -> Member:
-        """Return the least loaded actor; without one, wait for the next one.
+        """Return the actor with the fewest pending calls. If none exists, wait for one.
 
         Raises:
-            ConfigError: no actor can be started.
-            ClusterError: no actor started in time.
+            ConfigError: If actors cannot be started.
+            ClusterError: If no actor started in time.
         """
         with anyio.move_on_after(self._wait_s):
             while True:
@@ -271,7 +282,7 @@ class ActorPool:
         return [member for member in self.members if not member.is_lost]
 
     async def _keep(self, number: int) -> None:
-        """Replace the actor of one slot while the pool is open."""
+        """Keep one slot of the pool occupied, by replacing an actor that is lost."""
         pause_s = _FIRST_PAUSE_S
         while not self._is_closing:
             try:
@@ -307,7 +318,7 @@ class ActorPool:
 
 
 async def _watch(member: Member) -> None:
-    """Mark an actor as lost when its `hold` call ends, which happens only with the actor."""
+    """Mark an actor as lost when its `hold` call ends, which happens only if the actor ends."""
     try:
         await member.handle.hold.remote()
     except ray_module().exceptions.RayError as error:
@@ -317,7 +328,7 @@ async def _watch(member: Member) -> None:
 
 
 async def _end(member: Member) -> None:
-    """Let an actor close its objects, then kill it in any case."""
+    """Ask an actor to close its objects, then kill it in any case."""
     with anyio.move_on_after(_CLOSE_SECONDS):
         try:
             await member.handle.close.remote()
@@ -327,14 +338,14 @@ async def _end(member: Member) -> None:
 
 
 async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> Any:
-    """Start an actor of a class with `prepare(version, packed)`; return its handle once it is ready to work.
+    """Start an actor, call its `prepare(version, packed)`, and return its handle when it is ready.
 
-    The settings, including secrets, are passed in a call, which goes directly to the process, because the cluster would
-    store the arguments of an actor's constructor.
+    The settings may contain secrets, so they are passed in a call, which goes directly to the process. Ray would store
+    the arguments of a constructor.
 
     Raises:
-        ConfigError: the actor cannot work in its process.
-        RayError: the process was lost before it was ready.
+        ConfigError: If the actor cannot work in its process.
+        RayError: If the process was lost before it was ready.
     """
     ray = ray_module()
     handle = ray.remote(kind).options(max_restarts=0, max_task_retries=0, **resources).remote()
@@ -351,7 +362,7 @@ async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> A
 
 
 async def await_result(member: Member, reference: Any) -> Any:
-    """Return the result of a call, or raise a RayError. Cancelling the caller cancels the call."""
+    """Wait for the result of a call, or raise a RayError. If the caller is cancelled, the call is cancelled too."""
     try:
         return await reference
     except anyio.get_cancelled_exc_class():
@@ -361,5 +372,5 @@ async def await_result(member: Member, reference: Any) -> Any:
 
 
 def is_actor_lost(error: Exception) -> bool:
-    """Return True if a call failed because its process, machine or answer was lost."""
+    """Return True if a call failed because its process, its machine or its result was lost."""
     return not isinstance(error, ray_module().exceptions.RayTaskError)

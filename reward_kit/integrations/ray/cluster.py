@@ -1,4 +1,4 @@
-"""The connection to a cluster: opened once per run, without log output and without telemetry."""
+"""The connection to a Ray cluster. It is opened once per run, without the log output and telemetry of Ray."""
 
 from __future__ import annotations
 
@@ -26,34 +26,35 @@ _NOT_SHIPPED = ["runs/", ".git/", ".venv/", "__pycache__/"]
 
 
 class ClusterError(RewardKitError):
-    """The cluster cannot be reached, or has no workers left."""
+    """Raised if the cluster cannot be reached, or has no workers left."""
 
 
 def ray_module() -> ModuleType:
-    """Import Ray; raise `ConfigError` if it is not installed."""
+    """Import Ray, or raise a `ConfigError` if it is not installed."""
     try:
         import ray
     except ImportError as error:
-        raise ConfigError(f"the engine ray: {error}; {install_hint('ray')}") from None
+        raise ConfigError(f"the engine ray is not available: {error}; {install_hint('ray')}") from None
     module: ModuleType = ray
     return module
 
 
 class Connection:
-    """The connection of a run to a cluster, as a context manager; opened by the first user and closed by the last.
+    """A context manager for the connection of a run to a cluster.
 
-    If the program is already connected, it stays connected afterwards.
+    The first user opens the connection, and the last one closes it. A connection that the program opened itself stays
+    open.
 
     Args:
-        address: the address of the cluster; None starts a cluster on this machine, which ends with the block.
-        ship: a directory that is copied to the nodes, where it is the working directory of every worker.
+        address: the address of the cluster. If None, a cluster is started on this machine and stopped at the end.
+        ship: a directory to copy to the nodes, where it becomes the working directory of every worker.
 
     Attributes:
         is_own: True if the cluster was started here and has only the resources of this machine.
 
     Raises:
-        ClusterError: no cluster answers at the address.
-        ConfigError: the address is invalid, or `ship` is set although the program is already connected.
+        ClusterError: If no cluster responds at the address.
+        ConfigError: If the address is invalid, or if `ship` is set although the program is already connected.
     """
 
     def __init__(self, address: str | None, ship: Path | None = None) -> None:
@@ -114,7 +115,7 @@ class Connection:
 
 
 def _check_address(address: str) -> None:
-    """Check that the address accepts connections, since Ray itself would retry for minutes."""
+    """Check that the address accepts connections. Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -132,7 +133,7 @@ def _check_address(address: str) -> None:
 
 
 def _take_signals_back() -> None:
-    """Restore the handlers of SIGINT and SIGTERM that Ray replaced, which is possible only in the main thread."""
+    """Restore the handlers of SIGINT and SIGTERM that Ray replaced. This is only possible in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -141,7 +142,7 @@ def _take_signals_back() -> None:
 
 
 def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
-    """Return the number of processes with these reservations that fit on the cluster, given `taken` CPUs."""
+    """Return how many processes with these reservations fit on the cluster, if `taken` CPUs are already in use."""
     total: Mapping[str, float] = ray_module().cluster_resources()
     there = {"CPU": total.get("CPU", 0.0) - taken, "GPU": total.get("GPU", 0.0)}
     rooms = [there[name] / amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount]
@@ -149,9 +150,10 @@ def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
 
 
 def workers_to_start(options: RayOptions, is_own: bool, option: str) -> int:
-    """Return the number of collecting processes: `options.workers`, or as many as fit in addition to those that score.
+    """Return how many processes should collect episodes.
 
-    An `option` in messages has a form such as "-E {}". A cluster that `is_own` will get no further nodes.
+    This is `options.workers` or, if it is not set, the number of processes that fit beside those that call rewards. A
+    cluster that `is_own` cannot get further nodes. `option` is how messages show an option, such as "-E {}".
     """
     if workers_that_fit(options.cpus, options.gpus, options.reward_workers) < 1 and (is_own or options.workers is None):
         beside = f" in addition to {options.reward_workers} that call the reward" if options.reward_workers else ""
@@ -165,7 +167,7 @@ def workers_to_start(options: RayOptions, is_own: bool, option: str) -> int:
 
 
 def describe_resources() -> str:
-    """Describe the free and total resources of the cluster for messages."""
+    """Describe the free and the total resources of the cluster."""
     ray = ray_module()
     total, free = ray.cluster_resources(), ray.available_resources()
     return ", ".join(f"{free.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in ("CPU", "GPU"))

@@ -1,7 +1,8 @@
-"""`reward-kit run --engine ray`, which runs episodes in processes of a cluster, and everything else in the driver.
+"""The engine of `reward-kit run --engine ray`, which runs episodes in processes on a cluster.
 
-A process needs the task's own files, at the same path or shipped with it; they are compared with those of the driver.
-It needs neither the dataset nor the reward, since samples are sent with each episode and rewards are called elsewhere.
+Everything else runs in the driver. A process needs the files of the task, either at the same path as in the driver or
+copied by Ray; both sides compare them. It needs neither the dataset, because samples are sent with each episode, nor
+the reward, which is called elsewhere.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _NOT_NEEDED = (TASK_FILE, "dataset", "reward", "redaction", "state hash")
 
 
 class RayEngine:
-    """An `Engine` on a cluster, for one run.
+    """An `Engine` that runs the episodes of one run on a cluster.
 
     Raises:
-        ConfigError: a rate limit cannot be shared, or a variable for the processes is not set.
+        ConfigError: If a rate limit cannot be shared between processes, or an environment variable is not set.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class RayEngine:
 
     @asynccontextmanager
     async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
-        """Yield the workers by label; the processes start concurrently."""
+        """Yield the workers by label, after starting the processes concurrently."""
         async with self._connection:
             size = workers_to_start(self._options, self._connection.is_own, "-E {}")
             if self._options.workers is None:
@@ -66,7 +67,7 @@ class RayEngine:
                 yield {named.label: pool.worker(named.label) for named in plan.policies}
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Return the scorer, which runs in the driver unless `reward_workers` sets a number of processes."""
+        """Return the scorer. It runs in the driver unless `reward_workers` is above 0."""
         reference = self._task.definition.reward_function_path
         if not self._options.reward_workers or reference is None:
             return make_scorer(reward, deadline_s)
@@ -84,9 +85,9 @@ class RayEngine:
 
 @dataclass(frozen=True, slots=True)
 class TaskWorkers:
-    """A factory (`actors.Build`) that creates the workers of a task in a process, one per policy.
+    """A factory (`actors.Build`) that creates the workers of a task in a process, one for each policy.
 
-    If `is_shipped` is true, the task's directory is this process's working directory instead of its path in the driver.
+    If `is_shipped` is true, the directory of the task is the working directory of the process.
     """
 
     task: LoadedTask
@@ -97,13 +98,13 @@ class TaskWorkers:
 
     @classmethod
     def of(cls, task: LoadedTask, request: RunArgs, processes: int, *, is_shipped: bool = False) -> TaskWorkers:
-        """Return the factory for a run's policies, with the share of each rate limit that one process gets."""
+        """Return the factory for the policies of a run. Each process gets its share of the rate limits."""
         definition = divide_rates(task.definition, processes)
         plain = replace(task, definition=definition, samples=(), tools=None, reward=None, notes=())
         return cls(plain, tuple(request.models), tuple(request.policies), request.base_url, is_shipped)
 
     def __call__(self, traffic: ProviderSession, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
-        """Return the workers by the labels of their policies."""
+        """Create the workers, by the label of their policy."""
         task = moved(self.task, Path.cwd()) if self.is_shipped else self.task
         here = os.uname().nodename
         if not task.folder.is_dir():
@@ -112,7 +113,7 @@ class TaskWorkers:
             if name in _NOT_NEEDED or path.is_dir() or not path.exists():
                 continue  # The loader reports a required file that is missing.
             if hash_path(path) != task.digests[name]:
-                raise ConfigError(f"the {name} {path} on {here} differs from the driver's")
+                raise ConfigError(f"the {name} {path} on {here} differs from that of the driver")
         location = task.definition.tools_module_path
         tools = load_tools(location, task.folder) if location else None
         args = RunArgs(task_path=task.path, models=self.models, policies=self.policies, base_url=self.base_url)
@@ -131,7 +132,7 @@ class TaskWorkers:
 
 
 def moved(task: LoadedTask, folder: Path) -> LoadedTask:
-    """Return the task with another directory; files outside of that directory keep their paths."""
+    """Return the task with a different directory. Files outside the directory keep their paths."""
     old = task.folder
     located = copy.copy(task.located)
     located.path = folder / task.path.name
@@ -169,21 +170,21 @@ def divide_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinit
 
 
 def max_processes(definition: TaskDefinitionModel) -> int:
-    """Return the number of processes that can share the task's limits on connections; very large without limits."""
+    """Return how many processes can share the connection limits of the task; a very large number without limits."""
     blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
     limits = [block["max_connections"] for block in blocks if isinstance(block.get("max_connections"), int)]
     return min(limits, default=sys.maxsize)
 
 
 def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> dict[str, str]:
-    """Return the environment variables for the processes: those of endpoints, those that the task names, and `env`.
+    """Return the environment variables that the processes need for endpoints, for the task, and from `env`.
 
     Raises:
-        ConfigError: a requested variable is not set.
+        ConfigError: If a requested variable is not set.
     """
     known = {**read_dotenv(Path.cwd()), **{name: value for name, value in os.environ.items() if value}}
     if missing := [name for name in asked if name not in known]:
-        raise ConfigError(f"-E env: {missing[0]} is not set here")
+        raise ConfigError(f"-E env: the variable {missing[0]} is not set here")
     blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
     named = [block["api_key_env"] for block in blocks if isinstance(block.get("api_key_env"), str)]
     passed = definition.resource_server.pass_env if definition.resource_server is not None else []

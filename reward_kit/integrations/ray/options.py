@@ -1,4 +1,4 @@
-"""Options of the workers on a cluster, which are parsed and checked before anything is started."""
+"""Options of the workers on a cluster. They are parsed and checked before anything is started."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ RATES = ("requests_per_minute", "tokens_per_minute", "max_connections")
 
 
 class RayOptions(pydantic.BaseModel):
-    """Options of the workers of one run.
+    """The options of the workers of a run.
 
     Attributes:
-        address: the address of a running cluster, or "auto" for the cluster of this machine; None starts a cluster
-            here.
-        workers: the number of processes that collect episodes; None for as many as fit, at most one per episode in
-            flight.
+        address: the address of a running cluster, or "auto" for the cluster of this machine. If None, a cluster is
+            started.
+        workers: the number of processes that collect episodes. If None, as many as fit, but not more than there are
+            concurrent episodes.
         cpus: the number of CPUs that each of these processes reserves; a fraction if it mostly waits for an endpoint.
         gpus: the number of GPUs that each of these processes reserves.
-        reward_workers: the number of processes that call the reward, each with its own sandbox; 0 calls it in the
-            driver.
-        ship: whether to copy the task's directory to the nodes; otherwise it must exist there at the same path.
+        reward_workers: the number of processes that call the reward, each with its own sandbox. If 0, the driver calls
+            it.
+        ship: whether to copy the directory of the task to the nodes. Otherwise, it must exist there at the same path.
         env: further environment variables of the driver to pass to the workers.
-        worker_wait_s: seconds without any worker after which the run fails.
+        worker_wait_s: the time in seconds after which the run fails if no worker exists.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -49,15 +49,15 @@ class RayOptions(pydantic.BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], address: str | None = None, option: str = "-E") -> RayOptions:
-        """Parse options of the command line.
+        """Parse options from the command line.
 
         Args:
             given: the options by name.
             address: the address of the cluster.
-            option: the command-line option, for messages.
+            option: the name of the command-line option, for messages.
 
         Raises:
-            ConfigError: a name is unknown, or a value is out of range.
+            ConfigError: If a name is unknown, or a value is out of range.
         """
         if "address" in given:
             raise ConfigError(f"{option} address: use --address")

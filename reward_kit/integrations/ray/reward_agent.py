@@ -1,9 +1,9 @@
 """`RayAsyncRewardAgent`, the reward agent as an actor, for trainers that call it from several processes.
 
-It has two main methods, which users of verl know: `compute_reward_pipeline` submits a batch and returns its size; `get`
-waits for a part of a batch, in whole groups. It uses `AsyncRewardAgent`: batches are scored concurrently and never
-mixed, an exception affects only its own rollout, an impossible request raises at once, and all columns of a chunk have
-the same order.
+It has two main methods, which have the same names as in verl. `compute_reward_pipeline` submits a batch and returns
+its size, and `get` waits for a part of a batch, in whole groups. The actor uses an `AsyncRewardAgent`: batches are
+scored concurrently and never mixed, an exception affects only its own rollout, and a request that cannot be fulfilled
+raises an error immediately.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class _RequestColumns(NamedTuple):
 
 
 class RewardChunk(_RequestColumns):
-    """A part of one batch, in the order of the batch. Unpacks as (data_idxs, rewards, extra_infos).
+    """A part of a batch, in the order of the batch. Unpacks as (data_idxs, rewards, extra_infos).
 
     Attributes:
-        data_idxs: the indices in the batch, ascending.
-        rewards: the rewards; None if unscored, which is not zero.
+        data_idxs: the indices in the batch, in ascending order.
+        rewards: the rewards. An unscored rollout has None, which is not zero.
         extra_infos: the full results, including failures.
-        batch: the number of the batch, from 1.
+        batch: the number of the batch, counted from 1.
         lengths: the number of tokens in each response, as in `ScoredChunk.lengths`.
-        incomplete_groups: the groups of the batch in which a score is missing.
+        incomplete_groups: the numbers of the groups in which a score is missing.
     """
 
     batch: int
@@ -67,34 +67,38 @@ class RewardChunk(_RequestColumns):
         return chunk
 
     def placed(self, width: int) -> npt.NDArray[np.float32]:
-        """Return (B, width) zeros with each reward at the last token of its response; NaN for an unscored response.
+        """Return an array (B, width) of zeros, with each reward at the last token of its response.
+
+        The reward of an unscored response is NaN.
 
         Args:
-            width: the width of the batch's responses.
+            width: the number of columns of the batch's responses.
 
         Raises:
-            ConfigError: the length of a response is unknown, or outside of 1 to `width`.
+            ConfigError: If the length of a response is unknown, or is not between 1 and `width`.
         """
         placed = np.zeros((len(self.rewards), width), dtype=np.float32)
         for row, (length, reward) in enumerate(zip(self.lengths, self.rewards, strict=True)):
             if length is None or not 1 <= length <= width:
-                raise ConfigError(f"item {self.data_idxs[row]}: response must have 1 to {width} tokens, got {length}")
+                raise ConfigError(
+                    f"item {self.data_idxs[row]}: the response must have 1 to {width} tokens, got {length}"
+                )
             placed[row, length - 1] = np.nan if reward is None else reward
         return placed
 
 
 class RewardAgentProcess(Process):
-    """The actor that `RayAsyncRewardAgent.remote(…)` starts; its methods are also called with `.remote(…)`.
+    """The actor that `RayAsyncRewardAgent.remote(…)` starts. Its methods are also called with `.remote(…)`.
 
     Args:
         reference: the reward, as `file.py:function` or `package.module:function`.
-        folder: the directory to which file paths are relative; by default the working directory of the program that
-            starts the actor.
-        choice: the settings of the sandbox; the level is chosen as on the command line.
-        options: keyword parameters of the reward to fix.
-        reward_workers: the number of processes that call the reward; 0 calls it in this process.
-        requests_of: a function that converts a trainer's batch to requests; by default a batch contains requests or
-            episodes.
+        folder: the directory for relative file paths. The default is the working directory of the program that starts
+            the actor.
+        choice: the sandbox settings. The level is chosen as on the command line.
+        options: keyword arguments that are always passed to the reward.
+        reward_workers: the number of processes that call the reward. If 0, this process calls it.
+        requests_of: a function that converts a batch of the trainer to scoring requests. By default, a batch must
+            contain requests or episodes.
         agent_options: the options of `AsyncRewardAgent`: max_concurrency, deadline_s, max_pending, rates, retries,
             cache.
     """
@@ -122,13 +126,13 @@ class RewardAgentProcess(Process):
         self._opening = anyio.Lock()
 
     async def set_environment(self, variables: Mapping[str, str]) -> None:
-        """Set environment variables here and in the reward workers, such as the key of a judge, before other calls.
+        """Set environment variables in this process and in the reward workers, such as the key of a judge.
 
-        The arguments of a call go directly to the process, while the cluster would store the arguments of the
-        constructor.
+        This must be the first call. Ray sends the arguments of a call directly to the process, but would store the
+        arguments of the constructor.
 
         Raises:
-            ConfigError: the reward is already loaded.
+            ConfigError: If the reward is already loaded.
         """
         if self._agent is not None:
             raise ConfigError("call set_environment before the first batch")
@@ -136,7 +140,7 @@ class RewardAgentProcess(Process):
         os.environ.update(variables)
 
     async def compute_reward_pipeline(self, data: Any, group_size: int = 1) -> int:
-        """Start scoring a batch; return at once, unless `max_pending` is reached.
+        """Start scoring a batch. The call returns immediately unless `max_pending` is reached.
 
         Args:
             data: requests, episodes, or the input of `requests_of`.
@@ -146,7 +150,7 @@ class RewardAgentProcess(Process):
             The number of requests.
 
         Raises:
-            ConfigError: the reward cannot be loaded, or the batch cannot be divided into groups.
+            ConfigError: If the reward cannot be loaded, or the batch cannot be divided into groups.
         """
         agent = await self._opened()
         return await CallTurn(agent.compute_reward_pipeline(self._requests_of(data), group_size), self.context)
@@ -160,11 +164,11 @@ class RewardAgentProcess(Process):
         cut_groups: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Wait for exactly `chunk_size` results of the oldest batch with outstanding results.
+        """Wait for `chunk_size` results of the oldest batch that has results left.
 
         Args:
-            chunk_size: the number of results; a multiple of the group size, unless `cut_groups` is true.
-            hook_func: a function called in this process with the three columns; its result is returned instead.
+            chunk_size: the number of results. It must be a multiple of the group size unless `cut_groups` is true.
+            hook_func: a function to call in this process with the three columns. Its result is returned instead.
             order, cut_groups: see `AsyncRewardAgent.get`.
             **kwargs: keyword arguments for `hook_func`.
 
@@ -172,7 +176,7 @@ class RewardAgentProcess(Process):
             A `RewardChunk`.
 
         Raises:
-            ConfigError: the request is impossible; raised at once, without losing results.
+            ConfigError: If the request cannot be fulfilled. It is raised immediately, and no results are lost.
         """
         agent = await self._opened()
         options: dict[str, Any] = {"order": order, "cut_groups": cut_groups, **kwargs}
@@ -180,7 +184,7 @@ class RewardAgentProcess(Process):
         return RewardChunk.of(result) if hook_func is None else result
 
     async def stats(self) -> AgentStats | None:
-        """Return the agent's figures; None before the first batch."""
+        """Return the statistics of the agent, or None before the first batch."""
         return self._agent.stats if self._agent is not None else None
 
     async def shutdown(self) -> None:

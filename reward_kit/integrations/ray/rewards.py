@@ -1,7 +1,7 @@
-"""Rewards in processes of a cluster: `RayScorer` is a `Scorer` that calls actors, each with its own sandbox.
+"""Rewards in processes on a cluster: `RayScorer` is a `Scorer` that calls actors, each with its own sandbox.
 
-The sandbox level is chosen once, in the driver, as for any other reward. A sandboxed reward is sent as its program, so
-its files need not exist on the nodes. A reward that runs `in_process` is loaded again on each node, from the same path.
+The sandbox level is chosen once, in the driver. A sandboxed reward is sent as a program, so its files need not exist on
+the nodes. A reward that runs `in_process` is loaded again on each node, from the same path.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CALLS_AT_A_TIME = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RewardSetup:
-    """The settings of a process: a sandboxed reward, or the reference of a reward without a sandbox."""
+    """The settings of a process: a sandboxed reward, or the reference to a reward without a sandbox."""
 
     confined: SandboxedReward | None
     reference: str = ""
@@ -50,7 +50,7 @@ class RewardSetup:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def scorer(self) -> Scorer:
-        """Create the scorer of this process; raise `ConfigError` if the reward cannot be loaded here."""
+        """Create the scorer for this process, or raise a `ConfigError` if the reward cannot be loaded here."""
         if self.confined is not None:
             return make_scorer(self.confined)
         choice = SandboxChoice(level="in_process")
@@ -60,7 +60,7 @@ class RewardSetup:
 
 
 class RewardActor(Process):
-    """The actor of a reward process. It accepts many concurrent calls; a sandbox has its own limit."""
+    """The actor of a process that calls the reward. It accepts many calls at a time; the sandbox limits them."""
 
     async def prepare(self, driver: str, packed: bytes) -> str:
         """Open the reward of a pickled `RewardSetup`, and return the name of the machine."""
@@ -82,28 +82,28 @@ class RewardActor(Process):
 
 
 class RayScorer:
-    """A `Scorer` whose calls are made in processes of the cluster to which this program is connected.
+    """A `Scorer` that calls the reward in processes of the cluster to which this program is connected.
 
     If a process is lost, its calls are repeated in another process. A class with `post_process_scores` has an instance
-    in each process, and any of them may execute `finish_group`.
+    in each process, and any of them may run `finish_group`.
 
     Args:
-        reward: the reward from `load_reward`.
+        reward: the reward that `load_reward` returned.
         reference: the reference of the reward.
-        folder: the directory to which a reference to a file is relative.
+        folder: the directory for a relative path in the reference.
         workers: the number of processes.
-        cpus: the number of CPUs that each of them reserves.
-        deadline_s: the time limit in seconds of one call without a sandbox; a sandboxed reward has its own limits.
+        cpus: the number of CPUs that each process reserves.
+        deadline_s: the time limit of a call without a sandbox in seconds. A sandboxed reward has its own limits.
         env: environment variables for the processes, such as the key of a judge.
-        wait_s: the seconds without any process after which calls fail.
-        connection: the connection to the cluster, opened before the processes; by default the program must be
-            connected.
+        wait_s: the time in seconds after which calls fail if no process exists.
+        connection: the connection to the cluster, which is opened before the processes. If None, the program must
+            already be connected.
 
     Attributes:
-        rates, retries: from the class of a custom reward, for the reward agent.
+        rates, retries: the values from the class of a custom reward, for the reward agent.
 
     Raises:
-        ConfigError: the reward limits its rates, which several processes cannot share.
+        ConfigError: If the reward limits its rates, which several processes cannot share.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class RayScorer:
     async def _call(
         self, requests: Sequence[ScoringRequest], call: Callable[[Any, list[ScoringRequest]], Any]
     ) -> list[Scored]:
-        """Return the result of one call, which is repeated if its process is lost."""
+        """Return the result of a call. If its process is lost, the call is repeated."""
         wanted, sent = self._reward.parameters, list(requests)
         if wanted is not None and "step_data" not in wanted:  # without the episode, unless a parameter uses it
             sent = [replace(request, episode=None) for request in requests]

@@ -1,7 +1,7 @@
-"""`RolloutPool`: rollout workers in a cluster's processes, with the methods of a local rollout worker.
+"""A pool of rollout workers in processes on a cluster, with the methods of a local rollout worker.
 
-`RolloutActor` runs in each process. It has `RLRolloutWorker`s with their own event loop, policies and provider
-sessions.
+A `RolloutActor` runs in each process. Its `RLRolloutWorker`s have an event loop, policies and provider sessions of
+their own.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ logger = logging.getLogger("reward_kit.integrations.ray")
 
 
 class RolloutActor(Process):
-    """The actor of a rollout process. Its methods are called remotely and run concurrently on one event loop."""
+    """The actor of a process that collects episodes. Its methods run concurrently on one event loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,6 @@ class RolloutActor(Process):
         self._gave_up = reason
 
     async def collect(self, assignment: Assignment, rest: RunUsage) -> Reply:
-        """Collect one episode."""
         self._budget.hear(rest)
         record = await CallTurn(self._collect(assignment), self.context)
         notices, self._notices[:] = list(self._notices), []
@@ -102,7 +101,7 @@ class RolloutActor(Process):
                 await group.close()
 
     async def close_group(self, group_id: str) -> None:
-        """Close the initial state of a finished group."""
+        """Close the initial state of a group whose episodes are finished."""
         if (group := self._groups.pop(group_id, None)) is not None:
             await CallTurn(group.close(), self.context)
 
@@ -112,13 +111,13 @@ class RolloutActor(Process):
         return self._budget.own
 
     async def publish(self, version: int, weights: Any) -> None:
-        """Call `publish(version, weights)` of every policy, which then acts with these weights."""
+        """Call `publish(version, weights)` of every policy. The policies then use these weights."""
         for worker in self._workers.values():
             policy: Any = worker.agent_policy
             await CallTurn(policy.publish(version, weights), self.context)
 
     async def close(self) -> None:
-        """Close every initial state, policy and server."""
+        """Close all initial states, policies and servers."""
         for group_id in list(self._groups):
             await self.close_group(group_id)
         parties = (party for worker in self._workers.values() for party in (worker.agent_policy, worker.user))
@@ -137,9 +136,10 @@ async def _close(party: Any) -> None:
 
 
 class RolloutPool:
-    """Rollout workers on the cluster to which this program is connected. Use `open`.
+    """A pool of rollout workers on the cluster to which this program is connected; see `open`.
 
-    `budget` is charged with the usage that the processes report; `traffic` receives their notices about endpoints.
+    The usage that the processes report is charged to `budget`, and their notices about endpoints are passed to
+    `traffic`.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class RolloutPool:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
-        """Start the processes, and end them at the end of the block."""
+        """Start the processes, and stop them at the end of the block."""
         limits = self.budget.limits
         async with self._pool.open(), anyio.create_task_group() as tasks:
             if any(limit is not None for limit in (limits.cost, limits.total_tokens, limits.steps)):
@@ -172,13 +172,13 @@ class RolloutPool:
                 tasks.cancel_scope.cancel()
 
     def worker(self, label: str) -> RayRolloutWorker:
-        """Return the worker with this label, which collects in any process of the cluster."""
+        """Return the worker with this label. It collects episodes in any process on the cluster."""
         return RayRolloutWorker(self, label)
 
     async def publish(self, version: int, weights: Any) -> None:
-        """Call `publish(version, weights)` of all policies, which then act with these weights.
+        """Call `publish(version, weights)` of all policies. The policies then use these weights.
 
-        The weights are stored once in the object store; every machine fetches them once.
+        The weights are put into the object store once, and each machine fetches them once.
 
         Args:
             version: the version of the weights.
@@ -202,7 +202,11 @@ class RolloutPool:
         return handle
 
     async def collect(self, group: RayGroup, rollout_index: int) -> SingleAgentEpisode:
-        """Collect one episode, and retry if its process is lost; raise `ClusterError` if there are no processes."""
+        """Collect one episode. If its process is lost, try again.
+
+        Raises:
+            ClusterError: If no process is left, and no new one started in time.
+        """
         for losses in range(_MOST_LOSSES):
             # It is unknown which episode killed a process, so the last attempt of each suspect runs alone.
             async with self._last_tries if losses == _MOST_LOSSES - 1 else nullcontext():
@@ -211,7 +215,7 @@ class RolloutPool:
         return group.given_up(rollout_index)
 
     async def _try_to_collect(self, group: RayGroup, rollout_index: int) -> Reply | None:
-        """Return a process's reply; None if the process was lost in the meantime."""
+        """Return the reply of a process, or None if the process was lost."""
         async with group.lock:
             if group.member is None or group.member.is_lost or not group.keeps_start:
                 group.member = await self._pool.place()
@@ -250,14 +254,12 @@ class RolloutPool:
             self.budget.spend(ActionUsage(news.tokens, news.cost), news.steps)
 
     def _rest(self, member: Member) -> RunUsage:
-        """Return the state of the run outside of this process."""
+        """Return the usage of the run outside of this process."""
         total = Usage(self.budget.tokens, self.budget.cost, self.budget.steps)
         return RunUsage(total.since(self._booked.get(member, Usage())), self.budget.seconds)
 
     async def _exchange(self) -> None:
-        """Periodically report the usage of the other processes to each process, so that all of them stop soon after a
-        limit is reached.
-        """
+        """Regularly send each process the usage of the others, so that all stop soon after a limit is reached."""
 
         async def exchange_with(member: Member) -> None:
             spent = await _ask(member, lambda handle: handle.exchange.remote(self._rest(member)))
@@ -272,7 +274,7 @@ class RolloutPool:
 
 
 async def _ask(member: Member, call: Callable[[Any], Any]) -> Any:
-    """Return the result of a call; None if its process was lost."""
+    """Return the result of a call, or None if its process was lost."""
     try:
         return await await_result(member, call(member.handle))
     except ray_module().exceptions.RayError as error:
@@ -283,7 +285,7 @@ async def _ask(member: Member, call: Callable[[Any], Any]) -> Any:
 
 
 class RayRolloutWorker:
-    """Collects episodes in any process of the cluster, with the interface of `RLRolloutWorker`.
+    """A worker with the interface of `RLRolloutWorker` that collects episodes in any process on the cluster.
 
     Args:
         pool: the pool of processes.
@@ -294,21 +296,21 @@ class RayRolloutWorker:
         self._pool, self.policy_label = pool, label
 
     def group(self, sample: Sample, run_seed: int = 0) -> RayGroup:
-        """Return the shared initial state of the episodes of `sample`."""
+        """Return the initial state that the episodes of `sample` share."""
         return RayGroup(self._pool, sample, run_seed, self.policy_label)
 
     async def collect_episode(self, group: RayGroup, rollout_index: int = 0) -> SingleAgentEpisode:
-        """Collect one episode; an error is recorded on it.
+        """Collect one episode. Errors are recorded in the episode.
 
         Raises:
-            ClusterError: no process is left, and no new one started in time.
+            ClusterError: If no process is left, and no new one started in time.
         """
         return await self._pool.collect(group, rollout_index)
 
 
 @dataclass(eq=False)
 class RayGroup:
-    """A group's initial state in a process of the cluster, with the interface of `GroupStart`."""
+    """The initial state of a group in a process on the cluster, with the interface of `GroupStart`."""
 
     pool: RolloutPool
     sample: Sample
@@ -339,19 +341,19 @@ class RayGroup:
         await self.close()
 
     async def close(self) -> None:
-        """Release the initial state; the episodes are not affected."""
+        """Release the initial state. Episodes that are still running are not affected."""
         await self.pool.close_group(self)
 
     def assignment(self, rollout_index: int) -> Assignment:
-        """Return the assignment that collects one of the group's episodes."""
+        """Return the request to collect one of the episodes of the group."""
         worker = self.worker or self.label
         return Assignment(worker, self.sample, self.run_seed, self.id, rollout_index, self.keeps_start)
 
     def received(self, reply: Reply, losses: int) -> SingleAgentEpisode:
-        """Return the episode of a reply.
+        """Return the episode in a reply.
 
-        If the group moved to another process, its initial state was recreated; it counts as verified if its key is
-        unchanged.
+        If the group moved to another process, its initial state was created again. It counts as verified if its state
+        key has not changed.
         """
         episode = episode_from_record(reply.record)
         facts = get_facts(episode)

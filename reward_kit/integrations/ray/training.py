@@ -1,7 +1,7 @@
-"""`engine: ray` in a train file: episodes in processes of a cluster, each with a copy of the weights.
+"""Training with `engine: ray`: episodes are collected in processes on a cluster, each with a copy of the weights.
 
 `train_loop` runs a train file under Ray Train: `TorchTrainer(train_loop, …)` starts the processes. Weights are sent as
-arrays without copies, which the processes of a machine read from shared memory.
+arrays without copying them, and the processes on a machine read them from shared memory.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _KEYS = ("train_file", "run", "overrides")
 
 
 class PackedTensor(NamedTuple):
-    """The bytes of a tensor on the CPU, since NumPy has no bfloat16."""
+    """The bytes of a tensor on the CPU. NumPy has no bfloat16, so an array cannot represent every tensor."""
 
     data: np.ndarray[Any, np.dtype[np.uint8]]
     dtype: torch.dtype
@@ -70,8 +70,9 @@ class PackedTensor(NamedTuple):
 
 
 def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
-    """Return the weights in a form that Ray sends without pickling their bytes; do not modify them before they are
-    sent.
+    """Convert weights to a form that Ray sends without pickling the bytes.
+
+    The weights must not be modified before they are sent.
     """
     result = {}
     for name, tensor in weights.items():
@@ -81,7 +82,7 @@ def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, PackedTensor]:
 
 
 def unpack_weights(weights: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
-    """Return the unpacked weights, which are read-only, since their memory belongs to the object store."""
+    """Return the weights as tensors. They are read-only, because their memory belongs to the object store."""
     tensors = {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -93,10 +94,10 @@ def unpack_weights(weights: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
 
 
 def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
-    """Return factories that collect episodes on a cluster, and call rewards there if the file requests it.
+    """Return factories that collect episodes on a cluster, and call rewards there if the train file requests it.
 
     Raises:
-        ConfigError: Ray is not installed, or a variable for the processes is not set.
+        ConfigError: If Ray is not installed, or an environment variable for the processes is not set.
     """
     ray_module()
     engine = plan.config.engine
@@ -105,7 +106,7 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
 
     @asynccontextmanager
     async def actors(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterator[Workers]:
-        """Connect, and start the processes without waiting for them."""
+        """Connect to the cluster, and start the processes without waiting for them."""
         rollout, connection = plan.config.rollout, Connection(options.address)
         in_flight = rollout.max_concurrency or rollout.samples_per_update * rollout.group_size
         async with connection:
@@ -127,7 +128,7 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
     def scorer(task: LoadedTask) -> Scorer:
         assert task.reward is not None, "load_plan refuses tasks without one"
         if task.definition.reward_function_path is None:
-            raise ConfigError("engine.reward_workers has no effect on several rewards; remove it, or name one reward")
+            raise ConfigError("engine.reward_workers supports only one reward; remove it, or define a single reward")
         return RayScorer(
             task.reward,
             task.definition.reward_function_path,
@@ -143,7 +144,7 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
 
 @dataclass(frozen=True, slots=True)
 class TrainingWorkers:
-    """A factory (`actors.Build`) that creates the workers of training and evaluations in a process, with one policy."""
+    """A factory (`actors.Build`) that creates the workers for training and evaluation, which share one policy."""
 
     tasks: Mapping[str, LoadedTask]
     policy: PolicyModel
@@ -163,7 +164,7 @@ class TrainingWorkers:
         return cls(plain, policy, folder, temperature, plan.config.threads, frozenset(plan.policy_of_user))
 
     def __call__(self, traffic: ProviderSession, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
-        """Return the workers by name."""
+        """Create the workers, by name."""
         use_threads(self.threads)
         policy: Any = make_policy(
             self.policy.type, self.policy.options(), self.folder, traffic, of_user=self.policy_of_user
@@ -180,7 +181,7 @@ class TrainingWorkers:
 
 
 class ActingPolicy(AgentPolicy):
-    """A policy in one of the processes, which receives the weights with which it acts.
+    """A policy in one of the processes, which receives new weights from the trainer.
 
     `publishes` is False if another policy already publishes the same weights.
     """
@@ -216,7 +217,7 @@ class ActingPolicy(AgentPolicy):
 
 
 class ClusterPolicy:
-    """The trained policy as the trainer sees it: its weights are in this process, and the actors use copies."""
+    """The trained policy, as seen by the trainer. Its weights are in this process, and the actors use copies."""
 
     def __init__(self, policy: AgentPolicy, pool: RolloutPool) -> None:
         self._policy, self._pool, self.version = trainable(policy), pool, 0
@@ -226,12 +227,12 @@ class ClusterPolicy:
 
     @property
     def module(self) -> torch.nn.Module:
-        """The weights in training."""
+        """The model that is being trained."""
         return self._policy.module
 
     @property
     def pad_token_id(self) -> int:
-        """The padding id of rows."""
+        """The token id for padding."""
         return self._policy.pad_token_id
 
     async def publish(self, version: int) -> None:
@@ -242,7 +243,7 @@ class ClusterPolicy:
 
 
 class ClusterWorker(RayRolloutWorker):
-    """Collects the episodes of training, or of evaluations, with the worker `name` of each process."""
+    """A worker that collects episodes for training or evaluation, with the worker `name` of each process."""
 
     def __init__(self, pool: RolloutPool, name: str, policy: ClusterPolicy) -> None:
         # The label is part of ids and seeds, and is the same for all workers, as in a single process.
@@ -254,14 +255,15 @@ class ClusterWorker(RayRolloutWorker):
 
 
 def train_loop(config: Mapping[str, Any]) -> None:
-    """Run a train file in a worker of Ray Train, as the loop of a `TorchTrainer`.
+    """Run a train file in a worker of Ray Train. Pass this function to `TorchTrainer`.
 
     Args:
-        config: the keys of `train_loop_config`: `train_file`, a path that exists on every node; `run`, the directory of
-            the run, on a disk that the first worker can read after a restart; `overrides`, the keys to override.
+        config: the `train_loop_config` with the keys `train_file`, a path that exists on every node; `run`, the
+            directory of the run, on a disk that the first worker can read after a restart; and `overrides`, the keys to
+            override.
 
     Raises:
-        ConfigError: the file is invalid, or the directory contains a run started with other settings.
+        ConfigError: If the file is invalid, or the directory contains a run that was started with different settings.
     """
     if unknown := [key for key in config if key not in _KEYS]:
         raise ConfigError(f"train_loop_config: unknown key {unknown[0]!r}{did_you_mean(unknown[0], _KEYS)}")
@@ -276,7 +278,7 @@ def train_loop(config: Mapping[str, Any]) -> None:
         if not (run / FILE).is_file():
             opened = RunFolder.create(run, new_run_header(run.name, plan), plan.redaction)
         elif refused := changes_since(RunHeader.read(run), plan, run).refused:
-            raise ConfigError(f"{run} cannot be resumed, because these changed: {', '.join(refused)}")
+            raise ConfigError(f"{run} cannot be resumed, because these settings or files changed: {', '.join(refused)}")
         else:
             opened = RunFolder(run, plan.redaction)
         with opened as folder:

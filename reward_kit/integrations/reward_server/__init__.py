@@ -1,1 +1,1 @@
-"""Reward functions over HTTP; the server of `reward-kit serve`."""
+"""The server of `reward-kit serve`, which provides reward functions over HTTP."""

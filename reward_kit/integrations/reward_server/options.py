@@ -1,4 +1,4 @@
-"""The limits and keys of a reward server, and its answers to requests that violate them."""
+"""The options and the keys of a reward server, and its error responses."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "S
 
 
 class Keys:
-    """The keys of a server, any of which admits a request.
+    """The keys of a server. A request needs one of them.
 
     Raises:
-        ConfigError: no key is set, or a key is too short or cannot be sent in a header.
+        ConfigError: If there are no keys, or a key is too short or cannot be sent in a header.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -44,9 +44,9 @@ class Keys:
         self._digests = [_digest(text) for text in texts]
 
     def number_of(self, authorization: Sequence[str]) -> int:
-        """Return the number, from 1, of the key in the `Authorization` headers of a request; 0 without a valid key.
+        """Return the number of the key in the `Authorization` headers, counted from 1, or 0 without a valid key.
 
-        Takes constant time, so that timing reveals nothing about the key.
+        The comparison takes constant time, so that its duration reveals nothing about the keys.
         """
         scheme, _, token = (authorization[0] if len(authorization) == 1 else "").partition(" ")
         digest = _digest(token.strip() if scheme.lower() == "bearer" else "")
@@ -57,12 +57,12 @@ class Keys:
 
 
 def _digest(text: str) -> bytes:
-    """Hash a key, so that keys of any length are compared at one length."""
+    """Hash a key, so that all keys are compared at the same length."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def check_key(key: str, where: str) -> None:
-    """Reject a key that is too short or is invalid in a header; messages never show the key."""
+    """Raise an error if a key is too short or cannot be sent in a header. The message does not contain the key."""
     if len(key) < _SHORTEST_KEY:
         raise ConfigError(
             f"{where} has {len(key)} characters; a key must have at least {_SHORTEST_KEY} characters, "
@@ -73,13 +73,13 @@ def check_key(key: str, where: str) -> None:
 
 
 def read_keys(file: Path | None) -> tuple[list[str], str]:
-    """Return the configured keys, possibly none, and a warning about their file or "".
+    """Return the configured keys, of which there may be none, and a warning about the key file or "".
 
-    A file has one key per line; lines that begin with # are skipped. Without a file, the key is read from the
-    environment, else from `.env`.
+    The file contains one key per line. Lines that start with # are ignored. Without a file, the key is read from the
+    environment or, if it is not set there, from `.env`.
 
     Raises:
-        ConfigError: the file cannot be read or contains no key.
+        ConfigError: If the file cannot be read, or contains no key.
     """
     if file is None:
         key = (os.environ.get(VARIABLE) or read_dotenv(Path.cwd()).get(VARIABLE, "")).strip()
@@ -95,7 +95,7 @@ def read_keys(file: Path | None) -> tuple[list[str], str]:
     for number, key in keys.items():
         check_key(key, f"--api-key-file {file}:{number}: the key")
     if not keys:
-        raise ConfigError(f"--api-key-file {file} has no key; write one key per line")
+        raise ConfigError(f"--api-key-file {file} contains no key; write one key per line")
     is_open = bool(mode & (stat.S_IRGRP | stat.S_IROTH))
     return list(
         keys.values()
@@ -113,22 +113,23 @@ class ServerOptions:
 
     Attributes:
         host: the address to listen on.
-        port: the port to listen on; 0 chooses a free one.
-        max_concurrency: the maximum number of concurrent calls of each reward; for a sandboxed reward, at most one per
-            CPU.
-        max_pending: the maximum number of accepted, unanswered rollouts of each reward; further requests are rejected.
+        port: the port to listen on; 0 selects a free port.
+        max_concurrency: the maximum number of concurrent calls of each reward. For a sandboxed reward, there is at most
+            one call per CPU.
+        max_pending: the maximum number of rollouts of each reward that are accepted but not answered. Further requests
+            are rejected.
         max_batch: the maximum number of rollouts in a request.
         max_messages: the maximum number of messages in a rollout.
-        max_body_mb: the maximum size of a request's body in MiB.
-        max_held_mb: the maximum size of all bodies in memory in MiB, as sent; parsed values take more memory.
+        max_body_mb: the maximum size of a request body in MiB.
+        max_held_mb: the maximum total size of all request bodies in memory in MiB. Parsed values take more memory.
         max_connections: the maximum number of open connections.
-        deadline_s: the time limit of one call of a reward, in seconds.
-        head_timeout_s: the time limit in seconds for a new connection to send the head of its first request.
-        body_timeout_s: the time limit in seconds for a body to arrive.
-        shutdown_timeout_s: the time limit in seconds for requests in flight at shutdown.
+        deadline_s: the time limit of a reward call in seconds.
+        head_timeout_s: the time limit in seconds for the head of the first request on a connection.
+        body_timeout_s: the time limit in seconds for a request body.
+        shutdown_timeout_s: the time limit in seconds for pending requests at shutdown.
 
     Raises:
-        ConfigError: a number is out of range, or a batch can never be accepted.
+        ConfigError: If a number is out of range, or no batch could ever be accepted.
     """
 
     host: str = "127.0.0.1"
@@ -157,7 +158,7 @@ class ServerOptions:
 
 
 class RefusedError(RewardKitError):
-    """A request that is answered with an error: a code for programs, and a message for people.
+    """Raised if a request is rejected, with a code for programs and a message for people.
 
     If `closes` is true, the connection is closed afterwards, for example because the body was not read.
     """
@@ -176,12 +177,12 @@ class RefusedError(RewardKitError):
 
 
 def busy(message: str, wait_s: float) -> RefusedError:
-    """Return the error of an overloaded server; the client may retry after `wait_s` seconds, rounded up."""
+    """Return the error of a server that is overloaded. The client may retry after `wait_s` seconds, rounded up."""
     return RefusedError(429, "too_many", message, {"Retry-After": str(math.ceil(max(1.0, wait_s)))}, closes=True)
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return an answer as JSON; lone surrogates, which UTF-8 cannot encode, become question marks."""
+    """Return a JSON response. Lone surrogates, which UTF-8 cannot encode, become question marks."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return plain_response(text.encode("utf-8", "replace"), "application/json", status, headers)
 
@@ -189,5 +190,5 @@ def json_response(value: object, status: int = 200, headers: Mapping[str, str] |
 def plain_response(
     body: bytes, content_type: str, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    """Return an answer that must not be cached."""
+    """Return a response that must not be cached."""
     return web.Response(body=body, status=status, headers={**_HEADERS, "Content-Type": content_type, **(headers or {})})

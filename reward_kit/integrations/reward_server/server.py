@@ -1,4 +1,4 @@
-"""A reward server: its rewards and metrics, its OpenAPI document, request routes, socket and shutdown."""
+"""The reward server: its rewards, metrics, OpenAPI document, routes, socket and shutdown."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ logger = logging.getLogger("reward_kit.integrations.reward_server")
 
 
 class NamedReward(NamedTuple):
-    """A loaded reward and its name in URLs."""
+    """A loaded reward, and its name in URLs."""
 
     name: str
     reward: Reward
@@ -72,17 +72,17 @@ class NamedReward(NamedTuple):
 def load_named_rewards(
     references: Sequence[str], folder: Path, choice: SandboxChoice, options: Mapping[str, Any]
 ) -> list[NamedReward]:
-    """Load rewards, each named by its id or by the name in its reference.
+    """Load rewards. Each is named by its id or by the name in its reference.
 
     Args:
-        references: `file.py:function`, or `name=file.py:function`.
-        folder: the directory to which file paths are relative.
-        choice: the user's sandbox settings.
-        options: the reward's options; with several rewards, each option is prefixed with the name of its reward and a
-            dot.
+        references: the rewards, as `file.py:function` or `name=file.py:function`.
+        folder: the directory for relative file paths.
+        choice: the sandbox settings of the user.
+        options: the options of the reward. If there are several rewards, each option is prefixed with the name of its
+            reward and a dot.
 
     Raises:
-        ConfigError: a reward cannot be loaded, two have the same name, or an option belongs to no reward.
+        ConfigError: If a reward cannot be loaded, two rewards have the same name, or an option belongs to no reward.
     """
     named: dict[str, NamedReward] = {}
     is_single, unused = len(references) == 1, set(options)
@@ -111,7 +111,7 @@ Labels = Mapping[str, str]
 
 
 class Histogram:
-    """A Prometheus histogram of durations: the `count`, the `sum` in seconds, and the buckets."""
+    """A Prometheus histogram of durations in seconds."""
 
     def __init__(self) -> None:
         self.count, self.sum = 0, 0.0
@@ -131,7 +131,7 @@ class Histogram:
 
 
 def _family(name: str, kind: str, description: str, samples: Iterable[tuple[str, Labels, float]]) -> str:
-    """Return one metric in the text format of Prometheus."""
+    """Return a metric in the text format of Prometheus."""
     name = f"reward_kit_serve_{name}"
     lines = [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
     for suffix, labels, value in samples:
@@ -142,7 +142,10 @@ def _family(name: str, kind: str, description: str, samples: Iterable[tuple[str,
 
 
 class ServedReward:
-    """Scores requests of many clients with one reward; `pending` is the number of accepted, unanswered rollouts."""
+    """A reward that scores the requests of many clients.
+
+    `pending` is the number of rollouts that are accepted but not answered.
+    """
 
     def __init__(self, named: NamedReward, options: ServerOptions) -> None:
         reward = named.reward
@@ -168,7 +171,7 @@ class ServedReward:
         self.call_seconds = Histogram()
 
     def check_capacity(self, count: int = 1) -> None:
-        """Raise `RefusedError` if `count` more rollouts would exceed `max_pending`."""
+        """Raise a `RefusedError` if `count` more rollouts would exceed `max_pending`."""
         if self.pending + count > self._options.max_pending:
             mean_s = self.call_seconds.sum / max(1, self.call_seconds.count)
             wait_s = min(_LONGEST_WAIT_S, self.pending * mean_s / self._options.max_concurrency)
@@ -176,7 +179,7 @@ class ServedReward:
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[None]:
-        """Count rollouts as pending inside the block; raises errors like `check_capacity`."""
+        """Count rollouts as pending during the block. Raises the errors of `check_capacity`."""
         self.check_capacity(count)
         self.pending += count
         try:
@@ -185,7 +188,7 @@ class ServedReward:
             self.pending -= count
 
     async def score(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Return the scores of rollouts in order; cancelling the caller cancels the scoring."""
+        """Return the scores of rollouts, in order. If the caller is cancelled, scoring is cancelled too."""
         scored = await self.agent.score_all(requests, len(requests) if self._in_groups else 1)
         for one in scored:
             self.outcomes["scored" if one.failure is None else one.failure.failure_class] += 1
@@ -210,14 +213,14 @@ _RETRY_AFTER = {"description": "Whole seconds.", "schema": {"type": "integer", "
 
 
 class ErrorDetail(pydantic.BaseModel):
-    """An error as a code for programs and a message for people."""
+    """An error, with a code for programs and a message for people."""
 
     code: str
     message: str
 
 
 class ErrorBody(pydantic.BaseModel):
-    """The answer to a request that failed."""
+    """The response to a request that failed."""
 
     model_config = pydantic.ConfigDict(title="Error")
 
@@ -233,7 +236,7 @@ class HealthBody(pydantic.BaseModel):
 
 
 def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
-    """Return the OpenAPI document of a server with these rewards in JSON; the server's limits are in the schemas."""
+    """Return the OpenAPI document of a server with these rewards as JSON. The schemas contain the limits."""
     models: list[Any] = [(model, "validation") for model in (ScoreBody, BatchBody)]
     answers = (AnswerBody, BatchAnswerBody, AboutBody, ListBody, ErrorBody, HealthBody)
     models += [(model, "serialization") for model in answers]
@@ -302,7 +305,7 @@ def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
 
 @dataclass(slots=True)
 class _Request:
-    """A request's data for metrics and the log, which is available even if the client disconnected."""
+    """The data of a request that metrics and the log need, even if the client has disconnected."""
 
     key: int
     route: str = "unknown"
@@ -314,7 +317,7 @@ _ROUTES = {"/health": "health", "/metrics": "metrics", "/openapi.json": "openapi
 
 
 class Service:
-    """The handlers of requests; requests without a key are rejected, except to `/health`."""
+    """The handlers of all requests. A request without a valid key is rejected, except to `/health`."""
 
     def __init__(self, named: Sequence[NamedReward], keys: Keys, options: ServerOptions) -> None:
         self.rewards = {one.name: ServedReward(one, options) for one in named}
@@ -328,7 +331,7 @@ class Service:
         self._idle = anyio.Event()
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
-        """Answer, count and log one request; an internal error is logged, and the answer contains no details."""
+        """Answer, count and log one request. Internal errors are logged, and the response contains no details."""
         began = asyncio.get_running_loop().time()
         seen = _Request(self._keys.number_of(request.headers.getall("Authorization", [])))
         self._in_flight += 1
@@ -358,7 +361,7 @@ class Service:
             logger.info("%s", request.method, extra={**facts, "peer": request.remote, "seconds": round(seconds, 6)})
 
     async def end(self, timeout_s: float) -> bool:
-        """Reject further requests and wait for pending ones; return True if all were answered in time."""
+        """Reject new requests and wait for pending ones. Return True if all of them were answered in time."""
         self._is_ending = True
         if self._in_flight:
             with anyio.move_on_after(timeout_s):
@@ -371,7 +374,7 @@ class Service:
         self._idle.set()
 
     def _find_route(self, request: web.BaseRequest, seen: _Request) -> None:
-        """Set the route and reward of a request; raise `RefusedError` for a missing key or an unknown address."""
+        """Set the route and the reward of a request, or raise a `RefusedError` without a key or for an unknown path."""
         path, name = request.rel_url.raw_path, None
         route = _ROUTES.get(path)
         if not seen.key and not (route == "health" and request.method in _READS):
@@ -462,10 +465,10 @@ _http_logger = logging.getLogger("reward_kit.integrations.reward_server.http")
 
 
 def _is_server_fault(record: logging.LogRecord) -> bool:
-    """Return True for errors of the server; invalid HTTP from a client is logged in one line."""
+    """Return True for an error of the server. Invalid HTTP from a client is only logged on one line."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
-        logger.info("no HTTP", extra={"status": error.code, "problem": str(error.message)[:_SHOWN]})
+        logger.info("invalid HTTP", extra={"status": error.code, "problem": str(error.message)[:_SHOWN]})
         return False
     return True
 
@@ -474,8 +477,9 @@ _http_logger.addFilter(_is_server_fault)
 
 
 class _ProtocolFactory:
-    """Creates a protocol per connection, for at most `max_connections`, with a time limit for the first request
-    head.
+    """Creates a protocol for each connection, up to `max_connections`.
+
+    If the head of the first request does not arrive within the time limit, the connection is closed.
     """
 
     def __init__(self, server: web.Server, options: ServerOptions) -> None:
@@ -501,7 +505,7 @@ class _ProtocolFactory:
 
 
 class _Full(asyncio.Protocol):
-    """Rejects a connection beyond `max_connections`."""
+    """A protocol that rejects a connection beyond `max_connections`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -510,7 +514,7 @@ class _Full(asyncio.Protocol):
 
 
 class RunningServer(NamedTuple):
-    """A running server; `stop` makes its shutdown stop waiting for pending requests."""
+    """A running server. `stop` ends the wait for pending requests at shutdown."""
 
     address: str
     stop: Callable[[], None]
@@ -518,15 +522,15 @@ class RunningServer(NamedTuple):
 
 @asynccontextmanager
 async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptions) -> AsyncIterator[RunningServer]:
-    """Serve rewards inside the block; at its end, pending requests are answered within `shutdown_timeout_s`.
+    """Serve rewards during the block. At its end, pending requests are answered within `shutdown_timeout_s`.
 
     Args:
         named: the rewards.
-        keys: the accepted keys; every request except `/health` needs a key.
+        keys: the accepted keys. Every request except to `/health` needs one.
         options: the address and the limits.
 
     Raises:
-        ConfigError: the address or the port is not available.
+        ConfigError: If the address or the port is not available.
     """
     _allow_descriptors(options.max_connections)
     service = Service(named, keys, options)
@@ -570,7 +574,7 @@ async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptio
 
 
 async def _end(service: Service, server: web.Server, timeout_s: float) -> None:
-    """Answer pending requests, wait until the answers are sent, and cancel the rest after the timeout."""
+    """Answer pending requests and wait until the responses are sent. After the timeout, cancel the rest."""
     if await service.end(timeout_s):
         server.pre_shutdown()
         with anyio.move_on_after(min(timeout_s, _SENDING_S)):
@@ -584,7 +588,7 @@ async def _end(service: Service, server: web.Server, timeout_s: float) -> None:
 
 
 def _allow_descriptors(connections: int) -> None:
-    """Raise the limit on open files to the number that the connections need, up to the system's maximum."""
+    """Raise the limit on open files to the number that the connections need, if the system allows it."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows has no such limit.

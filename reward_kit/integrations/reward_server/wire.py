@@ -1,6 +1,7 @@
-"""Requests and answers of a reward server: pydantic models, and reading a body within limits on size and time.
+"""The requests and responses of a reward server as pydantic models, and a reader for request bodies.
 
-Bodies are strict JSON; every error names the field.
+The reader limits the size of a body and the time it takes to arrive. A body must be strict JSON, and every error
+names the field.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _LONGEST_FIELD = 200
 
 
 class StateBody(BaseModel):
-    """A resource's final state in its stored form."""
+    """The final state of a resource, as it is stored."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="State")
 
@@ -53,11 +54,11 @@ class StateBody(BaseModel):
 
 
 class RolloutBody(BaseModel):
-    """A rollout in the form that a reward function may see."""
+    """A rollout, with the data that a reward function can see."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="Rollout")
 
-    messages: list[Message] = Field(fail_fast=True, description="The whole conversation, in OpenAI chat form.")
+    messages: list[Message] = Field(fail_fast=True, description="The whole conversation, in OpenAI chat format.")
     rollout_id: str | None = Field(
         None, description="The rollout's id in the answer; default: its position in the request."
     )
@@ -90,7 +91,7 @@ class ScoreBody(RolloutBody):
 
 
 class BatchBody(BaseModel):
-    """A request for several scores; for a batch reward, the rollouts are one group."""
+    """A request for several scores. For a batch reward, the rollouts form one group."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="BatchRequest")
 
@@ -99,7 +100,7 @@ class BatchBody(BaseModel):
 
 
 class BatchAnswerBody(BaseModel):
-    """Scores in the order of the request."""
+    """The scores, in the order of the request."""
 
     model_config = ConfigDict(strict=True, title="Scores")
 
@@ -115,9 +116,9 @@ class ListBody(BaseModel):
 
 
 def make_answer(scored: Scored, codec: Codec) -> dict[str, Any]:
-    """Return the answer for a score; see `AnswerBody`.
+    """Return the response for a score; see `AnswerBody`.
 
-    A step index with too many digits leaves only its own rollout unscored.
+    If a step index has too many digits, only its rollout is unscored.
     """
     steps = (scored.result.step_outputs if scored.result is not None else None) or ()
     if any(isinstance(step.step_index, int) and step.step_index.bit_length() > _MOST_BITS for step in steps):
@@ -140,7 +141,7 @@ def make_answer(scored: Scored, codec: Codec) -> dict[str, Any]:
 
 
 class BodyReader:
-    """Reads request bodies; `bytes` is the total size of the bodies in memory."""
+    """Reads request bodies. `bytes` is the total size of the bodies in memory."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.bytes = 0
@@ -153,7 +154,7 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: web.BaseRequest) -> AsyncIterator[bytearray]:
-        """Read the body; its bytes count until the block ends, even if only the parsed values remain."""
+        """Read a body. Its size counts until the block ends, even if only the parsed values are still in use."""
         options, most = self._options, int(self._options.max_body_mb * MIB)
         too_large = RefusedError(
             413, "too_large", f"the body exceeds the limit of {options.max_body_mb:g} MiB (max_body_mb)", closes=True
@@ -162,7 +163,9 @@ class BodyReader:
             raise RefusedError(415, "unsupported_media_type", "send the body uncompressed", closes=True)
         charset = (request.charset or "utf-8").lower()
         if request.content_type != "application/json" or charset not in ("utf-8", "utf8"):
-            message = f"send Content-Type: application/json, in UTF-8, not {request.headers.get('Content-Type')!r:.100}"
+            message = (
+                f"Content-Type must be application/json in UTF-8, got {request.headers.get('Content-Type')!r:.100}"
+            )
             raise RefusedError(415, "unsupported_media_type", message, closes=True)
         taken = request.content_length or 0
         if taken > most:
@@ -195,10 +198,12 @@ class BodyReader:
 async def parse_requests(
     body: bytearray, options: ServerOptions, *, is_batch: bool, wants_episodes: bool
 ) -> tuple[list[ScoringRequest], Codec]:
-    """Return the requests in a body, and the codec of its values; episodes are parsed only if the reward uses them.
+    """Parse the requests in a body, and return them with the codec of their values.
+
+    Episodes are parsed only if the reward uses them.
 
     Raises:
-        RefusedError: the request is invalid; the message names the field.
+        RefusedError: If a request is invalid. The message names the field.
     """
     arguments = (body, options, is_batch, wants_episodes)
     if len(body) > _PARSED_IN_A_THREAD:
@@ -223,7 +228,9 @@ def _parse_requests(
         if not isinstance(rollouts, list) or not rollouts:
             raise _invalid("rollouts: expected a list with at least one rollout")
         if len(rollouts) > options.max_batch:
-            raise _invalid(f"rollouts: the request has {len(rollouts)}; the maximum is {options.max_batch} (max_batch)")
+            raise _invalid(
+                f"rollouts: the request has {len(rollouts)} rollouts; the maximum is {options.max_batch} (max_batch)"
+            )
     requests = []
     for index, rollout in enumerate(rollouts):
         prefix = f"rollouts.{index}." if is_batch else ""
@@ -269,13 +276,13 @@ def _request(body: RolloutBody, index: int, wants_episode: bool) -> ScoringReque
 
 
 def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
-    """Reject long lists before their items are validated."""
+    """Reject lists that are too long, before their items are validated."""
     messages = rollout.get("messages") if isinstance(rollout, dict) else None
     if not isinstance(messages, list):
         return
     if len(messages) > options.max_messages:
         most = f"the maximum is {options.max_messages} (max_messages)"
-        raise _invalid(f"{prefix}messages: the rollout has {len(messages)}; {most}")
+        raise _invalid(f"{prefix}messages: the rollout has {len(messages)} messages; {most}")
     for index, message in enumerate(messages):
         for name in ("content", "tool_calls"):
             parts = message.get(name) if isinstance(message, dict) else None
@@ -284,7 +291,7 @@ def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
 
 
 def _describe(error: pydantic.ValidationError, prefix: str) -> str:
-    """Describe the problems of a body by field; short values are shown."""
+    """Describe the errors of a body by field, with short values."""
     problems = error.errors(include_url=False)
     lines = []
     for problem in problems[:_MOST_PROBLEMS]:
@@ -306,13 +313,13 @@ def _invalid(message: str) -> RefusedError:
 
 
 def _read_json(body: bytearray) -> Any:
-    """Parse strict JSON, without repeated keys and lone surrogates."""
+    """Parse strict JSON, without duplicate keys and lone surrogates."""
     text = ""
     try:
         text = body.decode("utf-8")
         value = _decode(text)
     except UnicodeDecodeError as error:
-        raise _not_json(f"the body is not UTF-8 text: byte {error.start}") from None
+        raise _not_json(f"the body is not valid UTF-8 at byte {error.start}") from None
     except RecursionError:
         raise _not_json("the body is nested too deeply") from None
     except ValueError as error:
@@ -343,7 +350,7 @@ class _Fault(str):
 
 
 def _first_fault(text: str) -> str:
-    """Describe the first value, with its field, that only lenient JSON parsers accept; "" for other errors."""
+    """Describe the first value that only lenient JSON parsers accept, with its field; "" if none exists."""
 
     def parse_object(pairs: list[tuple[str, Any]]) -> Any:
         twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
@@ -363,7 +370,7 @@ def _first_fault(text: str) -> str:
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every leaf value and every key, with its field, in document order."""
+    """Yield all leaf values and keys with their field, in document order."""
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
         field, item = waiting.pop()

@@ -1,6 +1,4 @@
-"""TRL and Axolotl: rewards, rollouts, environments and advantages of reward-kit in `GRPOTrainer`. Names load on first
-use.
-"""
+"""Rewards, rollouts, environments and advantages for TRL and Axolotl. Names are imported on first use."""
 
 from __future__ import annotations
 

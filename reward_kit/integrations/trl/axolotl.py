@@ -1,13 +1,13 @@
-"""A plugin for Axolotl that makes its GRPO trainer use reward-kit's advantages for each step.
+"""A plugin with which Axolotl's GRPO trainer uses an advantage for each step.
 
     rl: grpo
     plugins:
       - reward_kit.integrations.trl.axolotl.StepCreditPlugin
     trl:
-      rollout_func: my_rollouts.rollouts   # created by as_rollout_func, in a module of yours
+      rollout_func: my_rollouts.rollouts   # created by as_rollout_func in a module of yours
 
-The plugin sets the trainer. The rollouts score the episodes, so do not set `trl.reward_funcs`. Axolotl pins a version
-of TRL; the options are those of this version.
+The plugin sets the trainer. The rollouts score the episodes, so `trl.reward_funcs` must not be set. Axolotl requires a
+specific version of TRL, whose options apply.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ _REWARD = "reward_kit.integrations.trl.rewards.rollout_scores"
 
 
 class AxolotlStepCreditTrainer(StepCreditLoss, AxolotlGRPOTrainer):
-    """Axolotl's `GRPOTrainer` with the advantages and log-probabilities of reward-kit's rollouts; see
-    `StepCreditLoss`.
-    """
+    """Axolotl's `GRPOTrainer` with the loss of `StepCreditLoss`."""
 
 
 class StepCreditPlugin(BasePlugin):
-    """A plugin that makes Axolotl train with `AxolotlStepCreditTrainer`."""
+    """An Axolotl plugin that trains with `AxolotlStepCreditTrainer`."""
 
     def register(self, cfg: dict[str, Any]) -> None:
         """Check the configuration, and set the trainer in it.
 
         Raises:
-            ConfigError: a key is missing, or a key would have no effect.
+            ConfigError: If a key is missing, or a key would have no effect.
         """
         trl = cfg.get("trl") or {}
         if cfg.get("rl") != "grpo":

@@ -1,8 +1,8 @@
-"""A resource as an environment of TRL, whose own loop calls the tools: `GRPOTrainer(environment_factory=…)`.
+"""An `environment_factory` for `GRPOTrainer`, with which TRL's own loop calls the tools of a resource.
 
-TRL expects an object with `reset(**row)`, a method for each tool, and `get_reward()`. The episodes of one row begin in
-forks of one resource, as in reward-kit's own rollouts. Step advantages, and reward-kit's rules for the end of an
-episode, are available only with `rollouts.as_rollout_func`.
+TRL expects an object with `reset(**row)`, a method for each tool, and `get_reward()`. All episodes of a row start from
+forks of the same resource. Advantages for each step, and reward-kit's rules for the end of an episode, are only
+available with `rollouts.as_rollout_func`.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _LIMIT = "time_limit_s"
 
 
 def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], str]) -> Callable[..., str]:
-    """Return a method with the tool's name, whose signature and docstring are derived from the tool's schema.
+    """Create a method for a tool, with a signature and a docstring that are derived from the tool's schema.
 
-    Arguments are passed on unchanged; the environment checks them.
+    The arguments are passed on unchanged; the environment checks them.
 
     Args:
-        spec: the tool in OpenAI form.
-        call: a function that is called with the method's object, the tool's name and the arguments.
+        spec: the tool in OpenAI format.
+        call: a function that is called with the object, the name of the tool and the arguments.
 
     Raises:
-        ConfigError: the name of the tool or of a parameter is not a valid Python name.
+        ConfigError: If the name of the tool or of a parameter is not a valid Python name.
     """
     function = spec["function"]
     name, schema = function["name"], function.get("parameters") or {}
@@ -94,7 +94,7 @@ def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], st
 
 
 def _type_hint(schema: Mapping[str, Any]) -> Any:
-    """Return the Python type of a JSON schema; `Any` if no type can express it."""
+    """Return the Python type for a JSON schema, or `Any` if no type is equivalent."""
     values = schema.get("enum")
     if values and all(isinstance(value, _SCALARS) for value in values):
         return Literal[tuple(values)]
@@ -113,7 +113,7 @@ def _is_name(text: Any) -> bool:
 
 
 def _in_one_line(text: str) -> str:
-    """Remove line breaks, and the colons of headings that would start a docstring section."""
+    """Remove line breaks, and the colons of headings that would start a section of a docstring."""
     line = " ".join(text.split())
     for heading in _HEADINGS:
         line = line.replace(heading, heading.removesuffix(":"))
@@ -131,22 +131,22 @@ def environment_factory(
 ) -> EnvironmentFactory:
     """Return an `environment_factory` for `GRPOTrainer`.
 
-    A dataset row may have a column `resource_config` that overrides keys of `config`. It is a mapping, whose None
-    values are ignored, since datasets fill missing values with None; or JSON text, in which all keys apply. It may set
-    only the keys that the resource declares in `per_sample_keys`. With a column `seed`, rows with equal configurations
-    may begin in different states.
+    A row of the dataset may have a column `resource_config`, which overrides keys of `config`. Its value is either a
+    dictionary, whose None values are ignored because datasets fill missing values with None, or a JSON string, in which
+    all keys apply. It can only set the keys that the resource lists in `per_sample_keys`. If there is a column `seed`,
+    rows with equal configurations can start in different states.
 
     Args:
         resource: the name of a built-in resource, `module:Class`, `file.py:Class`, or the class.
-        config: the configuration, as in a task's `base_resource_config`.
-        example: a row for which the resource is set up once, to determine its tools; by default an empty row.
+        config: the configuration, as in the `base_resource_config` of a task.
+        example: a row for which the resource is set up once, to determine its tools. The default is an empty row.
         run_seed: the seed of all random choices.
         gives_reward: whether to add the sum of the environment's rewards as a TRL reward, in addition to
             `reward_funcs`.
-        time_limit_s: the time limit in seconds of one call of the environment; None for no limit.
+        time_limit_s: the time limit of a call of the environment in seconds. If None, no limit applies.
 
     Raises:
-        ConfigError: the resource is unknown, rejects its configuration, or has a tool that cannot become a method.
+        ConfigError: If the resource is unknown, rejects its configuration, or has a tool that cannot become a method.
     """
     kind = resource_class(resource) if isinstance(resource, str) else resource
     return EnvironmentFactory(
@@ -160,7 +160,7 @@ def environment_factory(
 
 
 class TrlEpisode:
-    """An episode in a separate resource; if the resource fails, `failure` is set and the episode is unscored."""
+    """An episode in its own resource. If the resource fails, `failure` is set and the episode is unscored."""
 
     def __init__(self, world: ForkableResource, time_limit_s: float | None, thread: LoopThread) -> None:
         self.environment_return: float | None = None
@@ -169,7 +169,7 @@ class TrlEpisode:
         self._world, self._limit, self._thread = world, time_limit_s, thread
 
     async def step(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool and return its observation."""
+        """Call a tool, and return its observation."""
         if self.is_over or self.failure is not None:
             raise ToolError("the episode is over; no tool can be called")
         try:
@@ -186,7 +186,7 @@ class TrlEpisode:
         return as_text(outcome.observation)
 
     def final_state(self) -> StateSnapshot | None:
-        """Return the resource's state for reward functions; if it fails, return None and set `failure`."""
+        """Return the state of the resource for reward functions, or set `failure` and return None if it fails."""
 
         async def read() -> StateSnapshot | None:
             with environment_call(f"final_state of {type_name(self._world)}", self._limit, self._world, _LIMIT):
@@ -204,13 +204,13 @@ class TrlEpisode:
 
 
 class EnvironmentFactory:
-    """Creates TRL environments, one per concurrent rollout; returned by `environment_factory`.
+    """Creates TRL environments, one for each concurrent rollout; returned by `environment_factory`.
 
-    The resources of one row are forks of one resource.
+    The resources of a row are forks of one resource.
 
     Attributes:
         environment_class: the class of the environments, with a method for each tool.
-        tools: the tools of the example row in OpenAI form.
+        tools: the tools of the example row in OpenAI format.
     """
 
     def __init__(
@@ -247,13 +247,13 @@ class EnvironmentFactory:
             raise
 
     def __call__(self) -> Environment:
-        """Create an environment; TRL resets it before each rollout."""
+        """Create an environment. TRL resets it before each rollout."""
         environment: Environment = self.environment_class(self)
         self._made.append(environment)
         return environment
 
     def close(self) -> None:
-        """Close all resources and their thread; the environments cannot be used afterwards."""
+        """Close all resources and their thread. The environments cannot be used afterwards."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -265,7 +265,7 @@ class EnvironmentFactory:
         self.thread.close()
 
     async def world(self, row: Mapping[str, Any]) -> ForkableResource:
-        """Return a separate resource for an episode of this row."""
+        """Return a new resource for an episode of this row."""
         where = f"row {row['id']!r}" if row.get("id") is not None else "a row of the dataset"
         config = merged_config(self.kind, self._config, _row_config(row), where)
         wanted = canonical_json([config, row.get("seed")])
@@ -319,14 +319,14 @@ class EnvironmentFactory:
 
 
 class Environment:
-    """The object that TRL uses; its subclasses have a method for each tool."""
+    """The environment that TRL uses. Its subclasses have a method for each tool."""
 
     def __init__(self, factory: EnvironmentFactory) -> None:
         self._factory = factory
         self._play: TrlEpisode | None = None
 
     def reset(self, **row: Any) -> str | None:
-        """Begin an episode of this row; TRL appends the returned observation to the last user message."""
+        """Start an episode of this row. TRL appends the returned observation to the last user message."""
         return self._factory.thread.run(self._begin(row))
 
     async def _begin(self, row: Mapping[str, Any]) -> str | None:
@@ -343,12 +343,12 @@ class Environment:
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         if self._play is None:
-            raise ToolError("no episode has begun")
+            raise ToolError("no episode has started; call reset first")
         return self._factory.thread.run(self._play.step(name, arguments))
 
 
 def _get_reward(self: Environment) -> float | None:
-    """Return the sum of the resource's rewards; None (unscored) if there was no reward or the resource failed."""
+    """Return the sum of the resource's rewards, or None (unscored) if there were none or the resource failed."""
     play = self._play
     return None if play is None or play.failure is not None else play.environment_return
 

@@ -1,8 +1,8 @@
-"""Reward functions in the form that TRL expects: `(prompts, completions, completion_ids, **columns) -> list[float |
-None]`.
+"""Reward functions with the signature that TRL expects.
 
-The reward agent calls a reward concurrently, at the sandbox level that the command line would choose. An unscored
-completion gets None, never 0.0; TRL excludes it from the baseline.
+The signature is `(prompts, completions, completion_ids, **columns) -> list[float | None]`. The reward agent calls a
+reward concurrently, with the sandbox level that the command line would choose. An unscored completion gets None, never
+0.0, and TRL excludes it from the baseline.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ logger = logging.getLogger("reward_kit.integrations.trl")
 
 
 class TrlConversation(NamedTuple):
-    """The messages of a prompt and its completion, and the indices of the assistant's messages in the completion."""
+    """The messages of a prompt and its completion, with the indices of the assistant messages in the completion."""
 
     messages: list[Message]
     assistant_turns: list[int]
 
 
 def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
-    """Return the conversation of a prompt and its completion, each of which is a text or a list of messages.
+    """Combine a prompt and its completion, each of which is a string or a list of messages.
 
-    A text becomes one message of the user or the assistant. TRL passes tool calls without ids and with arguments that
-    are not text; ids are added and arguments are converted. A tool's answer is matched to the first unanswered call
-    with its name.
+    A string becomes a message of the user or the assistant. TRL passes tool calls without ids, and their arguments are
+    not strings, so ids are added and arguments are converted. The result of a tool belongs to the first unanswered call
+    of this tool.
 
     Raises:
-        ConfigError: an argument is neither a text nor a list, or a message is invalid.
+        ConfigError: If an argument is neither a string nor a list, or a message is invalid.
     """
     parts: list[Any] = []
     for given, role, what in ((prompt, "user", "prompt"), (completion, "assistant", "completion")):
         if not isinstance(given, str | list):
-            raise ConfigError(f"a {what} of TRL must be a text or a list of messages, got {type_name(given)}")
+            raise ConfigError(f"a {what} of TRL must be a string or a list of messages, got {type_name(given)}")
         parts.append([{"role": role, "content": given}] if isinstance(given, str) else given)
     messages, first = _validated([*parts[0], *parts[1]]), len(parts[0])
     turns = [index for index, message in enumerate(messages) if message.role == "assistant" and index >= first]
@@ -69,7 +69,7 @@ def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
 
 
 def _validated(given: Sequence[Any]) -> list[Message]:
-    """Validate messages in the form of TRL or of reward-kit, and add ids to tool calls and answers."""
+    """Validate messages from TRL or reward-kit, and add ids to tool calls and tool results."""
     unanswered: list[tuple[str, str]] = []  # names and ids of calls
     messages, count = [], 0
     for message in given:
@@ -118,27 +118,27 @@ def as_trl_reward(
     max_concurrency: int = 16,
     group_size: int | None = None,
 ) -> TRLReward:
-    """Return a reward function for `GRPOTrainer(reward_funcs=…)`, and for TRL's other trainers with `reward_funcs`.
+    """Return a reward function for `reward_funcs` of `GRPOTrainer` and of other TRL trainers.
 
     Args:
-        reward: a `@reward_function`, a plain function of that form, or a `compute_score` of verl's form, which runs in
-            this process; or a reference, `file.py:function`.
-        columns: maps columns of the dataset to the names that the reward uses, such as `{"answer": "ground_truth"}`.
-            Other columns keep their names. The reward gets the columns that it names as parameters; `sample` contains
-            all columns.
-        is_async: return a coroutine function, which TRL awaits together with its other asynchronous rewards. The calls
-            of a batch run concurrently in both cases.
-        name: the name in TRL's logs; by default the reward's id.
-        options: the keyword parameters of the reward to fix.
-        sandbox: the sandbox level of a reference; by default the level that the command line would choose.
-        folder: the directory to which file paths are relative; by default the working directory.
-        deadline_s: the time limit of one call in seconds; a call that takes longer is unscored.
+        reward: a `@reward_function`, a plain function with the same signature, or a `compute_score` as in verl, all of
+            which run in this process; or a reference such as `file.py:function`.
+        columns: the parameter names for columns of the dataset, such as `{"answer": "ground_truth"}`. Other columns
+            keep their names. The reward receives the columns that it names as parameters; `sample` contains all
+            columns.
+        is_async: whether to return a coroutine function, which TRL awaits together with its other asynchronous rewards.
+            The calls of a batch run concurrently in both cases.
+        name: the name in the logs of TRL. The default is the id of the reward.
+        options: keyword arguments that are always passed to the reward.
+        sandbox: the sandbox level of a reference. The default is the level that the command line would choose.
+        folder: the directory for relative file paths. The default is the working directory.
+        deadline_s: the time limit of a call in seconds. A call that takes longer is unscored.
         max_concurrency: the maximum number of concurrent calls.
-        group_size: the number of completions per group of a batch reward; by default consecutive equal prompts form a
-            group.
+        group_size: the number of completions in a group of a batch reward. By default, consecutive completions with
+            equal prompts form a group.
 
     Raises:
-        ConfigError: the reward cannot be loaded, or an option would have no effect.
+        ConfigError: If the reward cannot be loaded, or an option would have no effect.
     """
     choice = SandboxChoice(level=sandbox, reward_time_s=deadline_s)
     loaded = resolve_reward(reward, folder, choice, options, choice_is="sandbox")
@@ -153,10 +153,12 @@ def as_trl_reward(
 
 
 class TRLReward:
-    """A reward with TRL's interface, created by `as_trl_reward`. The reward agent opens at the first call.
+    """A reward with the interface that TRL expects, created by `as_trl_reward`.
+
+    The reward agent is opened by the first call.
 
     Attributes:
-        reward: the reward passed to `as_trl_reward`.
+        reward: the reward that was passed to `as_trl_reward`.
         unscored: the number of unscored completions so far, by failure class.
     """
 
@@ -188,20 +190,20 @@ class TRLReward:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any
     ) -> Any:
-        """Return a score for each completion, None if it is unscored.
+        """Return a score for each completion, or None if it is unscored.
 
-        `columns` contains the dataset's columns and TRL's own arguments.
+        `columns` contains the columns of the dataset, and further arguments of TRL.
 
         Raises:
-            ConfigError: a column that is named in `columns` or required by the reward is missing, or a prompt or
-                completion is not a conversation.
+            ConfigError: If a column is missing that is listed in `columns` or that the reward requires, or if a prompt
+                or a completion is not a conversation.
         """
         return self.scores(prompts, completions, columns)
 
     def scores(
         self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]
     ) -> list[float | None]:
-        """Return the scores of a batch; `columns` is the mapping of all other arguments."""
+        """Return the scores of a batch. `columns` contains all other arguments."""
         requests = self._requests(prompts, completions, columns)
         with self._opening:
             if not self._is_open:
@@ -223,7 +225,7 @@ class TRLReward:
         return [one.score for one in scored]
 
     def close(self) -> None:
-        """End the reward's workers and its thread; another call of the reward starts new ones."""
+        """Stop the workers of the reward and its thread. Another call starts new ones."""
         if self._is_open:
             self._is_open = False
             self._agent.__exit__(None, None, None)
@@ -272,7 +274,7 @@ class TRLReward:
         return requests
 
     def _named(self, columns: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-        """Return the columns under the names that the reward function uses."""
+        """Rename the columns as the reward function expects them."""
         known = {name: values for name, values in columns.items() if name not in _TRAINER_ARGUMENTS}
         for column, ours in self._columns.items():
             if column not in known:
@@ -293,14 +295,14 @@ class TRLReward:
         of_rollouts = {"assistant_turns"} if "rollout_id" in named else set()
         if clash := sorted(named.keys() & (_NO_COLUMN - of_rollouts) & (self.reward.parameters or set())):
             raise ConfigError(
-                f"{clash[0]!r} of the reward is never taken from the dataset; rename the dataset's column "
-                "with that name"
+                f"the reward's parameter {clash[0]!r} is never taken from the dataset; rename the dataset's column "
+                "with this name"
             )
         return named
 
 
 class AsyncTRLReward(TRLReward):
-    """A `TRLReward` that is a coroutine function, which does not block the caller's event loop."""
+    """A `TRLReward` that is a coroutine function, and does not block the event loop of the caller."""
 
     async def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any
@@ -309,8 +311,10 @@ class AsyncTRLReward(TRLReward):
 
 
 def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any]) -> TrlConversation:
-    """Return the conversation of a reward-kit episode, whose completion spans several turns, or else of TRL's
-    columns.
+    """Return the conversation of a row.
+
+    If the row contains an episode of reward-kit, which may have several turns, it is that of the episode. Otherwise, it
+    consists of the prompt and the completion.
     """
     if "rollout_id" not in row or "messages" not in row:
         return make_conversation(prompt, completion)
@@ -329,17 +333,17 @@ def rollout_scores(
     failure: Sequence[str | None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """Return the scores of reward-kit's rollouts; a reward function for TRL.
+    """Return the scores that reward-kit's rollouts contain; a reward function for TRL.
 
     Args:
         prompts: unused.
         completions: unused.
-        score: the score of each rollout, None if unscored.
+        score: the score of each rollout, or None if it is unscored.
         failure: the reason why a rollout is unscored.
-        **columns: TRL's own arguments.
+        **columns: further arguments of TRL.
 
     Raises:
-        ConfigError: the rollouts have no scores.
+        ConfigError: If the rollouts have no scores.
     """
     if score is None:
         raise ConfigError(
@@ -352,7 +356,7 @@ def rollout_scores(
 
 
 def _log_unscored(name: str, failures: Sequence[str | None], columns: Mapping[str, Any]) -> None:
-    """Log the share of unscored completions and each reason, with TRL's `log_metric` and `log_extra` if available."""
+    """Log the share of unscored completions and the reasons, with `log_metric` and `log_extra` if TRL passes them."""
     unscored = [text for text in failures if text is not None]
     if (log_metric := columns.get("log_metric")) is not None and failures:
         log_metric(f"{name}/unscored", len(unscored) / len(failures))

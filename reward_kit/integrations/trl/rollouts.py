@@ -1,10 +1,9 @@
-"""Multi-turn rollouts of reward-kit as TRL's `rollout_func`: the trained model acts, in groups that share one initial
-state.
+"""Multi-turn rollouts as a `rollout_func` of TRL. The model that is being trained acts in the episodes of a task.
 
-TRL passes its prompts, each repeated once per generation, and expects a row for each. A prompt names a sample of the
-task; its G episodes begin from one forked state. Before each generation, the policy gets the trainer's weights. If the
-task has a reward, groups are scored while other groups are still being collected, and the rows contain the advantages
-of the steps for a `StepCreditTrainer`.
+TRL passes each prompt once for each of its generations, and expects a row for each. A prompt is the id of a sample of
+the task. The G episodes of a prompt form a group, and start from forks of one state. Before each generation, the policy
+receives the weights of the trainer. If the task has a reward, groups are scored while other groups are still being
+collected, and the rows contain an advantage for each step, which a `StepCreditTrainer` uses.
 """
 
 from __future__ import annotations
@@ -72,21 +71,22 @@ def as_rollout_func(
     """Return a `rollout_func` for `GRPOTrainer` that collects episodes of a task.
 
     Args:
-        task: the task, or its file; `runs.tasks.load_task` loads everything that a file refers to.
-        policy: the acting policy: an `HFAgentPolicy` of the same model, or another `TrainablePolicy` whose module is
-            the trainer's. It gets the trainer's weights before each generation.
-        reward: the reward to use instead of the task's; None if the trainer's `reward_funcs` score.
-        credit: the credit assigner to use instead of the task's `credit`.
-        samples: the samples to use instead of the task's.
-        sample_of: a function that returns the sample of a prompt, for a dataset with other prompts. By default a prompt
-            is a sample's id, as in `Rollouts.rows`.
-        run_seed: the seed of all random choices that the trainer's seed does not determine.
-        max_concurrency: the maximum number of concurrent episodes; None means all episodes of a generation.
+        task: the task, or its file. `runs.tasks.load_task` also loads everything to which a file refers.
+        policy: the policy that acts: an `HFAgentPolicy` with the same model, or another `TrainablePolicy` whose module
+            is that of the trainer. It receives the weights of the trainer before each generation.
+        reward: the reward to use instead of that of the task. If None and the task has none, the `reward_funcs` of the
+            trainer compute the scores.
+        credit: the credit assigner to use instead of that in the task's `credit`.
+        samples: the samples to use instead of those of the task.
+        sample_of: a function that returns the sample for a prompt, for a dataset with other prompts. By default, a
+            prompt is the id of a sample, as in `Rollouts.rows`.
+        run_seed: the seed of all random choices that the seed of the trainer does not determine.
+        max_concurrency: the maximum number of concurrent episodes. If None, all episodes of a generation run at once.
         reward_concurrency: the maximum number of concurrent reward calls.
         segments: see `rollout_output`.
 
     Raises:
-        ConfigError: the policy cannot be trained, there is credit but no reward, or an option would have no effect.
+        ConfigError: If the policy cannot be trained, there is credit but no reward, or an option would have no effect.
     """
     loaded = load_task(Path(task)) if isinstance(task, str | Path) else task
     definition = loaded.definition if isinstance(loaded, LoadedTask) else loaded
@@ -126,10 +126,10 @@ class Rollouts:
     """A `rollout_func`, created by `as_rollout_func`.
 
     Attributes:
-        policy: the acting and trained policy.
-        worker: the collector of its episodes.
-        reward_agent: the scorer of the episodes; None if the trainer scores them.
-        credit: the credit assigner; None without credit.
+        policy: the policy that acts and is trained.
+        worker: the worker that collects episodes.
+        reward_agent: the agent that scores the episodes, or None if the trainer scores them.
+        credit: the credit assigner, or None without credit.
         episodes: the episodes of the last generation.
     """
 
@@ -157,17 +157,15 @@ class Rollouts:
         self._generation: tuple[str, int, int] = ("", -1, 0)  # Mode, step and number of calls at the step
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the samples as rows of a dataset, `{"prompt": id}`, for
-        `datasets.Dataset.from_list(rollouts.rows())`.
-        """
+        """Return the samples as rows `{"prompt": id}`, for `datasets.Dataset.from_list(rollouts.rows())`."""
         return [{"prompt": id_} for id_ in self._samples]
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
-        """Return a row for each prompt.
+        """Collect an episode for each prompt, and return their rows.
 
         Raises:
-            ConfigError: the prompts do not form groups, a prompt names an unknown sample, an option of the trainer
-                would have no effect, or an episode cannot be a row.
+            ConfigError: If the prompts do not form groups, a prompt is not the id of a sample, an option of the trainer
+                would have no effect, or an episode cannot be converted to a row.
         """
         check_trainer(trainer, self.policy)
         is_training = trainer.model.training
@@ -184,13 +182,13 @@ class Rollouts:
         return output
 
     def close(self) -> None:
-        """Close the policy, the reward and the thread; the rollouts cannot be used afterwards."""
+        """Close the policy, the reward and the thread. The rollouts cannot be used afterwards."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.close()
 
     def _named(self, prompt: Any) -> Sample:
-        """Return the sample whose id is the prompt, or the text of its last message."""
+        """Return the sample whose id is the prompt, or the content of its last message."""
         name = prompt[-1].get("content") if isinstance(prompt, list) and prompt else prompt
         if not isinstance(name, str):
             raise ConfigError(
@@ -205,7 +203,7 @@ class Rollouts:
         return self._samples[name]
 
     def _with_seeds(self, samples: Sequence[Sample], mode: str, trainer: Any) -> list[tuple[Sample, int]]:
-        """Return each sample with the seed of its group, which is new for every group, and the same on resume."""
+        """Give each sample the seed of its group. It differs between groups, and is the same if training is resumed."""
         step = int(trainer.state.global_step)
         number = self._generation[2] + 1 if self._generation[:2] == (mode, step) else 0
         self._generation = (mode, step, number)
@@ -246,7 +244,7 @@ class Rollouts:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[None]:
-        """Keep the servers and the reward agent open between generations; close the policy at the end."""
+        """Keep the servers and the reward agent open between generations, and close the policy at the end."""
         try:
             async with ServerPool(), self.reward_agent or nullcontext():
                 yield
@@ -261,16 +259,14 @@ def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
         lengths = [len(list(same)) for _, same in groupby(prompts)]
         raise ConfigError(
             f"{len(prompts)} prompts do not form groups of {size} equal prompts (lengths of runs of equal "
-            f"prompts: {lengths}), but a group shares one start; make per_device_train_batch_size × "
+            f"prompts: {lengths}), but a group shares one initial state; make per_device_train_batch_size × "
             "steps_per_generation, and per_device_eval_batch_size, multiples of the number of generations"
         )
     return [group[0] for group in cut]
 
 
 def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
-    """Reject trainers with options that have no effect on reward-kit's rollouts, or with weights that the policy cannot
-    use.
-    """
+    """Reject options of the trainer that would have no effect, and weights that the policy cannot use."""
     args = trainer.args
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:
@@ -293,7 +289,7 @@ def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
 
 
 async def publish(policy: TrainablePolicy, trainer: Any) -> None:
-    """Let the policy act with the trainer's weights; their version is the number of optimizer steps."""
+    """Set the weights of the policy to those of the trainer. Their version is the number of optimizer steps."""
     version, module = int(trainer.state.global_step), trainer.accelerator.unwrap_model(trainer.model)
     takes: Any = policy.publish
     if "state_dict" in inspect.signature(takes).parameters:
@@ -308,5 +304,5 @@ async def publish(policy: TrainablePolicy, trainer: Any) -> None:
 
 
 def plain_weights(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return weights under the names that they have without the wrapper of `peft`."""
+    """Return the weights under the names that they have without the `peft` wrapper."""
     return {name.removeprefix("base_model.model."): tensor for name, tensor in state.items()}

@@ -1,8 +1,8 @@
-"""Episodes as the result of a `rollout_func`: one row of token ids, mask and log-probabilities per episode, and extra
-columns.
+"""Conversion of episodes to the result of a `rollout_func`, with one row for each episode.
 
-A row is the episode's segment `a1 o1 a2 o2 … aN`, whose ids are exactly those that the model saw and sampled. TRL's
-`env_mask` is reward-kit's `action_mask`: 1 for tokens that the policy sampled.
+A row contains a segment `a1 o1 a2 o2 … aN` of the episode, with exactly the token ids that the model read and sampled,
+their mask and log-probabilities, and further columns. TRL's `env_mask` is reward-kit's `action_mask`: 1 for tokens that
+the policy sampled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ADVANTAGES = "token_advantages"
 
 
 class RowOutcome(NamedTuple):
-    """The scores of episodes, and their credit; None if they are not computed here."""
+    """The scores and the credit of episodes. Each is `None` if it is not computed here."""
 
     scored: Sequence[Scored] | None = None
     credited: CreditBatch | None = None
@@ -40,25 +40,27 @@ def rollout_output(
     filler_id: int,
     segments: Segments = "refuse",
 ) -> dict[str, list[Any]]:
-    """Return the result of a `rollout_func` for these episodes: `len(episodes)` rows, in their order.
+    """Convert episodes to the result of a `rollout_func`, with a row for each episode in the same order.
 
     The columns are `prompt_ids`, `completion_ids`, `env_mask` and `logprobs`. For reward functions, there are also
     `rollout_id`, `sample_id`, `messages`, `assistant_turns`, `stop_reason`, `failure`, `environment_return` and
-    `num_steps`; with scores, `score`, which is None for an unscored episode; and with credit, `token_advantages`.
-    Unscored episodes and actions without an advantage are not trained on: their `env_mask` is 0. An episode that failed
-    before any token was sampled becomes a row of two filler tokens that is not trained on either, since TRL requires a
-    row for each prompt and rejects empty completions.
+    `num_steps`. If scores are computed, there is a column `score`, which is None for an unscored episode; if credit is
+    computed, there is a column `token_advantages`.
+
+    Unscored episodes, and actions without an advantage, are excluded from training: their `env_mask` is 0. If an
+    episode failed before the policy sampled a token, its row consists of two filler tokens and is excluded as well,
+    because TRL requires a row for each prompt and rejects empty completions.
 
     Args:
-        episodes: the episodes collected for TRL's prompts.
-        outcome: the scores and credit of the episodes.
-        filler_id: the token of rows without sampled tokens.
-        segments: the treatment of an episode whose context was rewritten, so that its tokens form several segments:
+        episodes: the episodes that were collected for TRL's prompts.
+        outcome: the scores and the credit of the episodes.
+        filler_id: the token id for rows without sampled tokens.
+        segments: what to do with an episode whose context was rewritten, so that its tokens form several segments:
             "refuse" it, or train only on its "last" segment.
 
     Raises:
-        ConfigError: an episode has several segments, its log-probabilities are unknown, or it was sampled under a
-            constraint.
+        ConfigError: If an episode has several segments, its log-probabilities are unknown, or its tokens were sampled
+            under a constraint.
     """
     check_choice("segments", segments, get_args(Segments))
     steps = outcome.credited.steps if outcome.credited is not None else None
@@ -109,7 +111,7 @@ def rollout_output(
 
 
 def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, list[Any]]:
-    """Return TRL's columns of tokens; reject rows on which TRL would silently train in a wrong way."""
+    """Return the columns with tokens. Raise an error for a row on which TRL would silently train incorrectly."""
     episode = columns.episodes[int(columns.episodes_B[row])]
     start, length = int(columns.starts_B[row]), int(columns.lengths_B[row])
     first = start + int(columns.prompt_lengths_B[row])
@@ -117,7 +119,7 @@ def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, l
     if columns.rows["allowed_ids"][row] is not None:
         raise ConfigError(
             f"episode {episode.id_}: a constraint restricted sampling to a part of the vocabulary, but TRL "
-            "computes log-probabilities over all of it; set constrain to False"
+            "computes log-probabilities over the whole vocabulary; set constrain to False"
         )
     if not np.isfinite(columns.tokens["logprobs"][completion]).all():
         raise ConfigError(f"episode {episode.id_}: TRL needs log-probabilities, but the policy did not record any")

@@ -1,7 +1,7 @@
-"""`GRPOTrainer` with an advantage for each token, and with the log-probabilities of the sampled actions.
+"""A `GRPOTrainer` that uses an advantage for each token, and the log-probabilities of the sampler.
 
-TRL's loss accepts advantages of shape (B,T), but its trainer computes (B,). `StepCreditLoss` passes the step advantages
-of reward-kit's rollouts to the loss.
+TRL's loss accepts advantages of shape (B, T), but its trainer computes them with shape (B,). `StepCreditLoss` passes
+the advantages of reward-kit's rollouts to the loss.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
 
 
 class StepCreditLoss:
-    """A mixin for a `GRPOTrainer`; list it before the trainer's class.
+    """A mixin for a `GRPOTrainer`. List it before the class of the trainer.
 
-    Advantages come from the rollouts' `credit`, one per token of a step. The old log-probabilities come from the
-    sampler, so a generation may serve several optimizer steps and be older than the weights. Rows and tokens without an
-    advantage, such as those of unscored episodes, are neither in the loss nor counted in its divisor. (Losses that are
-    means of rows are divided by the rows of the generation, so this is exact if an optimizer step uses all of them, as
-    by default.)
+    The advantages are those that the `credit` of the rollouts assigns; all tokens of a step have the same advantage.
+    The old log-probabilities are those of the sampler, so a generation can be used for several optimizer steps, and can
+    be older than the weights. Rows and tokens without an advantage, such as those of unscored episodes, are excluded
+    from the loss and from its divisor. (A loss that is a mean over rows is divided by the number of rows of the
+    generation. This is exact if an optimizer step uses all of them, as by default.)
 
     Args:
-        model: the model to train: that of the rollouts' policy, or an identical one.
-        reward_funcs: None, or `rewards.rollout_scores`, since the rollouts score.
+        model: the model to train. It is the model of the rollouts' policy, or an identical one.
+        reward_funcs: None or `rewards.rollout_scores`, because the rollouts compute the scores.
         args: the `GRPOConfig`.
         rollout_func: the result of `as_rollout_func`, with a reward and credit.
-        **options: the other options of `GRPOTrainer`; `train_dataset=Dataset.from_list(rollouts.rows())` contains the
+        **options: further options of `GRPOTrainer`. `train_dataset=Dataset.from_list(rollouts.rows())` contains the
             samples of the rollouts.
 
     Raises:
-        ConfigError: the rollouts have no advantages, or an option would have no effect.
+        ConfigError: If the rollouts have no advantages, or an option would have no effect.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class StepCreditLoss:
 
 
 class StepCreditTrainer(StepCreditLoss, GRPOTrainer):
-    """TRL's `GRPOTrainer` with the advantages and log-probabilities of reward-kit's rollouts; see `StepCreditLoss`."""
+    """TRL's `GRPOTrainer` with the loss of `StepCreditLoss`."""
 
 
 def _padded(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tensor:
-    """Return the rows as (B,T), padded with 0 on the right like the completions."""
+    """Return the rows as a tensor of shape (B, T), padded with 0 on the right like the completions."""
     padded_BT = torch.zeros(completion_ids_BT.shape, dtype=torch.float32)
     for index, row in enumerate(rows):
         if len(row) > padded_BT.shape[1]:
@@ -134,7 +134,7 @@ def _padded(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tenso
 
 
 def _check_options(trainer: Any) -> None:
-    """Reject options that would have no effect, or that distort the advantages of steps."""
+    """Reject options that would have no effect, or would distort the advantages."""
     args = trainer.args
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:

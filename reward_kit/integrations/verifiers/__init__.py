@@ -1,6 +1,4 @@
-"""verifiers (v1): conversion of episodes to traces and back, of reward-kit tasks to tasksets, and of tasksets to
-samples.
-"""
+"""Conversion to and from verifiers (v1): episodes and traces, task files and tasksets, tasksets and samples."""
 
 from __future__ import annotations
 

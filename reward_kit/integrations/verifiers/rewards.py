@@ -1,8 +1,8 @@
-"""A taskset of verifiers (v1) as a dataset and a reward function, so that `reward-kit run` can run its tasks.
+"""A taskset of verifiers (v1) as a dataset and a reward function, which `reward-kit run` can use.
 
-The rows contain the tasks' data, and the reward function scores a rollout with the task's `@vf.reward` methods and
-judges, on a trace created from the conversation. Tasks that need a container (`runtime`), as many code tasks do, are
-rejected, because verifiers itself would skip such a reward without an error.
+The rows contain the data of the tasks. The reward function creates a trace from the conversation, and scores it with
+the `@vf.reward` methods and the judges of the task. Tasks that need a container (`runtime`), such as many tasks about
+code, are rejected, because verifiers would skip such a reward without an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DATA = "verifiers"
 
 
 def dataset_rows(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a dataset, one for each task: `id`, `messages`, and the task's data."""
+    """Yield a row for each task, with `id`, `messages` and the data of the task."""
     for task in taskset:
         data = task.data
         if data.prompt is None:
@@ -43,10 +43,10 @@ def dataset_rows(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
 
 
 def write_samples(taskset: vf.Taskset, path: Path) -> int:
-    """Write the rows as JSONL, for a task's `dataset_path`; return their number.
+    """Write the rows to a JSONL file for the `dataset_path` of a task, and return the number of rows.
 
     Raises:
-        ConfigError: see `dataset_rows`, or the taskset is infinite.
+        ConfigError: As for `dataset_rows`, or if the taskset is infinite.
     """
     if not taskset.bounded:
         raise ConfigError(f"{type(taskset).__name__} is infinite; select a part of it with taskset.take(n)")
@@ -56,12 +56,12 @@ def write_samples(taskset: vf.Taskset, path: Path) -> int:
 
 
 def as_reward_function(taskset: vf.Taskset) -> Function:
-    """Return the rewards of a taskset as one reward function, for rows of `dataset_rows`.
+    """Return a reward function that computes the rewards of a taskset, for rows from `dataset_rows`.
 
-    The score is the weighted sum, as in verifiers. Each reward and metric in [0, 1] is also reported as a metric.
+    The score is the weighted sum, as in verifiers. Each reward and metric in [0, 1] is also a metric of the result.
 
     Raises:
-        ConfigError: a reward or metric needs a runtime, or the taskset has no reward.
+        ConfigError: If a reward or a metric needs a runtime, or the taskset has no reward.
     """
     kind, config = type(taskset).task_type(), taskset.config.task
     data_kind = kind.data_type()

@@ -1,4 +1,4 @@
-"""A task file as a taskset of verifiers (v1): one task per sample, scored by the task file's reward.
+"""A task file as a taskset of verifiers (v1), with a task for each sample. The reward of the file scores the tasks.
 
     from reward_kit.integrations.verifiers.tasksets import TaskFileTaskset
 
@@ -7,11 +7,11 @@
 
     __all__ = ["Arithmetic"]
 
-Rollouts use verifiers' harness, limits and retries. Keys of the file that have no effect there are rejected.
-`ResourceTaskset` serves a task's resource and tools.
+Rollouts use the harness, limits and retries of verifiers. Keys of the file that would have no effect there are
+rejected. `ResourceTaskset` provides the resource and the tools of a task.
 
-`as_verifiers_reward` converts a reward function to a reward of verifiers. verifiers has no unscored rollouts and cannot
-handle None, so a failed reward raises an error.
+`as_verifiers_reward` converts a reward function to a reward of verifiers. verifiers has no unscored rollouts and
+cannot handle None, so a failed reward raises an error.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _ROLLOUT_KEYS = {
 
 
 def _kept_open(reward: Reward, deadline_s: float | None) -> PersistentAgent:
-    """Return an agent that opens once per event loop, since verifiers has no hook at the end of a taskset."""
+    """Return an agent that is opened once in each event loop, since verifiers has no hook for the end of a taskset."""
     if reward.mode != "pointwise":
         raise ConfigError(
             f"reward {reward.id!r} scores groups, but a @vf.reward receives one trace; "
@@ -69,7 +69,7 @@ def _kept_open(reward: Reward, deadline_s: float | None) -> PersistentAgent:
 
 
 async def _score(scorer: PersistentAgent, request: ScoringRequest, trace: Any) -> float:
-    """Return the score and add the result's valid metrics to the trace; raise an error if it is unscored."""
+    """Return the score, and add the valid metrics to the trace. Raise an error if the trace is unscored."""
     scored = await scorer.score(request)
     if scored.result is None or scored.failure is not None:
         raise RewardError("no result" if scored.failure is None else scored.failure.to_line())
@@ -86,18 +86,18 @@ def as_verifiers_reward(
     choice: SandboxChoice | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> RewardOfTrace:
-    """Return an `async (task, trace) -> float` for a `@vf.reward` method, or for `rewards:` in a task's configuration.
+    """Return an `async (task, trace) -> float` for a `@vf.reward` method, or for `rewards:` in a configuration.
 
     Args:
-        reward: a reward function or `compute_score`, called in this process, or a reference, `file.py:function` or
-            `module:function`, which runs at the level that the command line would choose.
-        ground_truth: the field of the task's data that is passed as `ground_truth`; all fields are passed as `sample`.
-        folder: the directory to which the path in a reference is relative.
-        choice: the sandbox of a reference; for a function, only the time limit of one call applies.
-        options: the keyword parameters to fix.
+        reward: a reward function or `compute_score`, which runs in this process; or a reference, `file.py:function` or
+            `module:function`, which runs with the sandbox level that the command line would choose.
+        ground_truth: the field of the task's data that is passed as `ground_truth`. All fields are passed as `sample`.
+        folder: the directory for a relative path in a reference.
+        choice: the sandbox settings of a reference. For a function, only the time limit of a call applies.
+        options: keyword arguments that are always passed to the reward.
 
     Raises:
-        ConfigError: the reward cannot be loaded, scores groups, or has an unknown parameter.
+        ConfigError: If the reward cannot be loaded, scores groups, or has an unknown parameter.
     """
     loaded_reward = resolve_reward(reward, folder, choice, options)
     scorer = _kept_open(loaded_reward, (choice or SandboxChoice()).reward_time_s)
@@ -113,14 +113,14 @@ def as_verifiers_reward(
 
 
 class TaskFileConfig(vf.TasksetConfig):
-    """The configuration of a taskset: a task file to use instead of its own, and overrides of its keys."""
+    """The configuration of a taskset: a different task file, and keys to override."""
 
     task_file: Path | None = None
     overrides: dict[str, Any] = Field(default_factory=dict)
 
 
 class SampleData(vf.TaskData):
-    """A sample of the task file, and the file's path, so that a trace can be scored again from its record."""
+    """A sample and the path of its task file, so that a trace can be scored again from its record."""
 
     ground_truth: Any = None
     sample: dict[str, Any] = Field(default_factory=dict)
@@ -136,7 +136,7 @@ def _loaded(task_file: str, overrides: str) -> tuple[LoadedTask, PersistentAgent
 
 
 def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, PersistentAgent]:
-    """Return the task of a file and its scorer, which are loaded once per process."""
+    """Return the task of a file and its scorer. They are loaded once per process."""
     task, scorer = _loaded(task_file, json.dumps(overrides, sort_keys=True))
     if scorer is None:
         raise ConfigError(f"{task_file}: reward_function_path: missing; a taskset of verifiers needs a reward")
@@ -144,22 +144,22 @@ def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, Persi
 
 
 class SampleTask(vf.Task[SampleData]):
-    """A sample; its messages are the prompt, and its score is the only reward."""
+    """A task of verifiers for a sample. Its messages are the prompt, and its score is the only reward."""
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
-        """Return the score of the task's reward function; raise an error if the trace is unscored."""
+        """Return the score of the task's reward function. Raise an error if the trace is unscored."""
         task, scorer = loaded(self.data.task_file, self.data.overrides)
         request = ScoringRequest.from_episode(trace_to_episode(trace), task.definition)
         return await _score(scorer, await self.request(request, trace), trace)
 
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
-        """Return the scoring request with the sample's own values."""
+        """Return the scoring request with the fields of the sample."""
         return replace(request, ground_truth=self.data.ground_truth, sample=self.data.sample)
 
     @vf.stop
     async def step_limit(self, trace: vf.Trace) -> bool:
-        """Stop at the task's `max_episode_steps`, if set."""
+        """Stop after `max_episode_steps` of the task, if it is set."""
         definition = loaded(self.data.task_file, self.data.overrides)[0].definition
         if "max_episode_steps" not in definition.model_fields_set:
             return False
@@ -167,10 +167,10 @@ class SampleTask(vf.Task[SampleData]):
 
 
 class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
-    """The samples of a task file without a resource. Subclass it and set `task_file`.
+    """A taskset with the samples of a task file that has no resource. Subclass it and set `task_file`.
 
     Attributes:
-        task_file: the path of the task file, unless the configuration sets another one.
+        task_file: the path of the task file, unless the configuration sets a different one.
     """
 
     task_file: ClassVar[Path | None] = None
@@ -179,7 +179,7 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
         """Yield a task for each sample, in the order of the dataset.
 
         Raises:
-            ConfigError: the file is invalid, or one of its keys would have no effect here.
+            ConfigError: If the file is invalid, or a key would have no effect in verifiers.
         """
         task = self._task(dict.fromkeys(_RESOURCE_KEYS, "use ResourceTaskset, which serves its tools"))
         for sample in task.samples:
@@ -218,7 +218,7 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
 
 
 class ResourceState(vf.State):
-    """The results of the calls so far; the final state after the last call is encoded in base64."""
+    """The results of the tool calls so far, and the final state after the last call, encoded in base64."""
 
     rewards: list[float | None] = Field(default_factory=list)
     stop_reason: str | None = None
@@ -228,16 +228,16 @@ class ResourceState(vf.State):
 
 
 class ResourceToolsConfig(vf.ToolsetConfig):
-    """The empty configuration of the server, which gets the task from the rollout."""
+    """The configuration of the tool server. It is empty, because the rollout provides the task."""
 
 
 class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
-    """The tools of one rollout's resource."""
+    """A server with the tools of the resource of one rollout."""
 
     TOOL_PREFIX = None
 
     async def setup_task(self, task: SampleData) -> None:
-        """Create the resource of a sample."""
+        """Create the resource for a sample."""
         loaded_task = loaded(task.task_file, task.overrides)[0]
         self._limit_s = loaded_task.definition.limits.environment_time_s
         sample = _sample(loaded_task, task.id or "")
@@ -252,7 +252,7 @@ class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
         self._lock = asyncio.Lock()
 
     def register(self, mcp: Any) -> None:
-        """Register each tool with its original schema, since the SDK would derive one from a signature."""
+        """Register each tool with its own schema. The SDK would derive a schema from a signature."""
         from mcp.server.mcpserver.tools.base import Tool
         from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
 
@@ -311,18 +311,18 @@ async def _final_state(world: ForkableResource | None, limit_s: float | None) ->
 
 
 class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
-    """A sample with its own resource."""
+    """A task of verifiers for a sample with its own resource."""
 
     @classmethod
     def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
-        """Return the server of the resource's tools."""
+        """Return the server with the tools of the resource."""
         return [ResourceTools(ResourceToolsConfig())]
 
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
-        """Return the scoring request with the resource's results.
+        """Return the scoring request with the results of the resource.
 
-        If there were no calls, the final state is the sample's initial state. A trace from a record has no resource and
-        thus no final state, unless its messages contain no tool call.
+        Without tool calls, the final state is the initial state of the sample. A trace that was read from a record has
+        no resource. It therefore has no final state, unless its messages contain no tool call.
         """
         state: ResourceState = trace.state
         if state.failure is not None:
@@ -343,19 +343,19 @@ class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
 
     @vf.stop
     async def resource_is_done(self, trace: vf.Trace) -> bool:
-        """Stop once the resource has ended the episode or has failed."""
+        """Stop after the resource has ended the episode or has failed."""
         return bool(trace.state.stop_reason or trace.state.failure)
 
 
 class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig]):
-    """The samples of a task file with a resource or tools. Subclass it and set `task_file`."""
+    """A taskset with the samples of a task file that has a resource or tools. Subclass it and set `task_file`."""
 
     def load(self) -> Iterator[ResourceTask]:
-        """Yield a task for each sample; its prompt includes the resource's first observation.
+        """Yield a task for each sample. Its prompt includes the first observation of the resource.
 
         Raises:
-            ConfigError: the file is invalid, has neither a resource nor tools, or one of its keys would have no effect
-                here.
+            ConfigError: If the file is invalid, has neither a resource nor tools, or a key would have no effect in
+                verifiers.
         """
         task = self._task({})
         if task.definition.resource_type is None and task.tools is None:
@@ -375,7 +375,7 @@ class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig])
 
 @asynccontextmanager
 async def _open_resource(task: LoadedTask, sample: Sample) -> AsyncIterator[ForkableResource | None]:
-    """Open the resource in a sample's initial state; None if the task has no resource."""
+    """Open the resource in the initial state of a sample, or return None if the task has no resource."""
     async with GroupStart(task.definition, sample, run_seed=0) as start:
         world = (await start.episode(0)).resource
         try:

@@ -1,9 +1,10 @@
-"""Conversion of episodes to traces of verifiers (v1) and back; traces are plain dicts, so verifiers is not imported.
+"""Conversion between episodes and traces of verifiers (v1). Traces are dictionaries, so verifiers is not imported.
 
-A trace is a tree of messages, each with the tokens that it adds. A path from the root to a leaf is one context of the
-model, and one training row. An episode's action contains the tokens since the previous action and the sampled tokens.
-If its context was rewritten, a new branch begins, which repeats earlier messages without tokens, so that every sampled
-token occurs once in the trace. `info["reward_kit"]` stores the data for which a trace has no field.
+A trace is a tree of messages, each with the tokens that it adds. A path from the root to a leaf is a context of the
+model, and one training row. For each action of an episode, the trace contains the tokens since the previous action and
+the sampled tokens. If the context was rewritten, a new branch starts. It repeats earlier messages without their tokens,
+so that every sampled token occurs once in the trace. `info["reward_kit"]` contains the data for which a trace has no
+field.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Credit = float | Sequence[float] | None
 
 
 def to_verifiers(message: Message) -> dict[str, Any]:
-    """Return the message in the form of verifiers, which may lose content; see `is_same`."""
+    """Convert a message to the format of verifiers. Content may be lost; see `is_same`."""
     role = _ROLES.get(message.role, message.role)
     if role != "assistant":
         parts = message.content if isinstance(message.content, list) else None
@@ -76,7 +77,7 @@ def to_verifiers(message: Message) -> dict[str, Any]:
 
 
 def from_verifiers(message: Mapping[str, Any]) -> Message:
-    """Return the message of a trace's node."""
+    """Return the message of a node in a trace."""
     content = message.get("content")
     calls = [
         ToolCall(id=call["id"], function=FunctionCall(name=call["name"], arguments=call["arguments"]))
@@ -93,12 +94,12 @@ def from_verifiers(message: Mapping[str, Any]) -> Message:
 
 
 def is_same(message: Message) -> bool:
-    """Return True if verifiers' form of the message preserves its full content."""
+    """Return True if the message keeps its full content in the format of verifiers."""
     return from_verifiers(to_verifiers(message)) == message
 
 
 class TokenTurn(NamedTuple):
-    """The context and the sampled tokens of one action, and their log-probabilities or None."""
+    """The context and the sampled tokens of one action, with their log-probabilities if they are known."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -106,7 +107,7 @@ class TokenTurn(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """The messages of a trace, without repetitions; the indices of sampled messages, and their tokens by action."""
+    """The messages of a trace without repetitions, the indices of the sampled ones, and the tokens of each action."""
 
     messages: list[Message]
     turns: list[int]
@@ -167,16 +168,17 @@ def _token_turn(nodes: Sequence[Mapping[str, Any]], number: int) -> TokenTurn | 
 def episode_to_trace(
     episode: SingleAgentEpisode, *, scored: Scored | None = None, advantages: Sequence[Credit] | None = None
 ) -> dict[str, Any]:
-    """Return the episode as a trace for `verifiers.v1.WireTrace.model_validate`.
+    """Convert an episode to a trace for `verifiers.v1.WireTrace.model_validate`.
 
     Args:
         episode: a complete episode with messages.
-        scored: the episode's score. If it is unscored, the reward is None, the error is listed and the trace is not
-            `ok`, as in verifiers itself.
-        advantages: (S,) the advantages of each action: one number for all tokens, one per token, or None if unassigned.
+        scored: the score of the episode. If the episode is unscored, the trace is not `ok`, its reward is None, and its
+            errors contain the reason, as in verifiers itself.
+        advantages: (S,) the advantages of each action: one number for all its tokens, one for each token, or None if
+            none are assigned.
 
     Raises:
-        EpisodeError: the episode is a chunk, tokens belong to no message, or a number cannot be stored in a trace.
+        EpisodeError: If the episode is a chunk, tokens belong to no message, or a trace cannot store a number.
     """
     if episode.lookback or episode.t_started:
         raise EpisodeError(
@@ -220,7 +222,7 @@ def episode_to_trace(
 
 
 def _beside(episode: SingleAgentEpisode) -> dict[str, Any]:
-    """Return the parts of the episode that the nodes do not contain."""
+    """Return the data of the episode that the nodes do not contain."""
     state = episode.get_state()
     messages, turns = state.pop("messages"), episode.tokens.turns()
     tokens = state.pop("tokens")
@@ -236,9 +238,9 @@ def _beside(episode: SingleAgentEpisode) -> dict[str, Any]:
 def _graph(
     episode: SingleAgentEpisode, advantages: Sequence[Credit] | None
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the nodes and model calls of an episode, in the order of its messages."""
+    """Return the nodes and the model calls of an episode, in the order of its messages."""
     if advantages is not None and len(advantages) != len(episode):
-        raise EpisodeError(f"episode {episode.id_}: {len(episode)} steps but {len(advantages)} advantages")
+        raise EpisodeError(f"episode {episode.id_}: got {len(advantages)} advantages for {len(episode)} steps")
     nodes: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     path: list[int] = []  # The node of each message on the current branch
@@ -296,17 +298,19 @@ def _graph(
 
 
 def trace_to_episode(trace: Any) -> SingleAgentEpisode:
-    """Return the episode of a trace that was created by `episode_to_trace` or recorded by verifiers.
+    """Convert a trace that was created by `episode_to_trace` or recorded by verifiers to an episode.
 
-    In a trace of verifiers, each message sampled by the model is a step without rewards, and `custom_data` contains the
-    trace's task and end. Messages that several branches repeat occur once in the episode.
+    If verifiers recorded the trace, each message that the model sampled becomes a step without rewards, and
+    `custom_data` contains the task and the end of the trace. A message that several branches repeat occurs once in the
+    episode.
 
     Args:
-        trace: a `Trace`, or its record as a dict. By default, verifiers rounds the numbers in records, including
-            log-probabilities; `to_record(float_decimals=None)` does not round them.
+        trace: a `Trace`, or its record as a dictionary. By default, verifiers rounds the numbers in a record, including
+            log-probabilities. `to_record(float_decimals=None)` does not round them.
 
     Raises:
-        EpisodeError: the value is not a trace, was changed too much to be restored, or has several agents.
+        EpisodeError: If the value is not a trace, has several agents, or was changed so much that it cannot be
+            converted.
     """
     record = trace_record(trace)
     with boundary(EpisodeError, "the trace cannot be read"):
@@ -316,7 +320,7 @@ def trace_to_episode(trace: Any) -> SingleAgentEpisode:
 
 
 def trace_record(trace: Any) -> Mapping[str, Any]:
-    """Return a trace as a dict, with unrounded numbers; raise `EpisodeError` if it is not a trace."""
+    """Return a trace as a dictionary without rounding numbers, or raise an `EpisodeError` if it is not a trace."""
     record = trace.model_dump(mode="python") if hasattr(trace, "model_dump") else trace
     if not isinstance(record, Mapping) or "nodes" not in record:
         raise EpisodeError(f"a trace of verifiers v1 must have nodes, got {trace!r:.80}")
@@ -328,7 +332,7 @@ def _own_episode(kept: Mapping[str, Any], conversation: Conversation) -> SingleA
     turns = list(state["assistant_turns"])
     if conversation.turns != turns:
         raise EpisodeError(
-            f"trace {state['id_']}: its model messages are at {conversation.turns}, but were at "
+            f"trace {state['id_']}: the indices of its model messages are {conversation.turns}, but were "
             f"{turns} when the trace was created from an episode"
         )
     messages = [to_json_value(message.to_chat()) for message in conversation.messages]
@@ -347,7 +351,7 @@ def _own_episode(kept: Mapping[str, Any], conversation: Conversation) -> SingleA
 
 
 def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> SingleAgentEpisode:
-    """Return the episode of a trace that verifiers recorded; each sampled message is a step."""
+    """Return the episode of a trace that verifiers recorded. Each sampled message becomes a step."""
 
     def observation(messages: Sequence[Message]) -> str:
         return "\n".join(message.text for message in messages)
@@ -393,21 +397,21 @@ def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> S
 
 
 def trace_advantages(trace: Any) -> list[list[float] | None]:
-    """Return (S,) the advantages of each action's sampled tokens, None if unassigned.
+    """Return (S,) the advantages of the sampled tokens of each action, or None if none are assigned.
 
     Raises:
-        EpisodeError: the value is not a trace.
+        EpisodeError: If the value is not a trace.
     """
     return [node.get("advantages") for node in trace_record(trace)["nodes"] if node.get("sampled")]
 
 
 def trace_score(trace: Any) -> float | None:
-    """Return the weighted sum of a trace's rewards; None if the trace failed or a reward is missing.
+    """Return the weighted sum of the rewards of a trace, or None if the trace failed or a reward is missing.
 
-    verifiers' own `Trace.reward` skips missing rewards, so an unscored trace gets 0.0.
+    `Trace.reward` of verifiers skips missing rewards, so it would be 0.0 for an unscored trace.
 
     Raises:
-        EpisodeError: the value is not a trace.
+        EpisodeError: If the value is not a trace.
     """
     record = trace_record(trace)
     rewards = list((record.get("rewards") or {}).values())

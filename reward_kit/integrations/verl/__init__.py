@@ -1,5 +1,6 @@
-"""verl: conversion of episodes to its batches and back, and rewards and advantages for its trainer. Names load on first
-use.
+"""Conversion of episodes to batches of verl and back, and rewards and advantages for its trainer.
+
+Names are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Rewards for verl: a `compute_score` for any reward, and the persistent reward that it and the reward manager use.
+"""A `compute_score` for verl that can call any reward. As in the reward manager, the reward stays open between calls.
 
     from reward_kit.integrations.verl.compute_score import as_compute_score
     compute_score = as_compute_score("rewards.py:graded")
 
-verl loads such a file as `reward.custom_reward_function`.
+verl loads a file with these lines as `reward.custom_reward_function`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ OnUnscored = Literal["raise", "mask"]
 
 @dataclass(frozen=True, slots=True)
 class RewardOptions:
-    """Options for verl's calls of a reward.
+    """Options for the calls of a reward by verl.
 
     Attributes:
-        level: the sandbox level of a reward passed by name; by default the level that the command line would choose.
-        options: the reward's keyword parameters.
-        max_concurrency: the maximum number of concurrent calls in each of verl's processes.
-        deadline_s: the time limit of one call in seconds; a call that exceeds it is unscored.
-        on_unscored: "raise" raises an error, and verl's trainer continues without the rollout or its group; "mask" sets
-            the score to NaN, and reward_kit's trainers (but not others) exclude the row from the loss.
-        metrics: the names of metrics to report to verl, NaN if a result has no valid value. verl takes the names of a
-            batch from its first row, so they must be equal for all rows.
+        level: the sandbox level of a reward that is passed by name. The default is the level that the command line
+            would choose.
+        options: keyword arguments that are always passed to the reward.
+        max_concurrency: the maximum number of concurrent calls in each process of verl.
+        deadline_s: the time limit of a call in seconds. A call that takes longer is unscored.
+        on_unscored: "raise" raises an error, and verl's trainer continues without the rollout or its group. "mask" sets
+            the score to NaN, and reward-kit's trainers (but not others) exclude the row from the loss.
+        metrics: the names of the metrics to report to verl; NaN if a result has no valid value. verl takes the names of
+            a batch from its first row, so all rows must have the same names.
 
     Raises:
-        ConfigError: an option is out of range.
+        ConfigError: If an option is out of range.
     """
 
     level: SandboxLevel | None = None
@@ -68,10 +69,10 @@ class RewardOptions:
 
     @classmethod
     def of(cls, section: Mapping[str, Any], where: str) -> RewardOptions:
-        """Parse a section of a configuration; `where` is its name in messages.
+        """Parse a section of a configuration. `where` is its name in messages.
 
         Raises:
-            ConfigError: a key is unknown.
+            ConfigError: If a key is unknown.
         """
         known = [each.name for each in fields(cls)]
         for key in section:
@@ -84,10 +85,10 @@ class RewardOptions:
 
 
 class PersistentReward:
-    """A reward whose agent is opened by the first call in each event loop and stays open.
+    """A reward whose agent is opened by the first call in each event loop, and stays open.
 
     Raises:
-        ConfigError: the reward cannot be loaded, or it scores groups, while verl requests one row at a time.
+        ConfigError: If the reward cannot be loaded, or scores groups. verl requests one row at a time.
     """
 
     def __init__(self, reward: Any, options: RewardOptions, folder: Path | None = None) -> None:
@@ -104,16 +105,18 @@ class PersistentReward:
         )
 
     async def score(self, request: ScoringRequest) -> dict[str, float]:
-        """Return one rollout's score as `score`, with the requested metrics; cancelling the caller cancels the call.
+        """Return the score of a rollout as `score`, with the requested metrics.
+
+        If the caller is cancelled, the call is cancelled too.
 
         Raises:
-            RewardError: the rollout is unscored, and `on_unscored` is "raise"; `recorded` is the failure.
+            RewardError: If the rollout is unscored and `on_unscored` is "raise"; `recorded` is the failure.
         """
         scored: Scored = await self._agent.score(request)
         failure = scored.failure
         if scored.score is None and self.options.on_unscored == "raise":
             reason = failure.message if failure else "its score is None"
-            error = RewardError(f"reward {self.name!r} is unscored: {reason}")
+            error = RewardError(f"reward {self.name!r}: the rollout is unscored: {reason}")
             error.recorded = failure
             raise error
         metrics = scored.result.metrics if scored.result is not None and failure is None else {}
@@ -122,14 +125,14 @@ class PersistentReward:
         return {"score": math.nan if scored.score is None else scored.score, **named}
 
     async def close(self) -> None:
-        """Close the agent of this loop; without this call it is closed when the loop ends."""
+        """Close the agent of this event loop. Otherwise, it is closed when the loop ends."""
         await self._agent.close()
 
 
 def scorer_factory(
     reward: Any, options: RewardOptions, folder: Path | None = None
 ) -> Callable[[], RewardSpec | Scorer]:
-    """Return a function that creates scorers of a reward, which is loaded only once; a `Scorer` is used unchanged."""
+    """Return a function that creates scorers for a reward, which is loaded only once. A `Scorer` is used unchanged."""
     if hasattr(reward, "score_group"):
         for name, value in (("level", options.level), ("folder", folder), ("options", options.options or None)):
             if value is not None:
@@ -141,7 +144,9 @@ def scorer_factory(
 
 
 class RowRequests(NaiveRewardManager):
-    """Creates the scoring request of a row: for its whole episode, if any, or else for the prompt and the decoded
+    """Creates the scoring request for a row.
+
+    If the row contains an episode, the request is for this episode. Otherwise, it contains the prompt and the decoded
     answer.
     """
 
@@ -150,10 +155,10 @@ class RowRequests(NaiveRewardManager):
         check_tokenizer(tokenizer)
 
     def of(self, data: Any) -> list[ScoringRequest]:
-        """Return the request of each row.
+        """Return the request for each row.
 
         Raises:
-            ConfigError: a column of a row is missing, or has another form.
+            ConfigError: If a column of a row is missing or invalid.
         """
         episodes = [_carried_episode(data.non_tensor_batch, row) for row in range(len(data))]
         whole = [ScoringRequest.from_episode(episode) for episode in episodes if episode is not None]
@@ -164,9 +169,9 @@ class RowRequests(NaiveRewardManager):
 
 
 def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode | None:
-    """Return the episode of a row, from its columns or from the `extra_fields` of its agent loop.
+    """Return the episode in the columns of a row or in the `extra_fields` of its agent loop, if there is one.
 
-    In verl's reward loop those fields are called `tool_extra_fields`.
+    In the reward loop of verl, those fields are called `tool_extra_fields`.
     """
     carried = columns[EPISODE][row] if EPISODE in columns else None
     for name in ("extra_fields", "tool_extra_fields"):
@@ -186,20 +191,20 @@ def as_compute_score(
 ) -> Callable[..., Any]:
     """Return a `compute_score(data_source, solution_str, ground_truth, extra_info)` that calls a reward.
 
-    The reward receives only the assistant's answer, as one message, since verl passes no more; with `RewardKitManager`
-    it receives the whole conversation. verl's row is the `sample`. The result is `{"score": …}` with the requested
-    `metrics`. For an unscored answer, the function raises an error or, with `on_unscored="mask"`, returns NaN; it never
-    returns 0.0.
+    The reward receives the answer of the assistant as the only message, because verl passes nothing else. With
+    `RewardKitManager`, it receives the whole conversation. The row of verl is the `sample`. The result is `{"score":
+    …}` with the requested `metrics`. For an unscored answer, the function raises an error or, with
+    `on_unscored="mask"`, returns NaN; it never returns 0.0.
 
     Args:
-        reward: `file.py:function`, sandboxed as on the command line, or a reward function or class.
-        asynchronous: whether to return a coroutine function, which verl calls concurrently, or a plain function, for
-            threads.
-        folder: the directory to which file paths are relative; by default the working directory.
+        reward: `file.py:function`, which runs in a sandbox as on the command line, or a reward function or class.
+        asynchronous: whether to return a coroutine function, which verl calls concurrently, or an ordinary function,
+            for threads.
+        folder: the directory for relative file paths. The default is the working directory.
         **options: the options of `RewardOptions`.
 
     Raises:
-        ConfigError: the reward cannot be loaded, or an option is unknown.
+        ConfigError: If the reward cannot be loaded, or an option is unknown.
     """
     held = PersistentReward(reward, RewardOptions.of(options, "as_compute_score"), Path(folder) if folder else None)
 

@@ -1,7 +1,8 @@
-"""Episodes as verl's `DataProto`: `verl_rows` arranges them in NumPy arrays, which `to_data_proto` converts.
+"""Conversion of episodes to a `DataProto` of verl and back.
 
-`from_data_proto` is the inverse; `step_columns` adds the columns that describe the actions of a row;
-`agent_loop_outputs` returns an episode in the form of verl's agent loops.
+`verl_rows` arranges episodes in NumPy arrays, which `to_data_proto` converts, and `from_data_proto` is the inverse.
+`step_columns` adds the columns that describe the actions of a row. `agent_loop_outputs` converts an episode to the
+result of an agent loop of verl.
 """
 
 from __future__ import annotations
@@ -44,19 +45,20 @@ logger = logging.getLogger("reward_kit.integrations.verl")
 
 
 def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
-    """Add columns with a list for each row, which has one item per action; usable as a connector.
+    """Add columns that contain a list for each row, with one item for each action. Can be used as a connector.
 
-    `steps` contains the actions' step numbers, and `action_lengths` their token counts. `state_keys` contains the keys
-    of the states before them as text, and `step_rewards` the base rewards, None if unset. `valid_actions` is False if
-    the environment could not parse an action. If every row has one action, `anchor_obs` (verl-agent's name) is its
-    state key. `reward_kit_episode` is the whole episode, an object shared by all of its rows.
+    `steps` contains the step numbers of the actions, and `action_lengths` contains their numbers of tokens.
+    `state_keys` contains the keys of the states before the actions, as strings. `step_rewards` contains the base
+    rewards, or None if they are not set. `valid_actions` is False for an action that the environment could not parse.
+    If every row has one action, `anchor_obs` (the name in verl-agent) is its state key. `reward_kit_episode` is the
+    whole episode, an object that all of its rows share.
 
     Args:
         columns: the columns, with rows from `segment_rows` or `action_rows`.
         with_episodes: whether to add `reward_kit_episode`.
 
     Raises:
-        ConfigError: the rows are missing, or an episode has tokens of only some of its steps.
+        ConfigError: If the rows are missing, or an episode has tokens for only some of its steps.
     """
     if "segment" not in columns.rows:
         raise ConfigError("no row column 'segment'; add segment_rows or action_rows to the pipeline")
@@ -84,7 +86,7 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
         if missing := sorted(set(range(len(steps_E[owner]))) - known):
             raise ConfigError(
                 f"episode {columns.episodes[owner].id_}: step {missing[0]} has no tokens in these rows, but "
-                "other steps have; verl identifies steps by their tokens. Export only episodes whose policy "
+                "other steps do; verl identifies steps by their tokens. Export only episodes whose policy "
                 "records the tokens of all steps"
             )
     if rows["steps"] and all(len(numbers) == 1 for numbers in rows["steps"]):
@@ -108,7 +110,7 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
 
 
 def objects(values: Sequence[Any]) -> Array:
-    """Return a (B,) array of any objects; `np.array` would split lists."""
+    """Return a (B,) array of arbitrary objects. `np.array` would split lists."""
     return np.fromiter(values, dtype=object, count=len(values))
 
 
@@ -119,18 +121,18 @@ def agent_loop_outputs(
     score: float | None = None,
     with_episode: bool = True,
 ) -> list[Any]:
-    """Return verl's `AgentLoopOutput` for each segment of an episode, in order, for `AgentLoopBase.run`.
+    """Return an `AgentLoopOutput` of verl for each segment of an episode, in order, for `AgentLoopBase.run`.
 
-    `extra_fields` contain the `step_columns` for reward_kit's trainers, and the episode for its reward manager.
+    The `extra_fields` contain the `step_columns` for reward-kit's trainers, and the episode for its reward manager.
 
     Args:
         episode: the collected episode.
-        steps: the episode's steps with their base rewards; by default steps without rewards.
-        score: the episode's score; None lets verl's reward loop score the episode.
+        steps: the steps of the episode with their base rewards. By default, the steps have no rewards.
+        score: the score of the episode. If None, the reward loop of verl scores it.
         with_episode: whether to pass the whole episode to the reward.
 
     Raises:
-        ConfigError: some action has no tokens.
+        ConfigError: If an action has no tokens.
     """
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
@@ -165,7 +167,7 @@ def to_data_proto(
     step_data_lists: Sequence[Sequence[StepData]] | None = None,
     **options: Any,
 ) -> Any:
-    """Return episodes as verl's `DataProto`: `verl_rows` with ids and masks in int64, and numbers in float32.
+    """Convert the result of `verl_rows` to a `DataProto`, with ids and masks in int64, and numbers in float32.
 
     Args:
         episodes: the episodes, as in `verl_rows`.
@@ -173,7 +175,7 @@ def to_data_proto(
         **options: the options of `verl_rows`, of which `pad_token_id` is required.
 
     Raises:
-        ConfigError: an error of `verl_rows`, or verl is not installed.
+        ConfigError: As for `verl_rows`, or if verl is not installed.
     """
     rows = verl_rows(episodes, step_data_lists, **options)
     try:
@@ -198,28 +200,30 @@ def verl_rows(
     response_length: int | None = None,
     with_episodes: bool = True,
 ) -> TokenBatch:
-    """Return rows with verl's names, axes and padding: prompts padded on the left, responses on the right.
+    """Convert episodes to rows with the names, axes and padding of verl.
 
-    With `scores`, rows have `rm_scores` and the equal `token_level_scores`, with each score on the last sampled token
-    of its episode. `advantages` and `returns` are present if a step has an advantage, `rollout_log_probs` if all of
-    them are known. `step_columns` and `reward_kit.tokens.connectors` describe the other columns.
+    Prompts are padded on the left, and responses on the right. If `scores` is passed, the rows have `rm_scores` and
+    `token_level_scores`, which are equal and contain the score of each episode at its last sampled token. If a step has
+    an advantage, the rows have `advantages` and `returns`. If all log-probabilities are known, they have
+    `rollout_log_probs`. `step_columns` and `reward_kit.tokens.connectors` describe the other columns.
 
     Args:
-        episodes: the episodes; an episode without tokens gets no row.
-        step_data_lists: the steps of each episode, with rewards and credit; by default steps without them.
-        pad_token_id: the padding id.
-        scores: the score of each episode, None if unscored. None instead of a list lets verl score the episodes.
-        per: the unit of a row: "segment" (the default), or "action", with all preceding text as its prompt.
-        pipeline: the connectors; by default `default_pipeline(per)`.
+        episodes: the episodes. An episode without tokens gets no row.
+        step_data_lists: the steps of each episode, with rewards and credit. By default, the steps have neither.
+        pad_token_id: the token id for padding.
+        scores: the score of each episode, or None if it is unscored. If None is passed instead of a list, verl scores
+            the episodes.
+        per: the content of a row: a "segment" (the default), or an "action" with all text before it as the prompt.
+        pipeline: the connectors. The default is `default_pipeline(per)`.
         unscored: whether to omit the rows of an unscored episode, or to keep them with a `response_mask` of zeros.
-        prompt_length: the number of columns of `prompts`; by default the length of the longest prompt.
-        response_length: the number of columns of `responses`; by default the length of the longest response.
+        prompt_length: the number of columns of `prompts`. The default is the length of the longest prompt.
+        response_length: the number of columns of `responses`. The default is the length of the longest response.
         with_episodes: whether to store the episodes in `reward_kit_episode`, so that `from_data_proto` can restore
             them.
 
     Raises:
-        ConfigError: the lists are not as long as the episodes, an option is unknown, a row is too long, no row is left,
-            or an episode has tokens of only some of its steps.
+        ConfigError: If the lists and the episodes differ in length, an option is unknown, a row is too long, there are
+            no rows, or an episode has tokens for only some of its steps.
     """
     check_choice("unscored", unscored, get_args(Unscored))
     columns = row_columns(episodes, step_data_lists, scores=scores, per=per, pipeline=pipeline)
@@ -249,7 +253,7 @@ def verl_rows(
 
 
 def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict[str, Array]:
-    """Return the arrays with the requested numbers of columns."""
+    """Pad the arrays to the requested numbers of columns."""
     needed = get_widths(rows.batch, rows.meta_info)
     wanted = {"prompt": prompt or needed.prompt or 0, "completion": response or needed.completion or 0}
     for name, least, asked in (
@@ -258,8 +262,8 @@ def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict
     ):
         if asked is not None and asked < least:
             raise ConfigError(
-                f"{name} is {asked}, but a row has {least} tokens there, and tokens are never cut off; "
-                f"set at least {least}, or omit such episodes"
+                f"{name} is {asked}, but a row has {least} tokens there, and rows are never truncated; "
+                f"set it to at least {least}, or omit such episodes"
             )
     wanted["both"] = wanted["prompt"] + wanted["completion"]
     # An empty batch, whose width the concatenated batch adopts.
@@ -289,19 +293,19 @@ def _verl_arrays(arrays: dict[str, Array], others: dict[str, Array], *, has_cred
 
 
 class _NoTokenizer:
-    """A tokenizer for a reward manager that shows no answers and thus decodes nothing."""
+    """A placeholder for the tokenizer of a reward manager that never decodes an answer."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         raise ConfigError("nothing is decoded here")
 
 
 class RestoredEpisodes(NamedTuple):
-    """The restored episodes of a batch.
+    """The episodes that were restored from a batch.
 
     Attributes:
         episodes: the episodes, in the order of their first rows.
         step_data_lists: the steps of each episode, with their original rewards and their current credit.
-        scores: the score of each episode, None if unscored.
+        scores: the score of each episode, or None if it is unscored.
     """
 
     episodes: list[SingleAgentEpisode]
@@ -312,15 +316,16 @@ class RestoredEpisodes(NamedTuple):
 def from_data_proto(data: Any) -> RestoredEpisodes:
     """Return the episodes of a batch from `to_data_proto`, even if its rows were reordered, repeated or dropped.
 
-    If verl, or an estimator within it, has added `advantages` and `returns` to the batch, they are stored on the steps;
-    a number that was only rounded to float32 is restored. An episode without remaining rows is missing from the result.
+    If verl or an estimator has added `advantages` and `returns` to the batch, they are stored on the steps. A number
+    that differs only because it was rounded to float32 keeps its original precision. An episode is omitted if all of
+    its rows were dropped.
 
     Args:
         data: a `DataProto`, or rows from `verl_rows`.
 
     Raises:
-        ConfigError: the batch was created by other code or without its episodes, or a row's tokens differ from those of
-            its episode.
+        ConfigError: If the batch was created by other code or without its episodes, or the tokens of a row differ from
+            those of its episode.
     """
     columns = data.non_tensor_batch
     if missing := [name for name in (*_ROW_KEYS, EPISODE) if name not in columns]:
@@ -356,7 +361,7 @@ def from_data_proto(data: Any) -> RestoredEpisodes:
 def _check_tokens(
     episode: SingleAgentEpisode, arrays: Mapping[str, Array], spans: list[ActionSpan], row: int, *, per_action: bool
 ) -> int:
-    """Check that a row's tokens match those of its episode; return the position at which its response begins."""
+    """Check that a row has the tokens of its episode, and return the position at which its response starts."""
     tokens = episode.tokens
     number = spans[0].segment
     start = tokens.segments[number].start
@@ -382,7 +387,7 @@ def _check_tokens(
 def _take_credit(
     steps: list[StepData], arrays: Mapping[str, Array], spans: list[ActionSpan], begin: int, row: int
 ) -> None:
-    """Write the batch's advantages and returns of a row's actions onto their steps."""
+    """Store the advantages and returns of a row on the steps of its actions."""
     for span in spans:
         if span.stop == span.start:
             continue  # The batch has no entry for an action without tokens.

@@ -1,8 +1,8 @@
-"""Reward-kit's advantage estimators in verl's registry: `algorithm.adv_estimator=reward_kit_gigpo` and similar names.
+"""Advantage estimators for verl's registry, such as `algorithm.adv_estimator=reward_kit_gigpo`.
 
-verl passes only rewards, the mask, `uid` and the configuration to an estimator. The other columns that these estimators
-need are passed separately: within `use_row_columns(columns)`, an estimator uses these columns of the batch.
-`compute_advantage` does this for a `DataProto`, and `trainers` for verl's trainer. `row_credit` does not need verl.
+verl passes only the rewards, the mask, `uid` and the configuration to an estimator. These estimators need further
+columns of the batch, which `use_row_columns(columns)` provides within its block. `compute_advantage` does this for a
+`DataProto`, and `trainers` does it in verl's trainer. `row_credit` does not need verl.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Estimate = Callable[..., tuple[Tensor, Tensor]]
 
 
 class _Action(NamedTuple):
-    """An action of a row: the columns of its tokens, and the facts of its step."""
+    """An action of a row: the columns of its tokens, and the data of its step."""
 
     row: int
     columns: Array
@@ -59,27 +59,28 @@ def row_credit(
     columns: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return advantages and returns on the tokens of the rows: one number per action, 0 where `response_mask` is 0.
+    """Compute advantages and returns for the tokens of rows. All tokens of an action have the same advantage.
 
-    A trajectory consists of the rows of one `traj_uid` (if that is missing, of a single row) within one `uid`, its
-    group. Its steps are the actions of these rows. Its score is the sum of the `token_level_rewards` of the row that
-    ends it by `ends_episode` (if that is missing, of all its rows), including the KL penalty if verl has applied one.
-    If the sum equals `episode_rewards` in float32, the exact value is used. A trajectory whose `episode_rewards` are
-    NaN is unscored: it gets zeros and is excluded from its group.
+    A trajectory consists of all rows with the same `traj_uid` or, without that column, of one row. Trajectories with
+    the same `uid` form a group. The steps of a trajectory are the actions in its rows. Its score is the sum of the
+    `token_level_rewards` of the row that ends it according to `ends_episode` or, without that column, of all its rows.
+    This includes the KL penalty if verl has applied one. If the sum equals `episode_rewards` in float32, the exact
+    value is used. A trajectory whose `episode_rewards` are NaN is unscored: it gets zeros, and is excluded from its
+    group.
 
     Args:
         estimator: a name in `ROW_ESTIMATORS`.
-        token_level_rewards: (B,T) on the axis of the responses.
-        response_mask: (B,T) 1 where a token counts.
-        columns: the rows' `uid` and, as `step_columns` creates them, `traj_uid`, `state_keys` (or `anchor_obs`, one per
+        token_level_rewards: (B, T) the rewards of the response tokens.
+        response_mask: (B, T) 1 for tokens to train on. Advantages and returns are 0 elsewhere.
+        columns: the columns `uid` and, as created by `step_columns`, `traj_uid`, `state_keys` (or `anchor_obs`, one per
             row), `step_rewards`, `valid_actions`, `action_lengths` and `steps`. Without `action_lengths`, an action is
-            a contiguous run of sampled tokens. `sampled_mask` (B,T) marks the sampled tokens if `response_mask` no
-            longer does.
-        options: the estimator's options, by name.
+            a contiguous run of sampled tokens. If `response_mask` no longer marks the sampled tokens, `sampled_mask`
+            (B, T) must.
+        options: the options of the estimator, by name.
 
     Raises:
-        ConfigError: the estimator or an option is unknown, or the columns are incomplete or inconsistent.
-        InvalidResultError: a reward is not finite.
+        ConfigError: If the estimator or an option is unknown, or the columns are incomplete or inconsistent.
+        InvalidResultError: If a reward is not finite.
     """
     if estimator not in ROW_ESTIMATORS:
         raise ConfigError(f"unknown row estimator {estimator!r}{did_you_mean(estimator, ROW_ESTIMATORS)}")
@@ -136,7 +137,7 @@ def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, A
             known = ", ".join(map(str, columns)) or "nothing"
             raise ConfigError(
                 f"{estimator} needs {name!r} for every row in addition to verl's tensors, got {known}. verl itself "
-                "passes no such columns to an estimator; use reward_kit's trainers, or compute_advantage of "
+                "does not pass such columns to an estimator; use reward_kit's trainers, or compute_advantage of "
                 "reward_kit.integrations.verl.estimators"
             )
     for name, values in columns.items():
@@ -168,7 +169,7 @@ def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, A
 
 
 def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Action] | None:
-    """Return the actions of a row; None for a row that verl added to fill a batch."""
+    """Return the actions of a row, or None for a row that verl added to fill a batch."""
     places = np.flatnonzero(sampled_T)
     if "action_lengths" in columns:
         lengths = list(columns["action_lengths"][row])
@@ -213,7 +214,7 @@ def _per_action(name: str, columns: Mapping[str, Any], row: int, count: int) -> 
 
 @contextmanager
 def use_row_columns(columns: Mapping[str, Any]) -> Iterator[None]:
-    """Pass row columns to the estimators called inside the block; `row_credit` lists the columns that they need."""
+    """Provide columns of the rows to the estimators during the block. `row_credit` lists the columns."""
     token = _ROW_COLUMNS.set(columns)
     try:
         yield
@@ -222,20 +223,20 @@ def use_row_columns(columns: Mapping[str, Any]) -> Iterator[None]:
 
 
 def is_ours(adv_estimator: object) -> bool:
-    """Return True if `algorithm.adv_estimator` names one of these estimators."""
+    """Return True if `algorithm.adv_estimator` is the name of one of these estimators."""
     return adv_estimator in {PREFIX + name for name in ROW_ESTIMATORS}
 
 
 def compute_advantage(data: Any, adv_estimator: Any, **options: Any) -> Any:
-    """Call verl's `compute_advantage`, and pass the batch's `non_tensor_batch` to reward-kit's estimators.
+    """Call verl's `compute_advantage`, and provide the `non_tensor_batch` to reward-kit's estimators.
 
     Args:
         data: a `DataProto` with `token_level_rewards` and `response_mask`.
         adv_estimator: a name in verl's registry.
-        **options: the options of verl's function; `config` is its `algorithm`.
+        **options: the options of verl's function. `config` is its `algorithm` section.
 
     Raises:
-        ConfigError: see `row_credit`.
+        ConfigError: As for `row_credit`.
     """
     from verl.trainer.ppo import ray_trainer
 
@@ -245,7 +246,7 @@ def compute_advantage(data: Any, adv_estimator: Any, **options: Any) -> Any:
 
 
 def register_estimators() -> None:
-    """Add `reward_kit_gigpo` and the other estimators to verl's registry; a second call has no effect."""
+    """Add `reward_kit_gigpo` and the other estimators to verl's registry. A second call has no effect."""
     from verl.trainer.ppo.core_algos import register_adv_est
 
     for name in ROW_ESTIMATORS:
@@ -254,7 +255,7 @@ def register_estimators() -> None:
 
 @functools.cache
 def estimator_for_verl(name: str) -> Estimate:
-    """Return an estimator of `ROW_ESTIMATORS` in the form of verl's registry."""
+    """Return an estimator of `ROW_ESTIMATORS` with the signature that verl's registry requires."""
 
     def estimate(
         token_level_rewards: Tensor,
@@ -274,7 +275,7 @@ def estimator_for_verl(name: str) -> Estimate:
 
 
 def estimator_options(name: str, config: Any) -> dict[str, Any]:
-    """Return an estimator's options: those under `algorithm.reward_kit`, and verl's own `algorithm.gamma`."""
+    """Return the options of an estimator: those under `algorithm.reward_kit`, and verl's own `algorithm.gamma`."""
     given = dict((config.get(OPTIONS) if config is not None else None) or {})
     if any(not isinstance(key, str) for key in given):
         raise ConfigError(f"algorithm.{OPTIONS} must be a mapping of options of {name!r}, got {given!r:.80}")

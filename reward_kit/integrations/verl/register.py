@@ -1,6 +1,6 @@
 """Import this module to add reward-kit's estimators, reward manager and trainers to verl's registries.
 
-Set `VERL_USE_EXTERNAL_MODULES=reward_kit.integrations.verl.register` in each of verl's processes.
+Set `VERL_USE_EXTERNAL_MODULES=reward_kit.integrations.verl.register` in all processes of verl.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from reward_kit.integrations.verl.trainers import register_trainers
 
 
 def register() -> None:
-    """Register the advantage estimators, the reward manager and the trainers; a second call has no effect."""
+    """Register the advantage estimators, the reward manager and the trainers. A second call has no effect."""
     register_estimators()
     register_manager()
     register_trainers()

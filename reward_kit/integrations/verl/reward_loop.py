@@ -1,4 +1,4 @@
-"""A reward manager for verl's reward loop, which scores each finished rollout at once, many of them concurrently.
+"""A reward manager for verl's reward loop. It scores each rollout as soon as it is finished, many concurrently.
 
 reward.reward_manager.source=importlib
 reward.reward_manager.module.path=pkg://reward_kit.integrations.verl.reward_loop
@@ -29,7 +29,7 @@ _numbers = itertools.count()
 
 
 def register_manager() -> None:
-    """Add the manager to the registry of verl's reward loop, as "reward_kit"."""
+    """Add the manager to the registry of verl's reward loop as "reward_kit"."""
     from verl.experimental.reward_loop.reward_manager import register
 
     register(NAME)(RewardKitManager)
@@ -38,22 +38,23 @@ def register_manager() -> None:
 class RewardKitManager:
     """A reward manager that scores the rows of verl's reward loop as soon as they arrive.
 
-    Calls run concurrently in an `AsyncRewardAgent`, with its limits and deadlines. The reward receives the prompt's
-    chat and the answer, or the whole episode if the rollout has it (`reward_kit_episode`, in the row or in the
-    `extra_fields` of its agent loop). An unscored rollout raises an error, and verl continues without it. With
-    `on_unscored: mask`, its score is NaN instead, and reward_kit's trainers exclude it from the loss. The score is
-    never 0.0.
+    Rewards are called concurrently by an `AsyncRewardAgent`, with its limits and deadlines. The reward receives the
+    chat of the prompt and the answer. If the row or the `extra_fields` of its agent loop contain the whole episode
+    (`reward_kit_episode`), the reward receives the episode. For an unscored rollout, an error is raised, and verl
+    continues without it. With `on_unscored: mask`, its score is NaN instead, and reward-kit's trainers exclude it from
+    the loss. The score is never 0.0.
 
     Args:
-        config: verl's configuration. `reward.reward_kit` contains `reward`, `folder` and the keys of `RewardOptions`;
-            without `reward`, verl's own `reward.custom_reward_function` is used, which runs in this process.
+        config: the configuration of verl. `reward.reward_kit` contains `reward`, `folder` and the keys of
+            `RewardOptions`. Without `reward`, verl's own `reward.custom_reward_function` is used, which runs in this
+            process.
         tokenizer: the tokenizer that decodes prompts and answers.
         compute_score: the reward function that verl has loaded.
-        reward_router_address: the address of verl's reward model, which is not used.
-        reward_model_tokenizer: the tokenizer of verl's reward model, which is not used.
+        reward_router_address: the address of verl's reward model. It is not used.
+        reward_model_tokenizer: the tokenizer of verl's reward model. It is not used.
 
     Raises:
-        ConfigError: no reward is set or it cannot be loaded, or a key of the section is unknown.
+        ConfigError: If no reward is set, it cannot be loaded, or a key of the section is unknown.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class RewardKitManager:
         self._requests = RowRequests(tokenizer)
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Return `reward_score` and `reward_extra_info` of one rollout, from its last row.
+        """Return `reward_score` and `reward_extra_info` of a rollout, from its last row.
 
         Raises:
-            RewardError: the rollout is unscored, and `on_unscored` is "raise".
+            RewardError: If the rollout is unscored and `on_unscored` is "raise".
         """
         # Tokenizers are slow, and this loop serves all other rollouts in the meantime.
         request = (await asyncio.to_thread(self._requests.of, data[-1:]))[0]
@@ -95,10 +96,9 @@ class RewardKitManager:
 
     @classmethod
     def assemble_rm_scores(cls, data: Any, scores: Sequence[float]) -> Tensor:
-        """Return (B,T) with each score on the last sampled token of its row; a row without sampled tokens gets no
-        score.
+        """Return an array (B, T) with each score at the last sampled token of its row.
 
-        A NaN remains NaN, so that it is not treated as zero.
+        A row without sampled tokens gets no score. NaN remains NaN, so that it is not treated as zero.
         """
         batch, scores_B = RewardBatch.of(data), np.array(scores, dtype=np.float64)
         rewards = batch.placed(scores_B)

@@ -1,11 +1,11 @@
-"""Rewards that verl's trainer itself requests for whole groups, instead of its reward loop.
+"""Rewards for whole groups, which verl's trainer requests itself instead of its reward loop.
 
-They are for rewards that score a group in one call, or post-process its scores (`post_process_scores`), since verl's
-reward loop passes single rollouts to a reward. Set `+reward.reward_kit.in_trainer=true` with one of reward_kit's
-trainers.
+They are needed for a reward that scores a group in one call or post-processes its scores (`post_process_scores`),
+because verl's reward loop passes single rollouts to a reward. Set `+reward.reward_kit.in_trainer=true` with one of
+reward-kit's trainers.
 
-`RewardPipeline` is the reward agent for a `DataProto`: rewards are submitted at once and fetched as groups finish. A
-loop that is one step off-policy submits the next batch before it fetches the last one.
+`RewardPipeline` is the reward agent for a `DataProto`. `submit` returns immediately, and results can be fetched as
+groups finish. A loop that is one step off-policy submits the next batch before it fetches the results of the last one.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ class ScoredRows(NamedTuple):
     """Rows with their rewards.
 
     Attributes:
-        rows: the indices in the submitted batch, ascending.
-        data: the rows, a `DataProto` with `rm_scores` and the equal `token_level_scores`, a `response_mask` that is 0
-            on unscored rows, and `episode_rewards` (NaN there), `failure_class` and `failure` in `non_tensor_batch`.
-        chunk: the agent's results for these rollouts.
+        rows: the indices in the submitted batch, in ascending order.
+        data: the rows, as a `DataProto`. `rm_scores` and `token_level_scores` are equal. `response_mask` is 0 for
+            unscored rows. `non_tensor_batch` contains `episode_rewards` (NaN for unscored rows), `failure_class` and
+            `failure`.
+        chunk: the results of the agent for these rollouts.
     """
 
     rows: list[int]
@@ -51,7 +52,7 @@ class ScoredRows(NamedTuple):
 
 @dataclass(slots=True)
 class _Submitted:
-    """A batch with results that are not yet fetched."""
+    """A batch with results that have not been fetched."""
 
     data: Any
     rollouts_B: Ints
@@ -62,22 +63,23 @@ class _Submitted:
 class RewardPipeline:
     """Rewards for batches of verl. Use it as a context manager.
 
-    A rollout consists of the rows of one `traj_uid`; if that is missing, of a single row. `group_size` consecutive
-    rollouts form a group and have one `uid`; a reward that scores groups is called once per group.
+    A rollout consists of all rows with the same `traj_uid` or, without that column, of one row. `group_size`
+    consecutive rollouts form a group and have the same `uid`. A reward that scores groups is called once for each
+    group.
 
     Args:
-        reward: `file.py:function`, sandboxed as on the command line, or a reward function or class.
+        reward: `file.py:function`, which runs in a sandbox as on the command line, or a reward function or class.
         tokenizer: the tokenizer that decodes prompts and answers.
-        folder: the directory to which file paths are relative; by default the working directory.
+        folder: the directory for relative file paths. The default is the working directory.
         level: the sandbox level of a reward that is passed by name.
-        options: the reward's keyword parameters.
+        options: keyword arguments that are always passed to the reward.
         **agent_options: the options of `AsyncRewardAgent`: `max_concurrency`, `deadline_s`, `retries`, ….
 
     Attributes:
         agent: the reward agent.
 
     Raises:
-        ConfigError: the reward cannot be loaded, or an option is invalid.
+        ConfigError: If the reward cannot be loaded, or an option is invalid.
     """
 
     def __init__(
@@ -106,15 +108,15 @@ class RewardPipeline:
         self.agent.__exit__(kind, error, trace)
 
     def submit(self, data: Any, group_size: int = 1, *, deadline_s: float | None = None) -> Ticket:
-        """Request the rewards of a batch and return at once; `get` and `mini_batches` fetch them.
+        """Request the rewards of a batch and return immediately. `get` and `mini_batches` fetch the results.
 
         Args:
-            data: a `DataProto`, with `prompts`, `responses` and `attention_mask`.
+            data: a `DataProto` with `prompts`, `responses` and `attention_mask`.
             group_size: the number of consecutive rollouts in a group.
-            deadline_s: the seconds after which a rollout without a score is unscored.
+            deadline_s: the time limit in seconds after which a rollout without a score is unscored.
 
         Raises:
-            ConfigError: the rollouts do not form groups, or the rows are incomplete.
+            ConfigError: If the rollouts do not form groups, or the rows are incomplete.
         """
         batch = RewardBatch.of(data)
         rollouts_B, ends_B = batch.episodes_B, batch.ends_B | batch.is_empty_B
@@ -137,31 +139,32 @@ class RewardPipeline:
         return ticket
 
     def compute_reward_pipeline(self, data: Any, group_size: int = 1) -> int:
-        """Submit a batch without a ticket; return the number of rollouts for `get`."""
+        """Submit a batch without a ticket, and return the number of its rollouts for `get`."""
         return len(self.submit(data, group_size).requests)
 
     def get(self, rollouts: int, *, ticket: Ticket | None = None, order: Order = "completion") -> ScoredRows:
-        """Wait until the next `rollouts` rollouts, in whole groups, are scored; return their rows.
+        """Wait until the next `rollouts` rollouts, in whole groups, are scored, and return their rows.
 
         Args:
             rollouts: the number of rollouts.
-            ticket: the ticket of the batch; by default the oldest batch with results left.
-            order: "completion" returns the groups that complete first, "submission" those that were submitted first.
+            ticket: the ticket of the batch. The default is the oldest batch that has results left.
+            order: "completion" returns the groups that finish first; "submission" returns those that were submitted
+                first.
 
         Raises:
-            RewardError: fewer rollouts are outstanding, or the number would split a group.
+            RewardError: If there are fewer rollouts left, or the number would split a group.
         """
         return self._rows(self.agent.get(rollouts, ticket=ticket, order=order))
 
     def mini_batches(
         self, rollouts: int, *, ticket: Ticket | None = None, order: Order = "completion"
     ) -> Iterator[ScoredRows]:
-        """Repeat `get` until the batch is exhausted; the last part may be smaller."""
+        """Call `get` until the batch has no results left. The last part may be smaller."""
         for chunk in self.agent.mini_batches(rollouts, ticket=ticket, order=order):
             yield self._rows(chunk)
 
     def _rows(self, chunk: ScoredChunk) -> ScoredRows:
-        """Return the rows of a chunk's rollouts, with their scores added."""
+        """Return the rows of the rollouts in a chunk, with their scores."""
         submitted = self._submitted[chunk.ticket]
         submitted.left -= len(chunk.data_idxs)
         if not submitted.left:
@@ -183,13 +186,13 @@ class RewardPipeline:
 
 
 class TrainerRewards:
-    """The replacement of verl's `RewardLoopManager` in a trainer of reward_kit.
+    """Replaces verl's `RewardLoopManager` in a trainer of reward-kit.
 
-    All groups of a batch are requested at once. An unscored rollout gets a NaN reward, which the trainer excludes from
-    the loss. `reward.reward_kit` contains `reward`, `folder` and the keys of `RewardOptions`.
+    It requests all groups of a batch at once. The reward of an unscored rollout is NaN, and the trainer excludes it
+    from the loss. `reward.reward_kit` contains `reward`, `folder` and the keys of `RewardOptions`.
 
     Raises:
-        ConfigError: no reward is set or it cannot be loaded, or a key of the section is unknown or has no effect.
+        ConfigError: If no reward is set, it cannot be loaded, or a key of the section is unknown or has no effect.
     """
 
     reward_loop_worker_handles = None
@@ -218,7 +221,7 @@ class TrainerRewards:
         self._pipeline.__enter__()
 
     def score(self, batch: Any) -> Any:
-        """Write `rm_scores` to the rows of verl's `KVBatchMeta`: each score once, on the last sampled token."""
+        """Write `rm_scores` to the rows of a `KVBatchMeta`. Each score is written once, at the last sampled token."""
         from tensordict import TensorDict
 
         queue = import_verl_queue()
@@ -247,12 +250,12 @@ class TrainerRewards:
 
 
 def import_verl_queue() -> Any:
-    """Return the module of verl's queue, which is installed with it."""
+    """Return the module of verl's queue, which is installed with verl."""
     return importlib.import_module("transfer_queue")
 
 
 def _rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
-    """Return rows of verl's queue as a `DataProto`: prompts padded on the left, responses on the right."""
+    """Return rows of verl's queue as a `DataProto`, with prompts padded on the left and responses on the right."""
     from verl import DataProto
 
     def padded(rows: list[Tensor], fill: int, side: str) -> Tensor:
@@ -280,7 +283,7 @@ def _rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
 
 
 def parse_sessions(keys: Sequence[str]) -> tuple[Array, Array]:
-    """Return (B,) the session of each `uid_session_output` key, and True for the last output of each session."""
+    """Return (B,) the session in each `uid_session_output` key, and True for the last output of each session."""
     numbered = [key.rsplit("_", 1) for key in keys]
     last: dict[str, int] = {}
     for session, output in numbered:

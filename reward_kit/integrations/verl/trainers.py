@@ -1,8 +1,8 @@
-"""verl's trainers with credit for steps: `trainer.v1.trainer_mode=reward_kit_sync` and two similar modes.
+"""verl's trainers with credit for each step: `trainer.v1.trainer_mode=reward_kit_sync` and two similar modes.
 
-They differ from verl's own trainers (`sync`, `colocate_async`, `separate_async`) in the phase before advantages are
-computed: the row columns that an agent loop put into `extra_fields` are fetched for reward-kit's estimators, and
-unscored rows, whose `rm_scores` are NaN, are excluded from the loss.
+They differ from verl's own trainers (`sync`, `colocate_async`, `separate_async`) only before advantages are computed.
+They fetch the columns that an agent loop has put into `extra_fields`, which reward-kit's estimators need. They exclude
+unscored rows, whose `rm_scores` are NaN, from the loss.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def register_trainers() -> None:
 
 @functools.cache
 def trainer_with_credit(base: Any, mode: str) -> Any:
-    """Return a trainer of verl with credit for steps; verl finds its buffer and its options by `mode`."""
+    """Return a trainer of verl with credit for each step. verl uses `mode` to find its buffer and its options."""
 
     class TrainerWithCredit(base):
         def __init__(self, config: Any) -> None:
@@ -67,10 +67,10 @@ def trainer_with_credit(base: Any, mode: str) -> Any:
 
 
 def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
-    """Return the row columns of a batch in verl's queue in the form of `row_credit`.
+    """Return the columns of a batch in verl's queue, as `row_credit` requires them.
 
-    A trajectory is a session, and its rows are the outputs of its agent loop, which are numbered in their keys
-    (`uid_session_output`). `episode_rewards` are NaN for a session with a NaN in its `rm_scores`, else None.
+    A trajectory is a session. Its rows are the outputs of its agent loop, which are numbered in their keys
+    (`uid_session_output`). `episode_rewards` are NaN for a session whose `rm_scores` contain NaN, and otherwise None.
     """
     data = _fetch(batch, batch.keys, "response_mask", "rm_scores")
     sessions, ends = parse_sessions(batch.keys)
@@ -87,8 +87,8 @@ def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
     fetched = _fetch(batch, batch.keys, "extra_fields")
     if "extra_fields" not in set(fetched.keys()):
         raise ConfigError(
-            "the rows in verl's queue have no 'extra_fields'; the agent loop must put there, for each output, "
-            "the state in which each action was taken ('state_keys'), its reward ('step_rewards') "
+            "the rows in verl's queue have no 'extra_fields'; for each output, the agent loop must store there "
+            "the state before each action ('state_keys'), the reward of each action ('step_rewards') "
             "and its number of tokens ('action_lengths')"
         )
     rows: list[Mapping[str, Any]] = [dict(fields or {}) for fields in fetched["extra_fields"]]
@@ -112,7 +112,7 @@ def _fetch(batch: Any, keys: list[str], *fields: str) -> Any:
 
 
 def _leave_out_of_loss(batch: Any, unscored_B: Array, estimator: Any) -> None:
-    """Mask unscored rows in verl's queue, where its actor reads them."""
+    """Mask unscored rows in verl's queue, from which its actor reads them."""
     if not is_ours(estimator):
         raise ConfigError(
             f"{int(unscored_B.sum())} rows are unscored, but verl's estimator {estimator!r} would count them as 0.0; "

@@ -41,6 +41,13 @@
     return means.length > 1 ? Math.max(...means) - Math.min(...means) : null;
   };
 
+  // The same as shown: with two policies, the mean of the second minus that of the first.
+  const shownDifference = (sample, columns) => {
+    if (columns.length !== 2) return RK.figure(differenceOf(sample));
+    const [first, second] = columns.map(({ index }) => meanOf(sample.cells[index]));
+    return first === null || second === null ? RK.DASH : RK.signed(second - first);
+  };
+
   const toldOf = (cell) => {
     if (!cell) return { kind: "none", text: RK.DASH, label: "no episode" };
     const unscored = cell.ids.length - cell.scored - cell.errors;
@@ -162,7 +169,7 @@
         { class: "matrix-row", role: "row", "aria-rowindex": index + 2, css: { top: `${index * ROW}px` } },
         el("div", { role: "rowheader", class: "stranger", dir: "auto", title: sample.text }, link(0, rowHref, sample.text, null)),
         cells,
-        this.hasDifference ? el("div", { role: "gridcell", class: "cell-plain" }, RK.figure(differenceOf(sample))) : null,
+        this.hasDifference ? el("div", { role: "gridcell", class: "cell-plain" }, shownDifference(sample, this.columns)) : null,
       );
     }
 

@@ -1,1 +1,1 @@
-"""The parts of the learner: token rows, forward pass, sharding and optimizer. `rl.ppo` combines them."""
+"""The parts of the learner that `rl.ppo` combines: token rows, forward pass, sharding and optimizer."""

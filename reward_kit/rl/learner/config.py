@@ -1,4 +1,4 @@
-"""The options of the PPO learner, checked on construction."""
+"""The options of the PPO learner, which are checked when they are constructed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _CLIPS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAOptions:
-    """The options of low-rank adapters: their size, and the layers to which they are added.
+    """The size of low-rank adapters, and the layers to which they are added.
 
     Attributes:
-        rank: the rank of an adapter's two matrices.
-        alpha: an adapter's output is multiplied by alpha / rank.
-        targets: the names of linear layers, which are compared with the end of a layer's path; "all-linear" means all
+        rank: the rank of the two matrices of an adapter.
+        alpha: the scale of an adapter, whose output is multiplied by alpha / rank.
+        targets: the names of linear layers. A name matches if the path of a layer ends with it. "all-linear" means all
             linear layers except the head.
     """
 
@@ -45,7 +45,7 @@ class LoRAOptions:
 
     def __post_init__(self) -> None:
         if not isinstance(self.rank, int) or self.rank < 1:
-            raise ConfigError(f"lora.rank must be a whole number of at least 1, got {self.rank!r}")
+            raise ConfigError(f"lora.rank must be an integer of at least 1, got {self.rank!r}")
         check_number("lora.alpha", self.alpha, 0.0)
         if not self.targets:
             raise ConfigError("lora.targets must name at least one layer")
@@ -53,17 +53,18 @@ class LoRAOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffPolicyLimits:
-    """The limits beyond which an alarm is raised; None disables an alarm.
+    """The limits beyond which an alarm is raised. None disables an alarm.
 
     Attributes:
-        logprob_gap_mean: the maximum mean over tokens of |log-probability before the update - the sampler's|. Two
-            float32 implementations differ by about 1e-5, a bfloat16 sampler by about 1e-2.
+        logprob_gap_mean: the maximum mean over tokens of the absolute difference between the log-probabilities of the
+            sampler and those before the update. Two float32 implementations differ by about 1e-5, and a bfloat16
+            sampler by about 1e-2.
         approx_kl: the maximum of the estimated KL divergence of the update.
-        clip_fraction: the maximum share of tokens that get no gradient because their ratio is clipped.
+        clip_fraction: the maximum fraction of tokens that have no gradient because their ratio is clipped.
         ratio_max: the maximum probability ratio.
-        effective_share: the minimum effective sample size, as a share of the tokens (of the sequences with "gspo").
-        lag_max: the maximum number of versions by which the weights that sampled a token may be older than those in
-            training.
+        effective_share: the minimum effective sample size, as a fraction of the tokens (of the sequences with "gspo").
+        lag_max: the maximum number of versions by which the weights that sampled a token may be older than the weights
+            that are being trained.
         grad_norm: the maximum gradient norm before clipping.
     """
 
@@ -81,7 +82,7 @@ class OffPolicyLimits:
                 check_number(f"limits.{one.name}", limit, 0.0)
 
     def alarms(self, diagnostics: Mapping[str, float]) -> dict[str, float]:
-        """Log each limit that these diagnostics exceed; return the measured values as `alarm/<name>`."""
+        """Log each limit that the diagnostics exceed, and return the measured values as `alarm/<name>`."""
         beyond = {}
         for one in fields(self):
             limit, measured = getattr(self, one.name), diagnostics.get(one.name)
@@ -102,61 +103,65 @@ class PPOConfig:
 
     Attributes:
         epochs: the number of passes over the batch.
-        minibatch_rows: the number of rows per optimizer step; None uses `minibatches`, or else all rows.
-        minibatches: the number of optimizer steps per epoch, at most one per row; their numbers of rows differ by at
-            most one.
-        max_tokens_per_micro_batch: the maximum number of tokens in one pass through the module, including padding; by
-            default 1,024 on a CPU, to fit its caches, and 16,384 on an accelerator. A longer row is a separate pass.
-            The value affects memory and speed, but not the gradient.
+        minibatch_rows: the number of rows in an optimizer step. If None, `minibatches` is used, and without it all
+            rows.
+        minibatches: the number of optimizer steps in an epoch, at most one for each row. The sizes of the mini-batches
+            differ by at most one row.
+        max_tokens_per_micro_batch: the maximum number of tokens in one pass through the module, including padding. If
+            None, it is 1,024 on a CPU, to fit its caches, and 16,384 on an accelerator. A longer row is a pass by
+            itself. The value affects memory and speed, but not the gradient.
         loss: the policy loss; see `rl.losses`.
-        clip_low: the maximum distance of the probability ratio below 1; the default depends on the loss.
-        clip_high: the maximum distance of the probability ratio above 1; the default depends on the loss.
-        dual_clip: the bound on the loss of tokens with a negative advantage, for "ppo" and "decoupled"; None means no
+        clip_low: the maximum distance of the probability ratio below 1. If None, it depends on the loss.
+        clip_high: the maximum distance of the probability ratio above 1. If None, it depends on the loss.
+        dual_clip: the bound on the loss of tokens with a negative advantage, for "ppo" and "decoupled". None means no
             bound.
-        aggregation: the reduction of the tokens' losses to one number; the default depends on the loss.
+        aggregation: how the losses of tokens are reduced to one number. If None, it depends on the loss.
         norm_length: the divisor of "seq-mean-token-sum-norm".
-        old_logprobs: the source of the log-probabilities in the ratio's denominator: the sampler's, or those of the
-            module before the update, which cost a forward pass. "decoupled" and importance weights always recompute
-            them.
-        importance: the level, token or sequence, of truncated importance weights that correct from the sampler to the
-            recomputed log-probabilities; None disables them.
+        old_logprobs: the source of the log-probabilities in the denominator of the ratio. They come from the sampler,
+            or from the module before the update, which costs a forward pass. "decoupled" and importance weights always
+            use the latter.
+        importance: the level ("token" or "sequence") of truncated importance weights, which correct for the difference
+            between the sampler and the recomputed log-probabilities. None disables them.
         importance_cap: the maximum importance weight.
-        decoupled_cap: the maximum weight of "decoupled".
+        decoupled_cap: the maximum weight in "decoupled".
         beyond_cap: whether to exclude a token beyond `decoupled_cap`, or to truncate its weight.
         kl_coefficient: the coefficient of the divergence from the reference in the loss.
         kl_kind: the estimator of this divergence.
-        kl_target: the value of `kl_sequence` that an adaptive coefficient maintains; None keeps the coefficient
+        kl_target: the value of `kl_sequence` that an adaptive coefficient maintains. If None, the coefficient is
             constant.
         kl_horizon: the number of rows over which an adaptive coefficient may change by a fifth.
         entropy_coefficient: the coefficient of the entropy bonus.
-        value_coefficient: the coefficient of the critic's loss, if the module has a value head.
-        value_clip: the maximum distance of a value from its old value; None means no limit.
-        old_values: the source of the old values: those that the policy recorded, or those that the module computes
-            before the update.
+        value_coefficient: the coefficient of the loss of the critic, if the module has a value head.
+        value_clip: the maximum distance of a value from its old value. None means no limit.
+        old_values: the source of the old values. They are recorded by the policy, or computed by the module before the
+            update.
         critic_warmup: the number of initial updates that train only the value head.
         lr: the learning rate.
-        value_lr: the learning rate of the value head; by default `lr`.
-        lr_by_name: the learning rates of parameters by name, such as {"*norm*": 1e-2}, with `fnmatch` patterns for the
-            names of `named_parameters`. The first matching pattern counts and takes precedence over `value_lr` and
-            `lr`. All rates follow one schedule.
+        value_lr: the learning rate of the value head. If None, it is `lr`.
+        lr_by_name: learning rates for parameters by name, such as {"*norm*": 1e-2}. The keys are `fnmatch` patterns for
+            the names in `named_parameters`. The first pattern that matches is used, instead of `value_lr` or `lr`. All
+            learning rates follow the same schedule.
         betas: the betas of AdamW.
         adam_epsilon: the epsilon of AdamW.
-        weight_decay: the weight decay of AdamW, applied to matrices but not to biases, norms and other vectors.
-        max_grad_norm: the 2-norm to which the gradient is clipped; None disables clipping.
-        schedule: the schedule of the learning rate after the warm-up, by updates.
+        weight_decay: the weight decay of AdamW, which is applied to matrices but not to biases, norms and other
+            vectors.
+        max_grad_norm: the 2-norm to which the gradient is clipped. If None, it is not clipped.
+        schedule: the schedule of the learning rate after the warm-up.
         warmup: the number of initial updates over which the learning rate rises.
-        min_lr_share: the learning rate at the end of the schedule, as a share of `lr`.
-        temperature: the temperature by which logits are divided, equal to the sampler's.
-        precision: "bfloat16" runs the module in autocast; trained weights and losses are float32. None selects
-            "bfloat16" for a module of that type, else "float32".
-        gradient_checkpointing: whether to recompute activations inside the module's layers instead of keeping them.
-        max_logits: the maximum number of logits in memory, tokens times vocabulary; above it, the head runs in chunks.
-        lora: the options of low-rank adapters, which are trained instead of the module's weights; None trains the
-            weights.
+        min_lr_share: the learning rate at the end of the schedule, as a fraction of `lr`.
+        temperature: the temperature by which logits are divided. It must be that of the sampler.
+        precision: "bfloat16" runs the module in autocast, while trained weights and losses are float32. If None, the
+            type of the module determines the precision.
+        gradient_checkpointing: whether to recompute activations inside the layers of the module instead of storing
+            them.
+        max_logits: the maximum number of logits in memory, which is the number of tokens times the size of the
+            vocabulary. If there are more, the head runs in chunks.
+        lora: the options of low-rank adapters, which are trained instead of the weights of the module. If None, the
+            weights are trained.
         limits: the limits beyond which an alarm about off-policy data is raised.
 
     Raises:
-        ConfigError: a value is out of range or unknown, or has no effect in combination with the others.
+        ConfigError: If a value is out of range or unknown, or has no effect in combination with the others.
     """
 
     epochs: int = 1
@@ -206,36 +211,36 @@ class PPOConfig:
 
     @property
     def clip(self) -> ClipRange:
-        """The clip range, with the defaults of the loss."""
+        """The clip range, including the defaults of the loss."""
         low, high = _CLIPS[self.loss]
         given = (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
         return ClipRange(*given, self.dual_clip)
 
     @property
     def reduction(self) -> Aggregation:
-        """The aggregation, with the default of the loss."""
+        """The aggregation, or the default of the loss."""
         return self.aggregation or ("seq-mean-token-mean" if self.loss == "gspo" else "token-mean")
 
     def for_weights(self, dtype: torch.dtype) -> PPOConfig:
-        """Return the options with the precision resolved, for a module with weights of this type."""
+        """Return the options with the precision for a module whose weights have the given type."""
         if self.precision is not None:
             return self
         return replace(self, precision="bfloat16" if dtype == torch.bfloat16 else "float32")
 
     @property
     def of_critic(self) -> tuple[str, ...]:
-        """The names of the critic's options that are set."""
+        """The names of the options of the critic that are set."""
         names = ("critic_warmup", "value_coefficient", "value_clip", "value_lr", "old_values")
         return tuple(name for name in names if _is_set(self, name))
 
     @property
     def uses_sampler(self) -> bool:
-        """True if the loss uses the sampler's log-probabilities."""
+        """True if the loss uses the log-probabilities of the sampler."""
         return self.old_logprobs == "sampler" or self.loss == "decoupled" or self.importance is not None
 
     @property
     def recomputes(self) -> bool:
-        """True if the loss uses the module's log-probabilities before the update."""
+        """True if the loss uses the log-probabilities of the module before the update."""
         return self.old_logprobs == "recomputed" or self.loss == "decoupled" or self.importance is not None
 
 
@@ -275,7 +280,7 @@ def _check_values(config: PPOConfig) -> None:
     for name, least in _COUNTS.items():
         count = getattr(config, name)
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
-            raise ConfigError(f"{name} must be a whole number of at least {least}, got {count!r}")
+            raise ConfigError(f"{name} must be an integer of at least {least}, got {count!r}")
     for name in (*_AT_LEAST_0, *_ABOVE_0):
         if (number := getattr(config, name)) is not None:
             check_number(name, number, 0.0)
@@ -327,7 +332,7 @@ def _is_set(config: PPOConfig, name: str) -> bool:
 
 
 def lr_factor(config: PPOConfig, update: int, total: int | None) -> float:
-    """Return the factor of the learning rate at an update (from 0) of `total`; it is constant after the last one."""
+    """Return the factor of the learning rate for an update, counted from 0. After the last update, it is constant."""
     if update < config.warmup:
         return (update + 1) / config.warmup
     if config.schedule == "constant" or total is None:

@@ -1,9 +1,9 @@
-"""A module's log-probabilities, entropies and values, computed only at the tokens in the loss.
+"""The log-probabilities, entropies and values of a module, computed only for the tokens in the loss.
 
-Most tokens of an episode are observations, for which no logits are needed. A hook before the module's head selects the
-hidden states that predict the scored tokens, so that the head, the most expensive layer of a small model, runs only on
-them. In the last layer, only keys and values are needed at all tokens; `LastLayer` computes the rest only at the scored
-tokens.
+Most tokens of an episode are observations, which need no logits. A hook before the head of the module selects the
+hidden states that predict tokens in the loss, so that the head runs only on these. It is the most expensive layer of a
+small model. In the last layer, only the keys and values are needed for all tokens. `LastLayer` computes everything else
+only for the selected tokens.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ AfterHead = Callable[[Tensor], Tensor]
 FORBIDDEN = -1e30
 """The logit of a token that a constraint forbids. Its probability is 0 and, unlike with -inf, no entropy is NaN."""
 _CLOSE = 0.02
-"""The relative tolerance of comparisons; above the error of bfloat16, and far below the difference between two
-tokens.
-"""
+"""The relative tolerance of comparisons, above the error of bfloat16 and far below the difference of two tokens."""
 
 
 class Scores(NamedTuple):
-    """The log-probability and, if requested, the entropy of each token, and a critic's values of actions."""
+    """The log-probability of each token and, if requested, its entropy, and the values of a critic for each action."""
 
     logprobs_N: Tensor
     entropies_N: Tensor | None
@@ -40,12 +38,12 @@ class Scores(NamedTuple):
 
 
 class LogprobModel:
-    """A model that scores the tokens of a micro-batch.
+    """A model that computes the scores of the tokens in a micro-batch.
 
     Args:
-        module: a causal language model of `transformers`, with or without adapters or a value head; or any module that
+        module: a causal language model of `transformers`, with or without adapters or a value head, or any module that
             maps (ids_BT, attention_mask_BT) to logits_BTV.
-        config: the options; only `temperature`, `precision`, `max_logits` and the use of entropy are relevant.
+        config: the options. Only `temperature`, `precision`, `max_logits` and the use of entropies matter here.
     """
 
     def __init__(self, module: nn.Module, config: PPOConfig) -> None:
@@ -65,10 +63,10 @@ class LogprobModel:
         return self._head is not None and hasattr(self.module, "value_head")
 
     def __call__(self, part: MicroBatch, *, values_only: bool = False, entropies: bool = True) -> Scores:
-        """Score a micro-batch; the result has a graph if gradients are enabled.
+        """Score a micro-batch. The result has a graph if gradients are enabled.
 
-        If `values_only` is true, only values get a gradient, which stops at the hidden state. Computing entropies is as
-        expensive as computing log-probabilities.
+        If `values_only` is true, only the values have a gradient, and it does not reach the layers below the value
+        head. Computing entropies costs as much as computing log-probabilities.
         """
         with self._precision(part.ids_BT.device):
             if self._head is None:
@@ -147,7 +145,7 @@ class LogprobModel:
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return log-probabilities and entropies, in float32 or wider."""
+        """Return log-probabilities and entropies, in float32 or a wider type."""
         logits_NV = _wide(logits_NV)
         if self._config.temperature != 1.0:
             logits_NV = logits_NV / self._config.temperature
@@ -167,7 +165,7 @@ def _wide(values: Tensor) -> Tensor:
 
 
 def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:
-    """Return the logits with those of forbidden tokens set to `FORBIDDEN`."""
+    """Set the logits of the tokens that are not allowed to `FORBIDDEN`."""
     rows_KV = logits_NV.index_select(0, restriction.tokens_K)
     is_forbidden_SV = torch.ones(restriction.sets, rows_KV.shape[1], dtype=torch.bool, device=rows_KV.device)
     is_forbidden_SV[restriction.owners_A, restriction.ids_A] = False
@@ -176,8 +174,9 @@ def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:
 
 
 def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction | None:
-    """Return the restriction of the tokens in [start, stop), with only their own sets, which are as wide as the
-    logits.
+    """Return the restriction of the tokens from `start` to `stop`, with only the sets that they use.
+
+    The sets are as wide as the logits.
     """
     if restriction is None:
         return None
@@ -192,7 +191,7 @@ def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction 
 
 
 def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logits_1V: Tensor) -> AfterHead:
-    """Find the operation between the head and the logits, such as a soft cap, by a trial on one token."""
+    """Return the operation between the head and the logits, such as a soft cap, found by a trial on one token."""
     config = getattr(module, "config", None)
     known: list[AfterHead] = []
     # The configuration is read first: a cap has no visible effect on small logits, but matters once they grow.
@@ -209,7 +208,7 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
             if torch.allclose(after(plain).float(), logits_1V.float(), rtol=1e-3, atol=1e-6):
                 return after
     raise ConfigError(
-        f"{type(module).__name__} changes its logits after the head in an unknown way; raise max_logits "
+        f"{type(module).__name__} changes its logits after the head in an unsupported way; raise max_logits "
         "above tokens times vocabulary, or lower max_tokens_per_micro_batch, so that the head runs in one piece"
     )
 
@@ -218,9 +217,9 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
 class LastLayer:
     """The parts of a last layer `x + attention(norm(x))` that is followed by operations on single tokens.
 
-    Keys and values are computed for all tokens; the attention's output, the feed-forward part and the last norm are
-    computed only for the scored tokens. This saves a fifth of the work with two layers, and a fiftieth with
-    twenty-four. Hooks do it for one forward pass; the model's code is unchanged.
+    Keys and values are computed for all tokens. The output of the attention, the feed-forward part and the last norm
+    are computed only for the scored tokens. This saves a fifth of the work in a model with two layers, and a fiftieth
+    with twenty-four. Hooks do this for one forward pass, and the code of the model is unchanged.
     """
 
     layer: nn.Module
@@ -229,7 +228,10 @@ class LastLayer:
 
     @contextmanager
     def only_at(self, indices_N: Tensor) -> Iterator[None]:
-        """Reduce hidden states to (1,N,H) in forward passes of this block, at indices on the flat axis (B·T) of ids."""
+        """Reduce the hidden states in forward passes during this block to (1,N,H).
+
+        The indices refer to the ids as a flat array of B·T tokens.
+        """
         whole: list[Tensor] = []
 
         def pick(values: Tensor) -> Tensor:
@@ -254,9 +256,9 @@ class LastLayer:
 
 @torch.no_grad()
 def find_last_layer(module: nn.Module, head: nn.Module) -> LastLayer | None:
-    """Return the last layer of a causal language model; None if a trial on four tokens shows another structure.
+    """Return the last layer of a causal language model, or None if a trial shows that its structure is different.
 
-    The module must be in scoring mode; `head` computes logits from hidden states.
+    The module must be in evaluation mode. `head` computes logits from hidden states.
     """
     if not (layers := shardable_layers(module)):
         return None

@@ -1,4 +1,4 @@
-"""Trainable parameters: AdamW in groups, gradient norms, and low-rank adapters (Hu et al. 2022) from `peft`."""
+"""The trainable parameters: AdamW with parameter groups, gradient norms, and low-rank adapters (Hu et al. 2022)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def _in_value_head(name: str) -> bool:
 
 
 def widen(module: nn.Module) -> None:
-    """Convert trainable half-precision weights to float32, in place.
+    """Convert trainable half-precision weights to float32, in place. Frozen weights are unchanged.
 
-    Near 0.02, neighboring bfloat16 numbers differ by 1e-4, but a step of AdamW is about as long as the learning rate,
-    such as 1e-6, so most steps would be lost to rounding. Frozen weights are unchanged.
+    Near 0.02, neighboring bfloat16 numbers differ by 1e-4. A step of AdamW is about as large as the learning rate, such
+    as 1e-6, so most steps would be lost to rounding.
     """
     half = (torch.bfloat16, torch.float16)
     trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and one.dtype in half]
@@ -35,7 +35,7 @@ def widen(module: nn.Module) -> None:
 
 
 def check_critic(config: PPOConfig, *, has_values: bool) -> None:
-    """Raise `ConfigError` for options of a critic if the module has no value head."""
+    """Raise a `ConfigError` if options of a critic are set but the module has no value head."""
     if config.of_critic and not has_values:
         raise ConfigError(
             f"{', '.join(config.of_critic)}: the module has no value head; train a PolicyWithValue (set "
@@ -44,16 +44,16 @@ def check_critic(config: PPOConfig, *, has_values: bool) -> None:
 
 
 def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """Create an AdamW optimizer over the groups of `parameter_groups`."""
+    """Create an AdamW optimizer with the groups of `parameter_groups`."""
     groups = parameter_groups(module, config)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
 
 
 def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any]]:
-    """Return the trainable parameters in groups: by name pattern, value head or policy, and matrix or vector.
+    """Divide the trainable parameters into groups by name pattern, value head or policy, and matrix or vector.
 
     Raises:
-        ConfigError: nothing in the module is trainable, or a pattern of `lr_by_name` applies to no parameter.
+        ConfigError: If the module has no trainable parameters, or a pattern of `lr_by_name` matches none.
     """
 
     def pattern_of(name: str) -> str | None:
@@ -67,23 +67,23 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
         kind = (pattern_of(name), _in_value_head(name), parameter.dim() >= 2)
         groups.setdefault(kind, []).append(parameter)
     if not groups:
-        raise ConfigError("nothing in the module is trainable: no parameter requires a gradient")
+        raise ConfigError("the module has no trainable parameters; set requires_grad for at least one of them")
     used = {pattern for pattern, _, _ in groups}
     for pattern in [one for one in config.lr_by_name if one not in used]:
         if fits := [name for name in trained if fnmatchcase(name, pattern)]:
             raise ConfigError(
-                f"lr_by_name: {pattern!r} has no effect after {pattern_of(fits[0])!r}, which "
+                f"lr_by_name: {pattern!r} has no effect, because the earlier pattern {pattern_of(fits[0])!r} "
                 "matches the same parameters; put it first"
             )
         names = list(trained)
         shown = ", ".join(names if len(names) <= 6 else [*names[:5], names[-1]])
         raise ConfigError(
-            f"lr_by_name: {pattern!r} matches none of the {len(names)} trained parameters, such as {shown}"
+            f"lr_by_name: {pattern!r} does not match any of the {len(names)} trained parameters, such as {shown}"
         )
     of_value = [pattern for pattern, is_value, _ in groups if is_value]
     if config.value_lr is not None and of_value and None not in of_value:
         raise ConfigError(
-            "value_lr has no effect, since patterns of lr_by_name match the whole value head; remove one of them"
+            "value_lr has no effect, because patterns in lr_by_name match the whole value head; remove one of them"
         )
     made: list[dict[str, Any]] = []
     for (fitting, is_value, is_matrix), parameters in groups.items():
@@ -95,7 +95,7 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
 
 
 def rates(config: PPOConfig, factor: float) -> dict[str, float]:
-    """Return the learning rates at this factor under their log names: `lr`, `value_lr` if set, and `lr/<pattern>`."""
+    """Return the learning rates for this factor under their names in logs: `lr`, `value_lr` and `lr/<pattern>`."""
     named = {"lr": config.lr} | {f"lr/{pattern}": rate for pattern, rate in config.lr_by_name.items()}
     if config.value_lr is not None:
         named["value_lr"] = config.value_lr
@@ -111,38 +111,38 @@ def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def reorder_optimizer_state(
     names: Sequence[str], theirs: Sequence[str] | None, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Reorder a saved state over the same parameters in other groups, as `optimizer` would have saved it.
+    """Convert a saved state to the order of the parameters in this optimizer, whose groups may differ.
 
-    `names` and `theirs` are the parameters of this optimizer and of the saved one, in order. None means that the groups
-    are the same.
+    `names` and `theirs` are the names of the parameters in this optimizer and in the saved one, in order. If `theirs`
+    is `None`, the groups are the same.
     """
     if theirs is None or list(theirs) == list(names):
         return dict(state)
     if sorted(theirs) != sorted(names):
-        raise ValueError("the saved state has other trained parameters")
+        raise ValueError("the trained parameters of the saved state are different")
     index_of = {name: index for index, name in enumerate(names)}
     moments = {index_of[theirs[int(index)]]: moment for index, moment in state["state"].items()}
     return {"state": moments, "param_groups": optimizer.state_dict()["param_groups"]}
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Clip the gradients to a 2-norm, unless `limit` is None; return the norm before clipping, over all shards."""
+    """Clip the gradients to a 2-norm unless `limit` is `None`, and return the norm over all shards before clipping."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None:
-    """Add adapters to a `transformers` model or a `PolicyWithValue`, in place; only they and a value head are trained.
+    """Add adapters to a `transformers` model or a `PolicyWithValue`, in place. Only they and a value head are trained.
 
-    Initially they have no effect, since one of an adapter's two matrices is 0; the other is random.
+    Initially, they have no effect, because one of the two matrices of an adapter is 0. The other is random.
 
     Raises:
-        ConfigError: `peft` is not installed, the module already has adapters, or no layer matches a target.
+        ConfigError: If `peft` is not installed, the module already has adapters, or no layer matches a target.
     """
     try:
         import peft
     except ImportError as error:
-        raise ConfigError(f"lora needs peft; {install_hint('lora')}") from error
+        raise ConfigError(f"lora requires peft; {install_hint('lora')}") from error
     if has_adapters(module):
         raise ConfigError("the module already has adapters; remove lora to train the existing ones")
     base: Any = getattr(module, "policy", module)  # a `PolicyWithValue` contains the model and its head
@@ -160,13 +160,13 @@ def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None
 
 
 def has_adapters(module: nn.Module) -> bool:
-    """Return True if there are low-rank adapters in the module."""
+    """Return True if the module has low-rank adapters."""
     return any(_is_adapter(layer) for layer in module.modules())
 
 
 @contextmanager
 def without_adapters(module: nn.Module) -> Iterator[None]:
-    """Disable the module's adapters inside the block."""
+    """Disable the adapters of the module during the block."""
     layers: list[Any] = [layer for layer in module.modules() if _is_adapter(layer)]
     trainable = {parameter: parameter.requires_grad for parameter in module.parameters()}
     for layer in layers:

@@ -1,13 +1,13 @@
-"""Training of one module by several processes: FSDP2 shards it, micro-batches are distributed, and results are summed.
+"""Training of one module in several processes. FSDP2 shards it, micro-batches are distributed, and results are summed.
 
-Every process gets the same rows and draws the same random order; only the micro-batches differ. Gradients are summed
-over processes, not averaged, since the losses of micro-batches are shares of the loss of the whole batch
-(`losses.GlobalBatch`). If `torch.distributed` is not initialized, there is only one process, and all functions here do
-nothing.
+Every process receives the same rows and draws the same random order; only the micro-batches differ. Gradients are
+summed over processes, not averaged, since the loss of a micro-batch is a part of the loss of the whole batch
+(`losses.GlobalBatch`). If `torch.distributed` is not initialized, there is only one process, and the functions of this
+module do nothing.
 
-The first process sends orders that the others follow (`ShardedLearner`, `follow`). All processes must enter each
-collective operation; if one fails, the others would wait forever. Failures are therefore recorded in a store that all
-processes share (`ProcessGroup`), and processes check it while they wait in a collective operation.
+The first process sends orders, which the others follow (`ShardedLearner`, `follow`). All processes must enter each
+collective operation. If one process fails, the others would wait forever. Failures are therefore recorded in a store
+that all processes share (`ProcessGroup`), and processes check it while they wait in a collective operation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STARTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The rank of this process among the processes that train a module, and their number."""
+    """The rank of this process among the processes that train a module, and the number of processes."""
 
     rank: int = 0
     size: int = 1
@@ -54,7 +54,7 @@ class Processes:
 
     @classmethod
     def current(cls) -> Processes:
-        """Return the processes of `torch.distributed`, or this process alone."""
+        """Return the processes of `torch.distributed`, or only this process."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), True)
@@ -65,14 +65,15 @@ class Processes:
         return self.rank == 0
 
     def shard(self, module: nn.Module, precision: torch.dtype = torch.float32) -> None:
-        """Shard a module's parameters over the processes, in place, before an optimizer is created.
+        """Shard the parameters of a module over the processes, in place, before an optimizer is created.
 
-        Each layer that `transformers` does not split is a separate unit, gathered for its forward and backward pass and
-        then freed; the remaining layers form another unit. All processes start with the weights of the first process.
+        Each layer that `transformers` does not split forms a separate unit. Its parameters are gathered for the forward
+        and the backward pass, and then freed. The remaining layers form another unit. All processes start with the
+        weights of the first process.
 
-        The module must be on its final device, and must be called as a whole from then on, so that its hooks run. With
-        bfloat16, parameters are gathered in bfloat16 and gradients are summed in float32; with float32, the type of the
-        weights is used.
+        The module must be on its final device. From then on, it must be called as a whole, so that its hooks run. With
+        bfloat16, parameters are gathered in bfloat16, and gradients are summed in float32. With float32, the type of
+        the weights is used.
         """
         if not self.is_group or isinstance(module, FSDPModule):
             return
@@ -90,22 +91,21 @@ class Processes:
                 one.set_force_sum_reduction_for_comms(True)
 
     def same_weights(self, module: nn.Module) -> None:
-        """Copy the first process's weights to every process, without sharding the module."""
+        """Copy the weights of the first process to all processes, without sharding the module."""
         if not self.is_group:
             return
         if _device_of(module).type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
             raise ConfigError(
-                f"this is process {_local_rank()} of this machine, which has {count} GPUs; start at most that "
-                "many processes"
+                f"process {_local_rank()} of this machine has no GPU, because there are only {count} GPUs; "
+                "start at most that many processes"
             )
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), 0)
 
     def share(self, parts: Sequence[Ints]) -> list[Ints]:
-        """Return this process's share of the micro-batches. All shares have the same size, as collective operations
-        require.
+        """Return the micro-batches of this process. All processes get equally many, as collective operations require.
 
-        Micro-batches are halved until there are enough of them; empty ones pass through the module like all others.
+        Micro-batches are halved until there are enough of them. Empty ones pass through the module like all others.
         """
         parts = list(parts)
         wanted = -(-len(parts) // self.size) * self.size
@@ -123,7 +123,7 @@ class Processes:
         return [Diagnostics(one) for one in self._gathered(mine)]
 
     def added(self, values: Array) -> Array:
-        """Sum arrays of one shape over processes."""
+        """Add up arrays of the same shape over processes."""
         if self.size == 1:
             return values
         return np.sum(self._gathered(values), axis=0, dtype=values.dtype)
@@ -136,10 +136,10 @@ class Processes:
 
 @contextmanager
 def process_group() -> Iterator[Processes]:
-    """Open the group of processes started by `torchrun` or Ray Train; otherwise this process is the only one.
+    """Open the group of processes that `torchrun` or Ray Train started, if any.
 
-    Tensors on a CPU use gloo, those on accelerators NCCL; each process uses the accelerator of its local rank. If the
-    block raises an exception, the group is not closed, since other processes may have ended or be waiting.
+    Tensors on a CPU use gloo, those on accelerators use NCCL. Each process uses the accelerator with its local rank. If
+    the block raises an exception, the group is not closed, because other processes may have ended or may be waiting.
     """
     if dist.is_initialized() or not os.environ.keys() >= _STARTED:
         yield Processes.current()
@@ -171,7 +171,7 @@ def shardable_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def whole(state: Any, *, keep: bool = True) -> Any:
-    """Gather the shards of all processes on the CPU, for a `state_dict` of a module or an optimizer.
+    """Gather the shards of all processes on the CPU, for the `state_dict` of a module or an optimizer.
 
     Every process must call this function with a tree of the same structure. If `keep` is false, tensors become None.
     """
@@ -189,7 +189,7 @@ def whole(state: Any, *, keep: bool = True) -> Any:
 
 @torch.no_grad()
 def copy_weights_into(module: nn.Module, target: nn.Module | None) -> None:
-    """Copy a module's weights, sharded or not, into an unsharded target; every process must call it."""
+    """Copy the weights of a module, sharded or not, to a target that is not sharded. All processes must call this."""
     own = target.state_dict() if target is not None else {}
     for name, tensor in module.state_dict().items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -198,15 +198,13 @@ def copy_weights_into(module: nn.Module, target: nn.Module | None) -> None:
 
 
 def load_module(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load `whole` weights into a module, sharded or not, like `Module.load_state_dict`."""
+    """Load weights from `whole` into a module, sharded or not, like `Module.load_state_dict`."""
     own = module.state_dict()
     module.load_state_dict({name: _shard_like(value, own.get(name)) for name, value in state.items()})
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load an optimizer's `whole` state into an optimizer whose parameters may be sharded; its options are
-    unchanged.
-    """
+    """Load a state from `whole` into an optimizer whose parameters may be sharded. Its options are unchanged."""
     parameters = dict(enumerate(one for group in optimizer.param_groups for one in group["params"]))
     kept = {
         index: {key: _shard_like(value, parameters.get(int(index))) for key, value in moments.items()}
@@ -219,7 +217,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
 
 def _shard_like(value: Any, like: Any) -> Any:
-    """Return a copy of a whole tensor, sharded like `like`; return other values unchanged."""
+    """Return a copy of a tensor that is sharded like `like`. Other values are returned unchanged."""
     if not isinstance(value, Tensor):
         return value
     if not (isinstance(like, DTensor) and value.shape == like.shape):
@@ -238,7 +236,7 @@ _BROKEN, _HEARD, _OVER, _LEFT = "broken", "heard", "over", "left"
 
 
 class ProcessGroup:
-    """Sends orders from the first process to the others, and records failures in a store shared by all processes."""
+    """Sends orders from the first process to the others, and records failures in a store that all share."""
 
     def __init__(self, processes: Processes, store: Any) -> None:
         self.processes, self._store = processes, store
@@ -246,21 +244,20 @@ class ProcessGroup:
         self._orders = dist.new_group(backend="gloo", timeout=_ORDERS_WAIT)
 
     def order(self, *order: Any) -> None:
-        """Send an order, which consists of a name and picklable arguments, to the others; called by the first
-        process.
-        """
+        """Send an order to the other processes. An order is a name with arguments that can be pickled."""
         dist.broadcast_object_list([order], 0, group=self._orders)
 
     def next_order(self) -> tuple[Any, ...] | None:
-        """Wait for the next order of the first process; None after the last one. Called by the other processes."""
+        """Wait for the next order from the first process and return it. After the last order, return None."""
         box: list[Any] = [None]
         dist.broadcast_object_list(box, 0, group=self._orders)
         order: tuple[Any, ...] = box[0]
         return order or None
 
     def call(self, make: Callable[[], Value]) -> Value:
-        """Make a call that involves all processes; raise a `TrainingError` with the reason if another process
-        failed.
+        """Make a call in which all processes take part.
+
+        If another process fails, a `TrainingError` with the reason is raised.
         """
         made = _in_thread(make)
         while not wait([made], timeout=_LOOK_S).done:
@@ -287,20 +284,20 @@ class ProcessGroup:
         raise TrainingError(self._store.get(_BROKEN).decode())
 
     def end(self) -> None:
-        """Record that the run is over, and wait until the others leave the store, which the first process may host."""
+        """Record that the run is over, and wait until the other processes stop using the store."""
         self._store.set(_OVER, "1")
         end = time.monotonic() + _LEAVING_S
         while self._store.add(_LEFT, 0) < self.processes.size - 1 and time.monotonic() < end:
             time.sleep(_LOOK_S / 4)
 
     def leave(self) -> None:
-        """Stop reading the store; called by the other processes when they end."""
+        """Stop using the store. The other processes call this when they end."""
         with suppress(RuntimeError):  # see `_is_noted`
             self._store.add(_LEFT, 1)
 
     @property
     def is_over(self) -> bool:
-        """True if the first process has ended or is about to end; it reports the reason itself."""
+        """True if the first process has ended or is about to end. It reports the reason itself."""
         return self._is_noted(_OVER) or self._is_noted(_HEARD)
 
     def _is_noted(self, note: str) -> bool:
@@ -310,7 +307,7 @@ class ProcessGroup:
             return note != _BROKEN
 
     def break_off(self, error: BaseException) -> bool:
-        """Report to the first process why this process cannot continue; return True if the report arrived."""
+        """Tell the first process why this process cannot continue. Return True if the message arrived."""
         reason = str(error) if isinstance(error, RewardKitError) else f"{type(error).__name__}: {error}"
         note = f"process {self.processes.rank + 1} of {self.processes.size}: {reason}"
         with suppress(RuntimeError):  # see `_is_noted`
@@ -318,7 +315,7 @@ class ProcessGroup:
         return self.is_over_within(_GRACE_S)
 
     def is_over_within(self, seconds: float) -> bool:
-        """Wait for the end of the first process; return True if it ended in time."""
+        """Wait for the end of the first process, and return True if it ended in time."""
         end = time.monotonic() + seconds
         while not self.is_over and time.monotonic() < end:
             time.sleep(_LOOK_S)
@@ -327,9 +324,9 @@ class ProcessGroup:
 
 @contextmanager
 def open_process_group() -> Iterator[ProcessGroup | None]:
-    """Open the group of processes that were started together; None if there is only one process.
+    """Open the group of processes that were started together, or return None if there is only one process.
 
-    If the block of the first process raises an exception, the others end without another order; otherwise the first
+    If the block of the first process raises an exception, the others end without another order. Otherwise, the first
     process sends a last order.
     """
     with process_group() as processes:
@@ -339,7 +336,8 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
         host, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
         if not (host and port):
             raise ConfigError(
-                "torch.distributed was set up without MASTER_ADDR and MASTER_PORT; start the processes with torchrun"
+                "torch.distributed was initialized without MASTER_ADDR and MASTER_PORT; "
+                "start the processes with torchrun"
             )
         stores: Any = dist
         # A separate connection, since a waiting collective operation may occupy the other one.
@@ -357,7 +355,7 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
 
 
 def _in_thread(call: Callable[[], Value]) -> Future[Value]:
-    """Run a call in a daemon thread, on the current accelerator, so that the process can end without waiting for it."""
+    """Run a call in a daemon thread on the current accelerator, so that the process can end without waiting for it."""
     made: Future[Value] = Future()
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
@@ -374,16 +372,16 @@ def _in_thread(call: Callable[[], Value]) -> Future[Value]:
 
 
 class ShardedLearner:
-    """The learner of the first of several processes; it has the methods of `PPOLearner`, which all processes run.
+    """The learner of the first of several processes, with the methods of `PPOLearner`. All processes run them.
 
-    A copy of the module is sharded. The module itself stays whole and gets the new weights after each update, for
+    A copy of the module is sharded. The module itself is not sharded, and gets the new weights after each update, for
     acting and for saving.
 
     Args:
-        module: the weights in training.
-        make: a function that creates the `PPOLearner` over a module, identical on every process.
+        module: the module to train.
+        make: a function that creates the `PPOLearner` for a module, the same in every process.
         group: the processes.
-        setup: the first order, from which the others create their learners; see `follow`.
+        setup: the first order, with which the others create their learners; see `follow`.
     """
 
     def __init__(
@@ -427,21 +425,21 @@ _CHANGING = ("update", "load_state_dict")
 
 
 def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
-    """Execute the orders of the first process until its last order or its end; called by the other processes.
+    """Execute the orders of the first process until it sends its last order or ends. The other processes call this.
 
-    Signals are ignored, since the first process stops the others; a signal to all of them would interrupt an update for
-    which the first process still waits.
+    Signals are ignored, because the first process stops the others. A signal to all of them would interrupt an update
+    for which the first process is still waiting.
 
     Args:
         group: the processes.
-        make: a function that creates the learner over the same module from the first order.
+        make: a function that creates the learner for the same module from the first order.
 
     Returns:
-        True after a last order. If False, a thread may still wait in a collective operation, so the process should
-        exit.
+        True if the last order was received. If False, a thread may still be waiting in a collective operation, so the
+        process should exit.
 
     Raises:
-        RewardKitError: this process could not continue, and could not report this to the first process.
+        RewardKitError: If this process cannot continue, and cannot report this to the first process.
     """
 
     def obey() -> None:

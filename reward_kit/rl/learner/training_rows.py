@@ -1,7 +1,7 @@
-"""Rows for the learner: without padding, with the tokens in the loss selected, and split into parts for the module.
+"""Rows in the form that the learner uses: without padding, with the tokens in the loss selected, and in parts.
 
-Each part is padded on the right to its longest row. With causal attention, no token then attends to padding, so no mask
-is needed. The axis `_N` is that of the tokens in the loss.
+Each part is padded on the right to its longest row. With causal attention, no other token attends to this padding, so
+no mask is needed. The axis `_N` contains the tokens in the loss.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from reward_kit.tokens import PackedBatch, TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
 CHOICE = "is_choice"
-"""The column that is 1 for tokens with a choice; without the column, every token has a choice."""
+"""The column that is 1 for tokens with a choice. Without this column, every token has a choice."""
 _COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "value_mask")
 
 
 class Restriction(NamedTuple):
-    """The tokens of a part that were sampled under a constraint, and the allowed ids."""
+    """The tokens of a part that were sampled under a constraint, and the ids that it allowed."""
 
     tokens_K: Tensor  # The tokens' indices on the axis N, ascending
     sets_K: Tensor  # The index of each token's set of allowed ids, which several tokens may share
@@ -64,17 +64,17 @@ class TrainingRows:
 
     @classmethod
     def of(cls, rows: TokenBatch, mask: str = "loss_mask") -> TrainingRows:
-        """Parse the rows of `build_rows` with any padding; `mask` is 1 for tokens in the loss.
+        """Convert the rows of `build_rows`, with any padding. `mask` is the name of the mask of tokens in the loss.
 
         Raises:
-            ConfigError: an array is missing.
-            TrainingError: a token in the loss is the first token of its row, which is not predicted.
+            ConfigError: If an array is missing.
+            TrainingError: If the first token of a row is in the loss, because no token predicts it.
         """
         if not isinstance(rows, TokenBatch):
             raise ConfigError(f"expected rows from build_rows, got {type_name(rows)}")
         for key in ("input_ids", "attention_mask", mask):
             if key not in rows.batch:
-                raise ConfigError(f"the rows have no {key!r}, which the learner needs; create them with build_rows")
+                raise ConfigError(f"the rows have no {key!r}, which the learner requires; create them with build_rows")
         is_token, takes_part = rows.batch["attention_mask"] != 0, rows.batch[mask] != 0
         lengths = np.count_nonzero(is_token, axis=1).astype(np.int64)
         flat = np.flatnonzero(takes_part & is_token)
@@ -83,7 +83,8 @@ class TrainingRows:
         places = columns_N - (is_token.argmax(axis=1)[rows_N] if len(flat) else 0)
         if len(places) and places.min() == 0:
             raise TrainingError(
-                f"row {rows_N[places.argmin()]}: the first token is a sampled token, but no prediction exists for it"
+                f"row {rows_N[places.argmin()]}: the first token is a sampled token, but no token precedes it to "
+                "predict it"
             )
         sets_N, sets = _allowed(rows, rows_N, places)
         if "value_mask" in rows.batch:
@@ -110,16 +111,16 @@ class TrainingRows:
 
     @property
     def choices(self) -> int:
-        """The number of tokens in the loss that train the policy; the others train only the critic."""
+        """The number of tokens in the loss that train the policy. The others train only the critic."""
         chosen = self.columns.get(CHOICE)
         return self.count if chosen is None else int(np.count_nonzero(chosen))
 
     def without_forced(self, *, keep_firsts: bool) -> TrainingRows:
-        """Remove the tokens for which a constraint left only one id, since they involve no choice.
+        """Remove the tokens for which a constraint allowed only one id, because the policy had no choice.
 
-        Their log-probability is 0 for any weights, so counting them would reduce the means over tokens of losses,
-        entropies and divergences. If `keep_firsts` is true, the first token of an action, at which the critic predicts
-        the value, is kept with 0 in the column `CHOICE`, so that no other loss counts it.
+        Their log-probability is 0 for any weights, so they would reduce the mean losses, entropies and divergences. If
+        `keep_firsts` is true, the first token of an action is kept, because the critic predicts the value there. It has
+        0 in the column `CHOICE`, so that no other loss counts it.
         """
         sizes = np.array([*map(len, self.sets), 0])
         is_forced = sizes[self.sets_N] == 1
@@ -144,12 +145,13 @@ class TrainingRows:
         return np.repeat(np.arange(len(self.counts_B)), self.counts_B)
 
     def token_indices(self, rows: Ints) -> Ints:
-        """Return the indices on the axis N of these rows' tokens, row by row."""
+        """Return the indices of the tokens in the loss that belong to these rows, row by row."""
         return ranges((np.cumsum(self.counts_B) - self.counts_B)[rows], self.counts_B[rows])
 
     def part(self, rows: Ints, device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
-        """Return these rows as a micro-batch on a device; without rows, return one row with one token that is not in
-        the loss.
+        """Return these rows as a micro-batch on a device.
+
+        If there are no rows, the micro-batch has one row with one token, which is not in the loss.
         """
         lengths, counts = self.lengths_B[rows], self.counts_B[rows]
         width = int(lengths.max(initial=1))
@@ -187,7 +189,7 @@ class TrainingRows:
 
 
 def _allowed(rows: TokenBatch, rows_N: Ints, positions_N: Ints) -> tuple[Ints, tuple[Array, ...]]:
-    """Return the index of each loss token's set of allowed ids, or -1 without a constraint, and the sets."""
+    """Return the index of the set of allowed ids for each token in the loss (-1 without a constraint), and the sets."""
     sets_N = np.full(len(rows_N), -1, dtype=np.int64)
     numbers: dict[bytes, int] = {}
     for row, allowed in enumerate(rows.non_tensor_batch.get("allowed_ids", ())):
@@ -214,30 +216,30 @@ def to_tensors(
     pin_memory: bool = False,
     non_blocking: bool = False,
 ) -> TensorBatch:
-    """Convert arrays of `rows.batch` to tensors of the same shapes: real numbers as `dtype`, ids and masks as int64.
+    """Convert arrays of `rows.batch` to tensors of the same shapes.
 
-    Packed rows also have `cu_seqlens` in int32, as attention kernels expect. On the CPU, a tensor shares the memory of
-    an array of the same type.
+    Real numbers become `dtype`, while ids and masks become int64. Packed rows also have `cu_seqlens` in int32, as
+    attention kernels require. On a CPU, a tensor shares the memory of an array with the same type.
 
     Args:
         rows: the batch, padded or packed.
-        keys: the names of the arrays; by default all.
+        keys: the names of the arrays. If None, all arrays are converted.
         device: the device of the tensors.
         dtype: the type of the real numbers.
-        pin_memory: copy through page-locked memory, from which an accelerator can copy asynchronously; with device
-            "cpu", the tensors stay in page-locked memory.
-        non_blocking: do not wait for the copies; later work on the device waits for them. Effective only with
-            `pin_memory`.
+        pin_memory: whether to copy through page-locked memory, from which an accelerator can copy asynchronously. With
+            the device "cpu", the tensors stay in page-locked memory.
+        non_blocking: whether to return before the copies are complete. Later work on the device waits for them. This
+            has an effect only with `pin_memory`.
 
     Raises:
-        ConfigError: the batch has no array of this name, or `pin_memory` is set without an accelerator.
+        ConfigError: If an array does not exist, or `pin_memory` is set without an accelerator.
     """
     arrays = rows.batch if isinstance(rows, TokenBatch) else {**rows.batch, "cu_seqlens": rows.cu_seqlens}
     for key in keys or ():
         if key not in arrays:
             raise ConfigError(f"the rows have no {key!r}{did_you_mean(key, arrays)}")
     if pin_memory and not torch.accelerator.is_available():
-        raise ConfigError("pin_memory needs an accelerator, which this machine does not have; remove it")
+        raise ConfigError("pin_memory requires an accelerator, but this machine has none; remove it")
     tensors = {}
     for key, values in arrays.items():
         if keys is None or key in keys:

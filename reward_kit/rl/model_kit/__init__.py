@@ -1,1 +1,4 @@
-"""Small models without a hub: tokenizers, decoders, supervised training; the public names are in `reward_kit.rl`."""
+"""Small models that need no model hub: tokenizers, decoders and supervised training.
+
+The public names are in `reward_kit.rl`.
+"""

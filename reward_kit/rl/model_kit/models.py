@@ -1,19 +1,21 @@
-"""Small models without a hub: chat templates, domain tokenizers, decoders of given sizes, and model directories.
+"""Small models that need no hub: chat templates, domain tokenizers, decoders of any size, and model directories.
 
-The chat template has one token per role and nothing between messages:
+The chat template has one token for each role and nothing between messages:
 
-    <|tools|>{"type": "function", …}       the tools, one per line, if any
+    <|tools|>{"type": "function", …}       the tools, one per line, if there are any
     <|system|>You do chores.<|user|>You see a fridge 1.
     <|assistant|>go to fridge 1<|end|>     (without these line breaks)
     <|tool|>You arrive.<|assistant|>
 
-A message ends where the mark of the next message begins; only the assistant's messages end with a separate token,
-`<|end|>`, the end-of-sequence token. A message's text never depends on later messages, so the tokens of an episode so
-far are always a prefix of its next prompt. A mark inside a message is split, so that no text can imitate another role.
-Calls are written as in the action format "hermes".
+A message ends where the token of the next role begins. Only the messages of the assistant end with a separate token,
+the end-of-sequence token `<|end|>`. The text of a message never depends on later messages, so the tokens of an episode
+so far are always a prefix of its next prompt. If a message contains the text of a special token, that text is split
+into several tokens, so that no message can imitate another role. Tool calls are written as in the action format
+"hermes".
 
-Decoders have the architecture of Qwen3: a Llama with normalized queries and keys, so that attention cannot saturate at
-the high learning rates of small models. `transformers`, vLLM, SGLang and llama.cpp run it unchanged.
+Decoders have the architecture of Qwen3. This is a Llama with normalized queries and keys, so that attention cannot
+saturate at the high learning rates that small models use. It runs unchanged in `transformers`, vLLM, SGLang and
+llama.cpp.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 ROLE_MARKS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>")
 SPECIAL_TOKENS = (PAD, UNKNOWN, END, *ROLE_MARKS)
 CALL_MARKS = ("<tool_call>", "</tool_call>")
-"""The marks around a call in JSON; each mark is one token and part of the text."""
+"""The tokens around a tool call in JSON. Each of them is one token and part of the text."""
 CHAT_TEMPLATE = """\
 {%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
 {%- macro words(content) -%}
@@ -78,7 +80,7 @@ CHAT_TEMPLATE = """\
 {%- else -%}{{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-"""A chat template with system messages, tools and calls; each role is one token that no message text can contain."""
+"""A chat template with system messages, tools and calls. Each role is one token, which no message can contain."""
 TERSE_TEMPLATE = """\
 {%- macro safe(text) -%}{{ text | replace('<|', '< |') }}{%- endmacro -%}
 {%- for message in messages -%}
@@ -89,8 +91,8 @@ TERSE_TEMPLATE = """\
 {{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-"""The shortest chat template, for models of one task: all text outside of the assistant's answers comes from the
-environment.
+"""The shortest chat template, for models of a single task. All text outside of the answers of the assistant comes from
+the environment.
 
     Your task is: …<|assistant|>go to fridge 1<|end|> You arrive.<|assistant|>
 
@@ -113,38 +115,40 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     r"""Build a tokenizer with the chat template, for `save_pretrained` and `AutoTokenizer.from_pretrained`.
 
-    With "word", a text is split into units, words (`\w+`) and single symbols, each with one preceding space; other
-    white space is split into characters. The vocabulary contains the pieces of `texts` and `words`, each with and
-    without a preceding space, and white space. Other pieces become `<|unknown|>`; `unknown_pieces` counts them. The
-    text of a sequence is the concatenation of its tokens' texts, as constrained decoding requires.
+    With "word", a text is split into units, words (`\w+`) and single symbols, each with at most one preceding space.
+    Other white space is split into characters. The vocabulary contains white space and all pieces of `texts` and
+    `words`, both with and without a preceding space. Other pieces become `<|unknown|>`, and `unknown_pieces` counts
+    them. The text of a sequence is the concatenation of the texts of its tokens, as constrained decoding requires.
 
     With "byte", a token is a byte of UTF-8, and no piece is unknown.
 
     Args:
         texts: the texts of the domain, for the vocabulary.
         words: further words and phrases that may occur but are not in `texts`.
-        units: regular expressions (Oniguruma syntax) for sequences of words that become one token; the first match
-            counts. For example, `[a-z]+ \d+` makes "fridge 1" one token, and `\{"name": "` the beginning of a call.
+        units: regular expressions (Oniguruma syntax) for sequences of words that become one token. The first expression
+            that matches is used. For example, `[a-z]+ \d+` makes "fridge 1" one token, and `\{"name": "` the beginning
+            of a tool call.
         level: "word" or "byte".
-        spaces: "kept" keeps white space; "single" replaces every run of white space with one space, and removes it at
-            the ends of a text; with "none", white space only separates pieces, so that a word has one form, and tokens
-            are joined by one space. A tokenizer with "none" supports no grammars, only choices among listed texts.
-        dropped: regular expressions (Oniguruma syntax) whose matches are first removed from every text, in order, such
-            as `(?i)\b(?:a|the)\b`. The model does not see the matches, and cannot distinguish choices that differ only
-            in them.
-        chat_template: the chat template in Jinja, with the marks above.
-        context: the `model_max_length`.
+        spaces: "kept" keeps white space. "single" replaces every run of white space with one space, and removes white
+            space at both ends of a text. With "none", white space only separates pieces, so that a word has only one
+            form, and tokens are joined with one space. A tokenizer with "none" supports no grammars, only choices from
+            a list.
+        dropped: regular expressions (Oniguruma syntax) whose matches are removed from every text first, in this order,
+            such as `(?i)\b(?:a|the)\b`. The model does not see the matches, so it cannot distinguish choices that
+            differ only in them.
+        chat_template: the chat template in Jinja, with the special tokens above.
+        context: the `model_max_length` of the tokenizer.
 
     Raises:
-        ConfigError: the level is unknown, a vocabulary is missing or superfluous, or an expression is invalid.
+        ConfigError: If the level is unknown, the vocabulary is missing or has no effect, or an expression is invalid.
     """
     check_choice("level", level, get_args(Level))
     check_choice("spaces", spaces, get_args(Spaces))
     if level == "byte" and (units or list(words) or list(texts) or spaces == "none"):
-        raise ConfigError("level='byte' has no vocabulary to build; remove texts, words, units and spaces='none'")
+        raise ConfigError("level='byte' builds no vocabulary; remove texts, words, units and spaces='none'")
     for name, expressions in (("units", units), ("dropped", dropped)):
         for expression in expressions:
-            with boundary(ConfigError, f"{name}: {expression!r} is not a regular expression"):
+            with boundary(ConfigError, f"{name}: {expression!r} is not a valid regular expression"):
                 Regex(expression)
     steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(expression), "") for expression in dropped]
     if spaces == "single":
@@ -190,7 +194,7 @@ def _word_level(
         plain = normalizer.normalize_str(text) if normalizer is not None else text
         pieces.update(piece for piece, _ in core.pre_tokenizer.pre_tokenize_str(plain))
     if not pieces:
-        raise ConfigError("level='word' requires texts or words for the vocabulary; for bytes, set level='byte'")
+        raise ConfigError("level='word' requires texts or words for the vocabulary; or set level='byte' to use bytes")
     if spaces != "none" and (words := [piece for piece in pieces if not piece.isspace()]):
         # Add the other form of every piece, with or without a space, and white space.
         others = [piece[1:] if piece.startswith(" ") else f" {piece}" for piece in words]
@@ -203,7 +207,7 @@ def _word_level(
 
 
 def unknown_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Counter[str]:
-    """Count the pieces of texts, excluding marks of the chat template, that are not in the vocabulary."""
+    """Count the pieces of the given strings that are not in the vocabulary. Special tokens are not counted."""
     pieces: Counter[str] = Counter()
     for text in texts if tokenizer.unk_token_id is not None else ():
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -214,7 +218,7 @@ def unknown_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> 
 
 
 def tool_texts(tools: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the texts of tools in the chat template, for the vocabulary of a tokenizer."""
+    """Return the strings that the chat template writes for tools, for the vocabulary of a tokenizer."""
     return [json.dumps(tool, ensure_ascii=False) for tool in tools]
 
 
@@ -238,9 +242,10 @@ def build_decoder(
 ) -> Qwen3ForCausalLM:
     """Build a decoder with new weights, which depend only on the arguments.
 
-    Embeddings start at a standard deviation of 0.02, so that with tied weights all tokens are about equally likely.
-    Matrices start at 1/√(their inputs), so that activations keep their size at any width. The two matrices of a layer
-    that write to the residual stream start at zero, so that every layer starts as the identity.
+    Embeddings are initialized with a standard deviation of 0.02, so that all tokens are about equally likely if the
+    weights are tied. Matrices are initialized with a standard deviation of 1/√n for n inputs, so that activations have
+    the same size at any width. The two matrices of a layer that write to the residual stream are initially zero, so
+    that every layer is initially the identity.
 
     Args:
         tokenizer: the tokenizer, or the number of its tokens.
@@ -248,14 +253,14 @@ def build_decoder(
         width: the width of the residual stream.
         heads: the number of attention heads, a divisor of `width`.
         context: the maximum sequence length in tokens.
-        kv_heads: the number of key and value heads, a divisor of `heads`; by default `heads`.
-        hidden: the width inside a layer's MLP; by default 8/3 of `width`, rounded up to a multiple of 32.
-        tie: whether to use the embeddings also as the output matrix.
+        kv_heads: the number of key and value heads, a divisor of `heads`. If None, it is `heads`.
+        hidden: the width inside the MLP of a layer. If None, it is 8/3 of `width`, rounded up to a multiple of 32.
+        tie: whether the embeddings are also used as the output matrix.
         seed: the seed of the weights.
         dtype: the type of the weights.
 
     Raises:
-        ConfigError: a number is below 1, or is not divisible as required.
+        ConfigError: If a number is below 1 or is not divisible as required.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     hidden = _MULTIPLE * math.ceil(8 * width / 3 / _MULTIPLE) if hidden is None else hidden
@@ -296,7 +301,7 @@ def build_decoder(
 
 @torch.no_grad()
 def initialize(model: PreTrainedModel, seed: int) -> None:
-    """Initialize float32 weights in place, as described in `build_decoder`; layers must have the names of Llama."""
+    """Initialize float32 weights in place, as described in `build_decoder`. The layers must have the names of Llama."""
     generator = torch.Generator().manual_seed(seed)
     for name, weights in model.named_parameters():
         if weights.ndim < 2:
@@ -313,18 +318,17 @@ def initialize(model: PreTrainedModel, seed: int) -> None:
 def compose_embeddings(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, number_weight: float = 0.5
 ) -> None:
-    """Initialize each token of several words as the sum of its words, in place: "take mug 1" as "take" + "mug" + half
-    "1".
+    """Initialize each token that consists of several words as the sum of its words, in place.
 
-    Tokens that share a word are then similar from the start, as input and, with tied weights, as output, so that a
-    model can copy words instead of learning every combination of word and command. The sums are scaled to the norm of
-    one word. Special tokens are unchanged.
+    For example, "take mug 1" becomes "take" + "mug" + half of "1". Tokens that share a word are then similar from the
+    start, both as inputs and, with tied weights, as outputs. A model can therefore copy words instead of learning every
+    combination of word and command. The sums are scaled to the norm of a single word. Special tokens are unchanged.
 
     Args:
         model: the model. All its embeddings must have the same standard deviation, as in a model from `build_decoder`.
         tokenizer: a word tokenizer from `build_tokenizer`.
         seed: the seed of the embeddings of words.
-        number_weight: the weight of a word that is a number, which matters less than the noun.
+        number_weight: the weight of a word that is a number, because numbers matter less than nouns.
     """
     table: Any = model.get_input_embeddings().weight
     std, generator = float(table.std()), torch.Generator().manual_seed(seed)
@@ -342,7 +346,7 @@ def compose_embeddings(
 
 
 def parameter_count(model: PreTrainedModel) -> int:
-    """Count the parameters; tied parameters are counted once."""
+    """Count the parameters of a model. Tied parameters are counted once."""
     return sum(weights.numel() for weights in model.parameters())
 
 
@@ -377,16 +381,16 @@ def save_model(
 ) -> None:
     """Write a directory that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` can load.
 
-    Weights are saved as safetensors. An existing directory is replaced as a whole.
+    Weights are saved as safetensors. An existing directory is replaced completely.
 
     Args:
-        folder: the directory of the model; missing parents are created.
+        folder: the directory of the model. Missing parent directories are created.
         model: a causal language model.
-        tokenizer: the model's tokenizer.
-        is_private: let only the owner read the directory; by default the umask applies.
+        tokenizer: the tokenizer of the model.
+        is_private: whether only the owner can read the directory. By default, the umask determines the permissions.
 
     Raises:
-        StoreError: the directory cannot be written; an earlier directory remains.
+        StoreError: If the directory cannot be written. An existing directory is kept.
     """
     with atomic_folder(Path(folder), is_private=is_private) as part:
         write_model(part, model, tokenizer)
@@ -395,15 +399,15 @@ def save_model(
 def load_model(
     folder: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """Load a model from a directory of `save_model`, without network access.
+    """Load a model from a directory that `save_model` wrote, without network access.
 
     Args:
         folder: the directory of the model.
-        dtype: the type of the weights; by default the saved type.
+        dtype: the type of the weights. If None, they have the type in which they were saved.
         device: the device of the weights.
 
     Raises:
-        ConfigError: the directory contains no readable model.
+        ConfigError: If the directory contains no readable model.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():

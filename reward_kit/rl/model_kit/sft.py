@@ -1,9 +1,8 @@
-"""Supervised training on the action tokens of episodes, as a warm start for small models before reinforcement learning.
+"""Supervised training on the action tokens of episodes. It prepares small models for reinforcement learning.
 
-The loss is the mean negative log-probability of the tokens whose `action_mask` is 1, optionally with label smoothing.
-
-`Demonstrations` writes an expert's actions as the tokens that a model would have sampled. Prompts and actions are built
-as in `HFAgentPolicy`, so a model sees the same tokens in training as when it acts.
+The loss is the mean negative log-probability of the tokens whose `action_mask` is 1, with optional label smoothing.
+`Demonstrations` converts the actions of an expert to the tokens that a model would have sampled. Prompts and actions
+are built as in `HFAgentPolicy`, so that a model sees the same tokens in training as when it acts.
 """
 
 from __future__ import annotations
@@ -54,28 +53,26 @@ TaughtFunction = Callable[[SingleAgentEpisode, int], bool]
 _TEXT = Plain()  # Without tools, every action is a text.
 _ANY_LENGTH = 2**31
 _POOL = 64
-"""The number of batches whose rows are sorted by length together; there is little padding, but batches vary between
-epochs.
-"""
+"""The number of batches whose rows are sorted by length together, so that there is little padding but batches vary."""
 
 
 class Demonstrations:
-    """Writes actions as the tokens of one model, with the options of the `HFAgentPolicy` that will act.
+    """Writes actions as the tokens of a model, with the options of the `HFAgentPolicy` that will act later.
 
     Args:
-        tokenizer: the model's tokenizer, with a chat template.
+        tokenizer: the tokenizer of the model, with a chat template.
         action_format: the name of the format of tool calls.
-        constrain: record the ids that the policy's constraint would have allowed at each token, so that `SFTConfig`
-            with `use_allowed_ids` trains with the masks that will apply when the model acts.
-        tools_in_prompt: pass the tools to the template.
+        constrain: whether to record the ids that the constraint of the policy would have allowed for each token. With
+            `use_allowed_ids` in `SFTConfig`, training then uses the same masks as the policy will use when it acts.
+        tools_in_prompt: whether to pass the tools to the chat template.
         tool_role: the role of messages with tool results, "tool" or "user".
-        chat_template: the chat template; by default the tokenizer's.
-        template_options: variables of the chat template.
-        max_context: the maximum number of tokens in a context; the action that exceeds it and all later actions are
-            omitted. None means no limit.
+        chat_template: the chat template. If None, it is that of the tokenizer.
+        template_options: variables for the chat template.
+        max_context: the maximum number of tokens in a context. The first action that exceeds it and all later actions
+            are left out. None means no limit.
 
     Raises:
-        ConfigError: the tokenizer has no chat template, or the format is unknown.
+        ConfigError: If the tokenizer has no chat template, or the format is unknown.
     """
 
     def __init__(
@@ -95,7 +92,10 @@ class Demonstrations:
         self.form = find_action_format(action_format, tokenizer, self.layout.source)
         end = self.layout.end_id if self.layout.end_id is not None else tokenizer.eos_token_id
         if not isinstance(end, int):
-            raise ConfigError("neither eos_token of the tokenizer nor the chat template defines an end-of-answer token")
+            raise ConfigError(
+                "the model has no end-of-answer token; "
+                "set eos_token in the tokenizer, or define it in the chat template"
+            )
         self.end, self.max_context = end, max_context
         self.constraints = TurnConstraints(self.layout, tokenizer, end, _ANY_LENGTH) if constrain else None
         self._in_prompt = {"tools_in_prompt": tools_in_prompt, "tool_role": tool_role}
@@ -109,18 +109,19 @@ class Demonstrations:
     ) -> list[SingleAgentEpisode]:
         """Return copies of the episodes with the tokens of every action, for `build_rows`.
 
-        Log-probabilities are unknown. An action that only ends the episode has no tokens. The number of tokens outside
-        the vocabulary is logged.
+        Log-probabilities are unknown. An action that only ends the episode has no tokens. The number of tokens that are
+        not in the vocabulary is logged.
 
         Args:
             episodes: the episodes, with messages as recorded by the rollout worker.
-            tools: the result of `get_tools_spec` of the episodes' resource or, if it varies, a function of an episode
-                and a step; None if there are no tool calls.
-            taught: a function that returns True if the action of an episode's step should be learned; other actions,
-                such as mistakes, only appear in the context of later actions. None means that every action is learned.
+            tools: the tools that `get_tools_spec` of the resource returns. If they vary, a function that takes an
+                episode and a step and returns the tools. None if there are no tool calls.
+            taught: a function that takes an episode and a step, and returns True if the action of the step should be
+                learned. Other actions, such as mistakes, appear only in the context of later actions. If None, every
+                action is learned.
 
         Raises:
-            ConfigError: an action, written in this format, is not parsed as the same action.
+            ConfigError: If an action is written in this format but would be parsed as a different action.
         """
         made = []
         for episode in episodes:
@@ -152,7 +153,7 @@ class Demonstrations:
 
 
 class DemonstrationWriter:
-    """Writes the actions of one episode, in order; `conversation` is the context so far."""
+    """Converts the actions of one episode to tokens, in order. `conversation` is the context so far."""
 
     def __init__(self, demonstrations: Demonstrations, conversation: TokenConversation) -> None:
         self._options, self._conversation = demonstrations, conversation
@@ -167,11 +168,12 @@ class DemonstrationWriter:
             specs: the available tools.
 
         Returns:
-            `prompt_ids`, `token_ids` and, if any, `segment_reason` and `allowed_ids`, as in `PolicyOutput.log_probs`;
-            None for an action that only ends the episode, and once the context is full.
+            A dict with `prompt_ids`, `token_ids` and, if present, `segment_reason` and `allowed_ids`, as in
+            `PolicyOutput.log_probs`. None if the action only ends the episode, or if the context is full.
 
         Raises:
-            PolicyError: the written action is not parsed as the same action, or the constraint does not allow it.
+            PolicyError: If the written action would be parsed as a different action, or the constraint does not allow
+                it.
         """
         if action["type"] == "terminate" or self._is_full:
             return None
@@ -186,7 +188,7 @@ class DemonstrationWriter:
         if _as_chat(read := form.action(text, tools)) != _as_chat(action):
             raise PolicyError(
                 f"action_format {form.name} parses {text!r} as {read!r}, not as {action!r}; use another action_format"
-                + ("" if tools else ", or pass the tools that the action calls")
+                + ("" if tools else ", or pass the tools that are called by the action")
             )
         prompt = self._conversation.prompt(seen, given)
         answer = [*options.layout.encoded(text), options.end]
@@ -211,13 +213,13 @@ class DemonstrationWriter:
 class DemonstratingPolicy(AgentPolicy):
     """A policy that acts like an expert, and records the tokens that a model would have sampled.
 
-    Use it for environments whose tools vary, since records of episodes do not store the tools.
+    Use it for environments in which the tools vary, because records of episodes do not contain the tools.
 
     Args:
-        expert: the policy that acts.
+        expert: the policy that chooses the actions.
         demonstrations: the writer of the actions.
-        taught: a function that returns True if an output of the expert should be learned; other outputs, such as
-            mistakes, only appear in the context of later outputs. None means that every output is learned.
+        taught: a function that returns True if an output of the expert should be learned. Other outputs, such as
+            mistakes, appear only in the context of later outputs. If None, every output is learned.
     """
 
     is_free = True
@@ -233,13 +235,17 @@ class DemonstratingPolicy(AgentPolicy):
         self._writer = demonstrations.begin()
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open the expert's session with a separate context."""
+        """Open a session of the expert with a separate context."""
         return DemonstratingPolicy(await self._expert.open(context), self._demonstrations, taught=self._taught)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the expert's action with its tokens; raise a `PolicyError` if it cannot be written."""
+        """Return the action of the expert with its tokens.
+
+        Raises:
+            PolicyError: If the action cannot be written as tokens.
+        """
         output = await self._expert.get_action(observation, available_tools_specs)
         facts = self._writer.write(output.action_structured, observation, available_tools_specs)
         if self._taught is not None and not self._taught(output):
@@ -247,26 +253,26 @@ class DemonstratingPolicy(AgentPolicy):
         return output._replace(log_probs={**(output.log_probs or {}), **(facts or {})} or None)
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Notify the expert that the episode has ended."""
+        """Tell the expert that the episode has ended."""
         await self._expert.on_episode_end(messages)
 
     async def close(self) -> None:
-        """Close the expert's session."""
+        """Close the session of the expert."""
         await self._expert.close()
 
 
 def episode_texts(
     episodes: Iterable[SingleAgentEpisode], *, action_format: str = "plain", tools: Specs = None
 ) -> list[str]:
-    """Return all texts of episodes for a tokenizer's vocabulary: messages, and actions in their written form.
+    """Return all strings in episodes that the vocabulary of a tokenizer should cover: messages and written actions.
 
     Args:
         episodes: the episodes, with messages.
-        action_format: hermes, llama, mistral, plain or bare.
-        tools: the result of `get_tools_spec`.
+        action_format: "hermes", "llama", "mistral", "plain" or "bare".
+        tools: the tools that `get_tools_spec` of the resource returns.
 
     Raises:
-        ConfigError: the action format is unknown.
+        ConfigError: If the action format is unknown.
     """
     if action_format not in FORMATS:
         raise ConfigError(f"action_format: unknown format {action_format!r}{did_you_mean(action_format, FORMATS)}")
@@ -290,7 +296,7 @@ def _write_action(action: Action, tools: Sequence[ToolSchema], form: ActionForma
 
 
 def _as_chat(action: Action) -> dict[str, Any]:
-    """Return the action as a message, without the ids of its calls."""
+    """Return the action as a message, without the ids of its tool calls."""
     chat = assistant_message(action, 0).to_chat()
     for call in chat.get("tool_calls", ()):
         del call["id"]
@@ -299,31 +305,31 @@ def _as_chat(action: Action) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTConfig:
-    """The options of supervised training. The learning rate first rises, then falls along a cosine, over all steps.
+    """The options of supervised training. The learning rate first rises, and then falls along a cosine.
 
     Attributes:
         epochs: the number of passes over the rows.
-        max_tokens_per_batch: the maximum number of tokens in an optimizer step, including padding; a longer row is a
-            separate batch.
-        max_tokens_per_micro_batch: the maximum number of tokens in one pass through the model; None means a whole
-            batch.
-        lr: the peak learning rate.
-        warmup_share: the share of all steps over which the learning rate rises.
-        min_lr_share: the learning rate at the end, as a share of `lr`.
+        max_tokens_per_batch: the maximum number of tokens in an optimizer step, including padding. A longer row forms a
+            batch by itself.
+        max_tokens_per_micro_batch: the maximum number of tokens in one pass through the model. If None, a whole batch
+            is one pass.
+        lr: the maximum learning rate.
+        warmup_share: the fraction of all steps in which the learning rate rises.
+        min_lr_share: the learning rate at the end, as a fraction of `lr`.
         betas: the betas of AdamW.
-        weight_decay: the weight decay of AdamW, applied to matrices.
-        max_grad_norm: the 2-norm to which the gradient is clipped; None disables clipping.
-        use_allowed_ids: if rows record the ids that a constraint allowed, compute the loss over these ids only; a token
-            without an alternative is skipped, since its loss is always 0.
-        label_smoothing: the share of the target that is spread evenly over the possible tokens. With `use_allowed_ids`,
-            these are the tokens that a constraint allowed, if any, otherwise the vocabulary. It preserves a model's
-            exploration.
-        precision: "bfloat16" runs the model in autocast; weights and loss are float32. None selects "bfloat16" for a
-            model of that type, otherwise "float32".
+        weight_decay: the weight decay of AdamW, which is applied to matrices.
+        max_grad_norm: the 2-norm to which the gradient is clipped. If None, it is not clipped.
+        use_allowed_ids: whether to compute the loss only over the ids that a constraint allowed, if rows record them. A
+            token without an alternative is then skipped, because its loss is always 0.
+        label_smoothing: the fraction of the target that is distributed evenly over the possible tokens. These are the
+            tokens that the constraint allowed if `use_allowed_ids` is set and there is a constraint, and the whole
+            vocabulary otherwise. Smoothing preserves the exploration of a model.
+        precision: "bfloat16" runs the model in autocast, while weights and loss are float32. If None, the type of the
+            model determines the precision.
         seed: the seed of the order of rows.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     epochs: int = 1
@@ -349,7 +355,7 @@ class SFTConfig:
         self.learner_options(1)
 
     def learner_options(self, steps: int) -> PPOConfig:
-        """Return the options of optimizer, schedule and forward pass in the form of `PPOConfig`."""
+        """Return the options of the optimizer, the schedule and the forward pass as a `PPOConfig`."""
         return PPOConfig(
             epochs=self.epochs,
             max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
@@ -365,7 +371,7 @@ class SFTConfig:
 
 
 class SFTProgress(NamedTuple):
-    """The progress after an optimizer step; steps are counted from 1 over all epochs."""
+    """The progress after an optimizer step. Steps are counted from 1 over all epochs."""
 
     epoch: int
     step: int
@@ -376,7 +382,7 @@ class SFTProgress(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """A model's accuracy on action tokens, each predicted from the true preceding tokens."""
+    """The accuracy of a model that predicts each action token from the true tokens before it."""
 
     loss: float  # the mean negative log-probability of an action token, in nats
     token_accuracy: float  # The share of action tokens that have the highest probability
@@ -386,7 +392,7 @@ class Evaluation(NamedTuple):
 
 
 class EpochReport(NamedTuple):
-    """The mean loss of one pass over the rows, and the following evaluation of held-out rows, if any."""
+    """The mean loss of a pass over the rows, and the evaluation of held-out rows after it, if there are any."""
 
     epoch: int
     loss: float
@@ -404,23 +410,25 @@ def fit(
     on_failure: OnFailure | None = None,
     device: torch.device | str = "cpu",
 ) -> list[EpochReport]:
-    """Train a model on the actions of episodes, in place and without dropout; the same seed gives the same weights.
+    """Train a model on the actions of episodes, in place and without dropout. The same seed gives the same weights.
 
-    Half-precision weights become float32, as in `PPOLearner`. On the CPU, denormal numbers count as 0 during training,
-    since they can make a badly initialized model 40 times slower, and the process keeps freed memory for reuse.
+    Half-precision weights become float32, as in `PPOLearner`. On a CPU, denormal numbers are treated as 0 during
+    training, because they can make a badly initialized model 40 times slower. The process also keeps freed memory for
+    reuse.
 
     Args:
         model: a causal language model of `transformers`.
-        rows: the result of `build_rows`.
+        rows: the rows that `build_rows` returned.
         config: the options.
         held_out: the rows to evaluate after each epoch; see `split_rows`.
-        progress: a function called after each optimizer step.
-        on_failure: a function called with the rows and facts about a non-finite loss or gradient, for debugging.
+        progress: a function that is called after each optimizer step.
+        on_failure: a function for debugging, which is called with the rows and with facts about a non-finite loss or
+            gradient.
         device: the device to which the model is moved.
 
     Raises:
-        ConfigError: no row has an action token.
-        TrainingError: a loss or gradient is not finite; that step is skipped.
+        ConfigError: If no row has an action token.
+        TrainingError: If a loss or gradient is not finite. That optimizer step is skipped.
     """
     if torch.device(device).type == "cpu":
         keep_freed_memory()
@@ -470,7 +478,7 @@ def _gradient(
     config: SFTConfig,
     device: torch.device,
 ) -> tuple[float, float]:
-    """Accumulate the gradient of a batch; return the loss and the gradient's norm before clipping."""
+    """Accumulate the gradient of a batch. Return the loss, and the norm of the gradient before clipping."""
     optimizer.zero_grad(set_to_none=True)
     count, losses, smoothing = int(flat.counts_B[chosen].sum()), [], config.label_smoothing
     for part in _parts(flat, chosen, config.max_tokens_per_micro_batch):
@@ -500,7 +508,7 @@ def _flat(rows: TokenBatch, config: SFTConfig) -> TrainingRows:
 
 
 def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> list[Ints]:
-    """Return the non-empty rows in batches of rows of similar length, in random order."""
+    """Divide the rows that are not empty into batches of rows with similar lengths, in random order."""
     order = generator.permutation(np.flatnonzero(lengths_B))
     pool = max(_POOL * budget // max(int(lengths_B[order].mean()), 1), 1)
     batches: list[Ints] = []
@@ -516,7 +524,10 @@ def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> li
 
 
 def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
-    """Split rows into parts for single passes through the model; a row beyond the budget is a separate part."""
+    """Divide rows into parts, each for one pass through the model.
+
+    A row that exceeds the budget forms a part by itself.
+    """
     if budget is None:
         return [chosen]
     lengths = flat.lengths_B[chosen]
@@ -524,7 +535,7 @@ def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
 
 
 class _GradingModel(LogprobModel):
-    """Returns 1 for the most likely tokens and 0 for others in place of entropies, which are not needed here."""
+    """A model whose entropies are replaced with the accuracy: 1 for the most likely token and 0 for others."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -537,7 +548,7 @@ class _GradingModel(LogprobModel):
 
 
 class _SmoothingModel(LogprobModel):
-    """Returns the mean log-probability of the possible tokens, with its gradient, in place of entropies."""
+    """A model whose entropies are replaced with the mean log-probability of the possible tokens, with a gradient."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -561,13 +572,13 @@ class _SmoothingModel(LogprobModel):
 def evaluate(
     model: nn.Module, rows: TokenBatch, config: SFTConfig | None = None, *, device: torch.device | str = "cpu"
 ) -> Evaluation:
-    """Measure how well a model predicts the actions of these rows.
+    """Measure how well a model predicts the actions in these rows.
 
     Args:
         model: a causal language model of `transformers`.
-        rows: the result of `build_rows`, with at least one action token.
-        config: the options; only precision, batch sizes and `use_allowed_ids` are used.
-        device: the model's device.
+        rows: the rows that `build_rows` returned, with at least one action token.
+        config: the options. Only the precision, the batch sizes and `use_allowed_ids` are used.
+        device: the device of the model.
     """
     config = config or SFTConfig()
     flat, options = _flat(rows, config), config.learner_options(1)
@@ -585,16 +596,23 @@ def evaluate(
 
 
 def split_rows(rows: TokenBatch, share: float, *, seed: int = 0) -> tuple[TokenBatch, TokenBatch]:
-    """Split rows by group into training and held-out rows, so that no initial state occurs in both.
+    """Split rows by group into training rows and held-out rows, so that no initial state occurs in both.
 
-    `share`, in (0, 1), is the held-out share of the groups (of the rollouts, if there are no groups). There must be at
-    least two groups; at least one is held out. `seed` determines the choice.
+    At least one group is held out, so there must be at least two groups. A rollout without a group is a
+    group by itself.
+
+    Args:
+        rows: the rows to split.
+        share: the fraction of groups to hold out, between 0 and 1 (exclusive).
+        seed: the seed that determines which groups are held out.
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(f"share must be in (0, 1), got {share}")
     names, group_B = np.unique(rows.non_tensor_batch["uid"].astype(str), return_inverse=True)
     if len(names) < 2:
-        raise ConfigError("the rows have only one group, so none can be held out; pass rows of at least two groups")
+        raise ConfigError(
+            "the rows belong to only one group, so no group can be held out; pass rows from at least two groups"
+        )
     count = min(max(round(share * len(names)), 1), len(names) - 1)
     chosen = np.random.default_rng(seed).permutation(len(names))[:count]
     is_held_out: Array = np.isin(group_B, chosen)

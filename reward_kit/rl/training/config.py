@@ -1,5 +1,6 @@
-"""The schema of the train file, with the meaning and default of every key. `plan.py` rejects keys that would have no
-effect.
+"""The schema of train files, with the description and the default of each key.
+
+`plan.py` rejects keys that would have no effect.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _STRICT_OR_NAME = ConfigDict(extra="forbid", json_schema_extra=BY_NAME)
 
 
 def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
-    """Reject unknown keys of a dataclass, which Pydantic ignores, and convert errors to those of Pydantic."""
+    """Reject unknown keys of a dataclass, which Pydantic would ignore, and convert errors to Pydantic errors."""
     for key, known in unknown_keys(data, PPOConfig):
         raise ValueError(f"{'.'.join(key)}: unknown key{did_you_mean(key[-1], known)}")
     try:
@@ -44,7 +45,7 @@ def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
 
 
 def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield the unknown keys of a mapping, or of a mapping within it, each with the keys that the dataclass has."""
+    """Yield each unknown key of a mapping and of the mappings in it, with the keys that the dataclass has."""
     hints = get_type_hints(kind)
     for key, value in data.items() if isinstance(data, dict) else ():
         if key not in hints:
@@ -81,7 +82,7 @@ SELECTION_METRICS = (
 
 def _known_metric(name: str) -> str:
     if name not in SELECTION_METRICS:
-        raise ValueError(f"not one of the figures that can be selected{did_you_mean(name, SELECTION_METRICS)}")
+        raise ValueError(f"this figure cannot be selected{did_you_mean(name, SELECTION_METRICS)}")
     return name
 
 
@@ -91,7 +92,7 @@ Metric = Annotated[
 
 
 class RolloutModel(BaseModel):
-    """The episodes of one update."""
+    """The episodes that are collected for one update."""
 
     model_config = _STRICT
 
@@ -105,7 +106,7 @@ class RolloutModel(BaseModel):
         description="number of groups to train on as soon as they are scored (pipelines minibatch and both)",
     )
     max_concurrency: int | None = Field(
-        default=None, ge=1, description="maximum number of concurrent episodes; default: all of a batch"
+        default=None, ge=1, description="maximum number of concurrent episodes; default: all episodes of a batch"
     )
 
 
@@ -123,14 +124,14 @@ class EngineModel(BaseModel):
         ge=1,
         description="processes that collect episodes, each with a copy of the policy; default: as many as fit",
     )
-    cpus: float = Field(default=1.0, gt=0, description="CPUs that each of these processes reserves")
-    gpus: float = Field(default=0.0, ge=0, description="GPUs that each of these processes reserves")
+    cpus: float = Field(default=1.0, gt=0, description="number of CPUs that each of these processes reserves")
+    gpus: float = Field(default=0.0, ge=0, description="number of GPUs that each of these processes reserves")
     reward_workers: int = Field(
         default=0, ge=0, description="number of processes that call the reward; 0 calls it in this process"
     )
     env: list[str] = Field(default_factory=list, description="environment variables passed to all processes")
     worker_wait_s: float = Field(
-        default=300.0, gt=0, description="seconds without any process after which training fails"
+        default=300.0, gt=0, description="number of seconds without any process after which training fails"
     )
 
     @model_validator(mode="before")
@@ -146,26 +147,26 @@ class EngineModel(BaseModel):
 
 
 class RewardModel(BaseModel):
-    """The calls of the task's reward."""
+    """The options for calling the reward of the task."""
 
     model_config = _STRICT
 
     max_concurrency: int = Field(default=16, ge=1, description="maximum number of concurrent calls")
-    max_attempts: int = Field(default=1, ge=1, description="retries of a call that fails with provider_error")
+    max_attempts: int = Field(default=1, ge=1, description="number of retries of a call that fails with provider_error")
     cache: bool = Field(default=False, description="score equal requests only once")
 
 
 class RewardManagerModel(BaseModel):
-    """The conversion of episode scores to rewards on tokens."""
+    """The conversion of episode scores to token rewards."""
 
     model_config = _STRICT_OR_NAME
 
     name: Literal["episode"] = Field(
-        default="episode", description="the reward manager; each episode has one score, on its last token"
+        default="episode", description="the reward manager, which puts the score of each episode on its last token"
     )
     normalization_type: NormalizationType = Field(
         default="none",
-        description="normalization of scores: by the episode's length, or by the mean and "
+        description="normalization of scores: by the length of the episode, or by the mean and "
         "standard deviation of all scores so far",
     )
 
@@ -184,20 +185,21 @@ class RewardManagerModel(BaseModel):
 
 
 class DynamicSamplingModel(BaseModel):
-    """Repeated collection until enough groups have a learning signal (as in DAPO)."""
+    """Dynamic sampling as in DAPO: collect more groups until enough of them have a learning signal."""
 
     model_config = _STRICT
 
     max_collections: int = Field(
         default=4,
         ge=1,
-        description="maximum number of collections for one update; if they do not suffice, the batch is smaller",
+        description="maximum number of times that groups are collected for one update; "
+        "if they do not suffice, the batch is smaller",
     )
     band: tuple[float, float] | None = Field(
-        default=None, description="keep groups whose mean score is within these bounds"
+        default=None, description="keep only groups whose mean score is within these bounds"
     )
     keep_step_signal: bool = Field(
-        default=False, description="also keep groups with equal scores whose steps differ (GiGPO)"
+        default=False, description="also keep groups in which the scores are equal but the steps differ (GiGPO)"
     )
     unscored: Unscored = Field(
         default="ignore", description="whether to ignore the unscored episodes of a group, or to drop the group"
@@ -218,15 +220,15 @@ class EvaluationModel(BaseModel):
     )
     rollouts: int = Field(default=1, ge=1, description="number of episodes per sample")
     task: str | None = Field(default=None, description="another task file, relative to this one")
-    dataset_path: str | None = Field(default=None, description="other samples of the same task")
+    dataset_path: str | None = Field(default=None, description="a file with other samples of the same task")
     hold_out: int | None = Field(
-        default=None, ge=1, description="number of samples of the task to hold out, drawn by the seed"
+        default=None, ge=1, description="number of samples of the task to hold out, drawn with the seed"
     )
     limit: int | None = Field(default=None, ge=1, description="use only this many samples, from the beginning")
     temperature: float | None = Field(
         default=None, ge=0, description="the sampling temperature; default: the temperature of training; 0 is greedy"
     )
-    examples: int = Field(default=0, ge=0, description="maximum number of episodes to show of each evaluation")
+    examples: int = Field(default=0, ge=0, description="maximum number of episodes to show after each evaluation")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -238,15 +240,16 @@ class EvaluationModel(BaseModel):
 
 
 class CheckpointsModel(BaseModel):
-    """The checkpoints. A checkpoint is also written at the end, and when training is interrupted."""
+    """The checkpoints. One is also written at the end and when training is interrupted."""
 
     model_config = _STRICT
 
-    every: int = Field(default=10, ge=1, description="updates")
+    every: int = Field(default=10, ge=1, description="number of updates between checkpoints")
     keep: int = Field(default=2, ge=1, description="number of latest checkpoints to keep, in addition to the best one")
     best_by: Metric | None = Field(
         default=None,
-        description="the figure that selects the best checkpoint; default: held_out/score, else score/mean",
+        description="the figure that selects the best checkpoint; "
+        "default: held_out/score, or score/mean without an evaluation",
     )
 
 
@@ -263,13 +266,16 @@ class EarlyStopModel(BaseModel):
 
 
 class WandbModel(BaseModel):
-    """Weights & Biases, which is used only if this section is present, since figures leave the machine."""
+    """Logging to Weights & Biases.
+
+    It is enabled only if this section is present, because it sends figures to a service.
+    """
 
     model_config = _STRICT
 
-    project: str = Field(min_length=1, description="the project, created if missing")
-    entity: str | None = Field(default=None, description="owner of the project; default: your account")
-    mode: Literal["online", "offline"] = Field(default="online", description="`offline` stores figures only on disk")
+    project: str = Field(min_length=1, description="the project, which is created if it does not exist")
+    entity: str | None = Field(default=None, description="the owner of the project; default: your account")
+    mode: Literal["online", "offline"] = Field(default="online", description="`offline` stores figures on disk only")
 
 
 class LogsModel(BaseModel):
@@ -277,7 +283,9 @@ class LogsModel(BaseModel):
 
     model_config = _STRICT
 
-    tensorboard: bool = Field(default=False, description="write the figures for TensorBoard, in the run's directory")
+    tensorboard: bool = Field(
+        default=False, description="write the figures for TensorBoard to the directory of the run"
+    )
     wandb: WandbModel | None = None
     episodes_every: int | None = Field(
         default=None, ge=1, description="number of updates between batches whose episodes are kept"
@@ -289,13 +297,17 @@ class TrainModel(BaseModel):
 
     model_config = _STRICT
 
-    name: str | None = Field(default=None, min_length=1, description="name of the run; default: the name of the task")
+    name: str | None = Field(
+        default=None, min_length=1, description="the name of the run; default: the name of the task"
+    )
     task: str | dict[str, Any] = Field(description="a task file, relative to this one, or the keys of a task")
     policy: PolicyModel | None = Field(default=None, description="the policy to train; default: the policy of the task")
     updates: int = Field(ge=1, description="number of updates of the weights, each from a new batch")
-    seed: int = Field(default=0, description="seed of all random choices")
+    seed: int = Field(default=0, description="the seed of all random choices")
     threads: int | None = Field(
-        default=None, ge=1, description="number of torch threads; a resumed run is bit-equal only with the same number"
+        default=None,
+        ge=1,
+        description="number of torch threads; a resumed run is bitwise identical only if it uses the same number",
     )
     pipeline: Schedule = Field(default=Schedule.SYNC, description="the order of rollouts, scoring and updates")
     engine: EngineModel = Field(default_factory=EngineModel)
@@ -303,7 +315,7 @@ class TrainModel(BaseModel):
     reward: RewardModel = Field(default_factory=RewardModel)
     reward_manager: RewardManagerModel = Field(default_factory=RewardManagerModel)
     credit: CreditModel | None = Field(
-        default=None, description="the credit estimator; default: that of the task, else gigpo"
+        default=None, description="the credit estimator; default: that of the task, or gigpo if the task has none"
     )
     dynamic_sampling: DynamicSamplingModel | None = None
     ppo: PPO = Field(default_factory=PPOConfig)
@@ -314,5 +326,5 @@ class TrainModel(BaseModel):
 
     @property
     def best_by(self) -> str:
-        """The figure that selects the best checkpoint."""
+        """The name of the figure that selects the best checkpoint."""
         return self.checkpoints.best_by or ("held_out/score" if self.evaluation else "score/mean")

@@ -105,7 +105,7 @@ def describe_plan(plan: TrainingPlan) -> str:
 
 
 def plan_notes(plan: TrainingPlan) -> list[str]:
-    """Yield notes about settings that are allowed but may not be intended."""
+    """Return notes about settings that are allowed but may not be intended."""
     estimator, groups = plan.credit.estimator, plan.samples_per_minibatch
     if estimator not in _OVER_THE_BATCH or groups == plan.config.rollout.samples_per_update:
         return []
@@ -147,7 +147,7 @@ def _engine(config: TrainModel) -> list[str]:
     return [
         f"ray: rollouts in {count} processes of {where}, each with {engine.cpus:g} CPUs, {engine.gpus:g} GPUs and a "
         f"copy of the weights, which gets the new ones after each update; rewards are called {rewards}",
-        "the grouping of episodes into forward passes varies: the same seed gives the same draws, not bit-equal ones",
+        "forward passes group episodes differently each time, so the same seed does not give bitwise identical results",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The figures of training: their names in logs, the meter of one update, and the records of kept episodes."""
+"""The figures of training: their names in logs, the figures of one update, and the records of kept episodes."""
 
 from __future__ import annotations
 
@@ -27,20 +27,18 @@ Figures = dict[str, float]
 WAIT = "wait_for_scores"
 """The stage in which training waits for scores."""
 SCORING = "scoring"
-"""The stage from the first reward call of a batch to its last."""
+"""The stage from the first reward call of a batch to the last one."""
 _UPDATE_SUMS = ("tokens", "optimizer_steps", "effective_sample_size")
 _CREDIT_SUMS = ("credit/trajectories", "credit/unscored", "credit/steps", "credit/groups", "credit/anchors")
 
 
 def sampled_tokens(episode: SingleAgentEpisode) -> int:
-    """Return the number of tokens that the policy sampled; 0 if tokens were not recorded."""
+    """Return the number of tokens that the policy sampled, or 0 if tokens were not recorded."""
     return sum(span.stop - span.start for span in episode.tokens.spans)
 
 
 def score_figures(scores: Sequence[float | None], failures: Iterable[Failure], pass_threshold: float) -> Figures:
-    """Return the mean, extremes and passes of the scored episodes, if any, and the number of unscored ones by failure
-    class.
-    """
+    """Return the mean, the extremes and the pass rate of scores, and the number of failures of each class."""
     known = [score for score in scores if score is not None]
     figures: Figures = {"unscored": float(len(scores) - len(known))}
     if known:
@@ -82,12 +80,12 @@ def prefixed(prefix: str, figures: Mapping[str, float]) -> Figures:
 
 
 def merge_updates(updates: Sequence[Figures]) -> Figures:
-    """Merge the diagnostics of the updates into which one batch was split, as if there had been one update."""
+    """Merge the diagnostics of the updates into which a batch was divided, as if there had been only one update."""
     return _merged(updates, [one.get("tokens", 0.0) for one in updates], _UPDATE_SUMS)
 
 
 def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[str]) -> Figures:
-    """Sum counts, keep extremes, and average all other figures with weights."""
+    """Add up counts, keep extremes, and average all other figures with weights."""
     if len(parts) == 1:
         return dict(parts[0])
     merged: Figures = {}
@@ -109,8 +107,8 @@ def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[s
 class Meter:
     """Collects the figures of one update at a time.
 
-    `totals` contains `episodes`, `env_steps` and `sampled_tokens` since training began. `episodes` contains the
-    episodes scored since the last `take`.
+    `totals` contains the numbers of `episodes`, `env_steps` and `sampled_tokens` since training began. `episodes`
+    contains the episodes that were scored since the last call of `take`.
     """
 
     def __init__(self, pass_threshold: float = 1.0) -> None:
@@ -127,7 +125,7 @@ class Meter:
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
-        """Count the seconds of the block; concurrent blocks are each counted in full."""
+        """Measure the duration of the block in seconds. Blocks that overlap are each counted in full."""
         began = time.perf_counter()
         try:
             yield
@@ -135,11 +133,10 @@ class Meter:
             self.add_seconds(stage, time.perf_counter() - began)
 
     def add_seconds(self, stage: str, seconds: float) -> None:
-        """Count seconds of a stage."""
         self._seconds[stage] += seconds
 
     def count(self, name: str, number: int = 1) -> None:
-        """Count events under a figure's name."""
+        """Add to the number of events with this name."""
         self._counts[name] += number
 
     def add_collected(self, episodes: Sequence[SingleAgentEpisode]) -> None:
@@ -149,7 +146,7 @@ class Meter:
         self.totals["sampled_tokens"] += sum(map(sampled_tokens, episodes))
 
     def add_scored(self, episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch) -> None:
-        """Add scored episodes of this update's batch, including those of dropped groups."""
+        """Add scored episodes of the batch, including those of dropped groups."""
         self.episodes += episodes
         self._scores += aligned.scores
         self._failures += aligned.failures.values()
@@ -163,7 +160,7 @@ class Meter:
         self._credit.append(figures)
 
     def take(self) -> Figures:
-        """Return the figures since the last call."""
+        """Return the figures since the last call, and start over."""
         figures = prefixed("score", score_figures(self._scores, self._failures, self.pass_threshold))
         figures |= prefixed("episode", episode_figures(self.episodes))
         if self._credit:
@@ -182,11 +179,11 @@ class SupportsLogprobs(Protocol):
     """A learner that computes log-probabilities under its weights, such as `PPOLearner`."""
 
     def logprobs(self, rows: TokenBatch) -> Array:
-        """Return (B,T) log-probabilities aligned with `input_ids`, 0 outside of actions."""
+        """Return log-probabilities as (B,T), aligned with `input_ids`. They are 0 outside of actions."""
 
 
 class UpdateRecorder:
-    """Collects scores, credit and probability ratios of one update's episodes, for the kept records."""
+    """Collects the scores, the credit and the probability ratios of an update for the records of kept episodes."""
 
     def __init__(self) -> None:
         self._made: defaultdict[str, dict[str, Any]] = defaultdict(dict)
@@ -203,7 +200,8 @@ class UpdateRecorder:
     def add_update(self, rows: TokenBatch, learner: object) -> None:
         """Add the rows of a finished update, and the learner after it.
 
-        The ratio of a token is exp(its current log-probability - the one recorded when it was sampled).
+        The ratio of a token is the exponential of the difference between its current log-probability and the one that
+        was recorded when it was sampled.
         """
         if not isinstance(learner, SupportsLogprobs):
             return
@@ -218,7 +216,7 @@ class UpdateRecorder:
             self._advantages[rollout_id] += advantages.tolist()
 
     def line(self, episode: SingleAgentEpisode, redaction: Redaction) -> bytes:
-        """Return the `record` of an episode as a line, without secrets and after the task's redaction hook."""
+        """Return the `record` of an episode as a line, without secrets and after the redaction hook of the task."""
         record = self.record(episode)
         if state := episode.custom_data.get("final_state"):
             # Redacted before it is encoded as Base64.
@@ -233,9 +231,9 @@ class UpdateRecorder:
     def record(self, episode: SingleAgentEpisode) -> dict[str, Any]:
         """Return the record of an episode as in `episodes.jsonl`, with the results of the update under `training`.
 
-        These are its `score`, its `credit` as lines of `credit.jsonl`, and for each action with recorded tokens, in
-        order, its `advantages` (one number, null if it is not in the loss) and `ratios` (one per token, null if a
-        log-probability is unknown). Unknown parts are omitted.
+        The results are its `score`, its `credit` as in the lines of `credit.jsonl`, and the `advantages` and `ratios`
+        of each action with recorded tokens, in order. The advantage is one number, or null if the action is not in the
+        loss. There is one ratio for each token, or null if a log-probability is unknown. Unknown parts are left out.
         """
         record, made = episode_to_record(episode), self._made[episode.id_]
         ratios, advantages = self._ratios[episode.id_], self._advantages[episode.id_]

@@ -1,4 +1,4 @@
-"""The outputs of figures: `metrics.jsonl`, TensorBoard, Weights & Biases, and progress lines on standard error."""
+"""The outputs of figures: `metrics.jsonl`, TensorBoard, Weights & Biases, and progress on standard error."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ DisplayKind = Literal["rich", "plain", "none"]
 
 
 class MetricsFile:
-    """The file `metrics.jsonl`, with one line per update: `update`, `at` (UTC) and its figures, null if not finite.
+    """The file `metrics.jsonl`. Each line has an `update`, the time `at` in UTC, and figures.
 
-    The content of an existing file is kept, except for an incomplete last line.
+    Figures that are not finite are null. The content of an existing file is kept, except for an incomplete last line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,12 +47,16 @@ class MetricsFile:
         return os.fstat(self._descriptor).st_size
 
     def cut(self, size: int) -> None:
-        """Remove all lines beyond `size` bytes, since their updates will be repeated."""
+        """Remove all lines after `size` bytes, because their updates will be repeated."""
         with wrap_os_errors("cut", self._path):
             os.ftruncate(self._descriptor, min(size, self.size))
 
     def write(self, update: int, figures: Mapping[str, float]) -> None:
-        """Append a line; raise `StoreError` if it cannot be written."""
+        """Append a line.
+
+        Raises:
+            StoreError: If the line cannot be written.
+        """
         known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"update": update, "at": at, **known}, allow_nan=False).encode("ascii") + b"\n"
@@ -60,23 +64,23 @@ class MetricsFile:
             os.write(self._descriptor, line)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._descriptor)
 
 
 class Logs:
-    """All outputs of a run's figures. Use it as a context manager.
+    """All outputs for the figures of a run. Use it as a context manager.
 
     Args:
-        run: the directory of the run; its name is the id at Weights & Biases, so that a resumed run continues there.
+        run: the directory of the run. Its name is also the id at Weights & Biases, so that a resumed run continues
+            there.
         options: the outputs other than `metrics.jsonl`.
         config: the resolved train file.
-        first: the first update that will be written; TensorBoard then hides this and later updates of earlier
-            processes.
+        first: the first update that will be written. In TensorBoard, this update and later ones of earlier processes
+            are then hidden.
         metrics_size: the size in bytes to which `metrics.jsonl` is cut.
 
     Raises:
-        ConfigError: a requested package is not installed.
+        ConfigError: If a requested package is not installed.
     """
 
     def __init__(self, run: Path, options: LogsModel, config: Mapping[str, Any], first: int, metrics_size: int) -> None:
@@ -118,7 +122,7 @@ class Logs:
             self._wandb.finish()
 
     def write(self, update: int, figures: Mapping[str, float]) -> None:
-        """Write the figures of an update; update 0 is the evaluation before the first update."""
+        """Write the figures of an update. Update 0 is the evaluation before the first update."""
         self.metrics.write(update, figures)
         if self._tensorboard is not None:
             for name, value in figures.items():
@@ -129,9 +133,7 @@ class Logs:
 
 
 _RECENT = 20
-"""The number of recent updates used to estimate the remaining time, since the length of episodes changes during
-training.
-"""
+"""The number of recent updates from which the remaining time is estimated, because episode lengths change."""
 _SHOWN = (
     ("score/mean", "score", ".3f"),
     ("learner/approx_kl", "kl", ".4f"),
@@ -146,8 +148,9 @@ _SHOWN = (
 class TrainingDisplay:
     """Shows progress on standard error. Use it as a context manager.
 
-    "plain" prints a line per update, "rich" also draws a progress bar, and "none" is silent. `evaluated_every` is the
-    number of updates between evaluations, used to estimate the remaining time; None without evaluations.
+    "plain" prints a line for each update, "rich" also shows a progress bar, and "none" prints nothing.
+    `evaluated_every` is the number of updates between evaluations, or None without evaluations. It is used to estimate
+    the remaining time.
     """
 
     def __init__(
@@ -172,7 +175,7 @@ class TrainingDisplay:
             self._live.__exit__(kind, error, trace)
 
     def begin_at(self, updates: int) -> None:
-        """Set the number of updates that were made before."""
+        """Set the number of updates that earlier processes made."""
         self._done = updates
 
     def say(self, note: str) -> None:

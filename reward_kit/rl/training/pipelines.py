@@ -1,9 +1,9 @@
-"""The orders of the trainer's calls: sequential, or with rollouts and scoring during updates.
+"""The orders in which training calls the trainer: one step after another, or with overlapping steps.
 
-    sync          collect, score, learn; nothing overlaps
+    sync          collect, score and learn; nothing overlaps
     minibatch     train on a part of the batch as soon as its groups are scored
-    one_step_off  roll out the next batch while this one is scored and trained on, with weights that are one
-                  version older than those that will learn from it
+    one_step_off  roll out the next batch while this one is scored and trained on; its weights are then one version
+                  older than the weights that learn from it
     both          minibatch and one_step_off combined
 
 In every order, each token records the version of the weights that sampled it.
@@ -78,9 +78,9 @@ class Pipeline:
         await self._tasks.__aexit__(None, None, None)
 
     async def step(self, *, more: bool) -> Figures:
-        """Process one batch, from its samples to the next version of the weights; return the update's diagnostics.
+        """Process a batch, from its samples to the next version of the weights, and return the diagnostics.
 
-        If `more` is true, another batch follows and may be rolled out ahead.
+        If `more` is true, another batch follows, which may be rolled out early.
         """
         options = self.options
         if options.schedule is Schedule.SYNC and options.dynamic_sampling is None:
@@ -128,7 +128,7 @@ class Pipeline:
         return self.trainer.requests(self.stream.take(count))
 
     async def _kept_groups(self, batch: _PendingBatch) -> AsyncIterator[_Group]:
-        """Yield the groups worth training on as their scores arrive; replace dropped groups with new ones."""
+        """Yield the groups that are useful for training as their scores arrive, and replace dropped groups."""
         dynamic, kept, collections, meter = self.options.dynamic_sampling, 0, 1, self.trainer.meter
         while True:
             while batch.outstanding:
@@ -171,7 +171,7 @@ class Pipeline:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the samples, and the episodes that were rolled out but not trained on."""
+        """Return the position in the samples, and the episodes that were rolled out but not used for training."""
         groups = self._waiting
         if self._ahead is not None:
             groups = [self._ahead.episodes[index] for index in sorted(self._ahead.episodes)]
@@ -182,13 +182,13 @@ class Pipeline:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state before the first step."""
+        """Load a state. This must be called before the first step."""
         self.stream.position, self.trainer.collected = state["position"], state["collected"]
         self._waiting = [[episode_from_record(record) for record in group] for group in state["rolled_out"]]
 
 
 class _Group(NamedTuple):
-    """The (G,) episodes of one sample and their scores; `number` is the number of the request."""
+    """The (G,) episodes of one sample, and their scores. `number` is the number of the request."""
 
     number: int
     episodes: list[SingleAgentEpisode]
@@ -196,10 +196,10 @@ class _Group(NamedTuple):
 
 
 class _PendingBatch:
-    """Groups between rollout and scoring; each group is scored as soon as its episodes are finished.
+    """Groups that are being rolled out or scored. Each is scored as soon as its episodes are finished.
 
-    `tasks` stay open until all scores arrive. `episodes` contains, by index, the groups that were rolled out but not
-    yet returned.
+    `tasks` remain open until all scores have arrived. `episodes` contains the groups that were rolled out but not
+    returned, by index.
     """
 
     def __init__(self, trainer: Trainer, tasks: anyio.abc.TaskGroup) -> None:
@@ -211,11 +211,11 @@ class _PendingBatch:
 
     @property
     def outstanding(self) -> int:
-        """The number of groups that were requested but not yet returned."""
+        """The number of groups that were requested but not returned."""
         return self._requested - self._handed_on
 
     async def roll_out(self, requests: Sequence[GroupRequest]) -> None:
-        """Collect additional groups."""
+        """Collect more groups."""
         first, self._requested = self._requested, self._requested + len(requests)
 
         async def finished(index: int, episodes: list[SingleAgentEpisode]) -> None:
@@ -243,7 +243,7 @@ class _PendingBatch:
         self._ready.put_nowait(_Group(index, episodes, scored))
 
     async def next_group(self) -> _Group:
-        """Wait for the next scored group; groups arrive in any order."""
+        """Wait for the next scored group. Groups can arrive in any order."""
         meter = self._trainer.meter
         with meter.time(WAIT):
             group = await self._ready.get()
@@ -257,7 +257,7 @@ class _PendingBatch:
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a run. `metric` names the figure that selects the best checkpoint."""
+    """The progress of a run. `metric` is the name of the figure that selects the best checkpoint."""
 
     updates: int = 0  # number of finished updates
     metrics_size: int = 0  # The bytes of `metrics.jsonl` that belong to these updates
@@ -270,9 +270,9 @@ class Progress:
 
 
 def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: float | None, keep: int) -> Path:
-    """Write a checkpoint from which a run resumes exactly; keep the latest `keep` checkpoints and the best.
+    """Write a checkpoint from which a run resumes exactly, and remove all but the latest `keep` and the best one.
 
-    `score` is the value of the metric that selects the best checkpoint, if known.
+    `score` is the value of the metric that selects the best checkpoint, or None if it is unknown.
     """
     trainer = pipeline.trainer
     manager = trainer.reward_manager
@@ -291,19 +291,23 @@ def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: floa
 
 
 def latest_state(folder: Path) -> Checkpoint | None:
-    """Load the newest intact checkpoint, if any."""
+    """Load the newest complete checkpoint, if there is one."""
     path = latest(folder).path
     return load_checkpoint(path) if path is not None else None
 
 
 async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
-    """Restore a checkpoint before the first step; raise `ConfigError` if it belongs to another model or optimizer."""
+    """Restore a checkpoint before the first step.
+
+    Raises:
+        ConfigError: If the model or the optimizer is different.
+    """
     state: dict[str, Any] = checkpoint.state
     trainer = pipeline.trainer
     try:
         trainer.learner.load_state_dict(state["learner"])
     except (ConfigError, RuntimeError, ValueError, KeyError) as error:
-        raise ConfigError(f"{checkpoint.path} does not fit the policy or the optimizer: {error}") from error
+        raise ConfigError(f"{checkpoint.path} was saved with a different policy or optimizer: {error}") from error
     pipeline.load_state_dict(json.loads(state["pipeline"]))
     trainer.version = state["version"]
     if isinstance(trainer.reward_manager, EpisodeRewardManager):
@@ -321,7 +325,10 @@ def _arithmetic() -> dict[str, Any]:
 
 
 def why_not_reproducible(checkpoint: Checkpoint) -> str:
-    """Return the reason why a resumed run will not be bit-equal to an uninterrupted one; "" if it will."""
+    """Return why a resumed run will differ from an uninterrupted run in the last bits.
+
+    The result is "" if it will not.
+    """
     before, now = checkpoint.facts, _arithmetic()
     return ", ".join(
         f"{name} was {before.get(name)}, is {value}" for name, value in now.items() if before.get(name) != value

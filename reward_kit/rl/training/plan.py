@@ -1,4 +1,4 @@
-"""The plan of a training run: parse the train file, load the objects that it names, and check their combination."""
+"""The plan of a training run: parse the train file, load the objects that it names, and check them together."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _PLAIN = (bool, int, float, str, list, dict, tuple)
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The samples of evaluations, excluded from training unless another file or dataset also contains them."""
+    """The samples for evaluations. They are excluded from training unless they come from another file or dataset."""
 
     task: LoadedTask
     samples: tuple[Sample, ...]
@@ -57,7 +57,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """The loaded and checked inputs of a training run, except for the policy."""
+    """The inputs of a training run, loaded and checked, except for the policy."""
 
     located: LocatedYaml  # the train file
     overrides: Mapping[str, Any]  # The overridden keys
@@ -77,7 +77,7 @@ class TrainingPlan:
 
     @property
     def folder(self) -> Path:
-        """The directory of the train file, to which its paths are relative."""
+        """The directory of the train file, to which relative paths in it refer."""
         return self.path.resolve().parent
 
     @property
@@ -87,9 +87,7 @@ class TrainingPlan:
 
     @property
     def samples_per_minibatch(self) -> int:
-        """The number of groups per update: the whole batch, or a part of it if parts are trained on once they are
-        scored.
-        """
+        """The number of groups in an update: a whole batch, or the part of it that is trained on early."""
         rollout = self.config.rollout
         if not self.config.pipeline.updates_early:
             return rollout.samples_per_update
@@ -97,30 +95,30 @@ class TrainingPlan:
 
     @property
     def policy_block(self) -> tuple[PolicyModel, Path]:
-        """The section of the trained policy, and the directory to which its paths are relative.
+        """The section of the policy to train, and the directory to which its paths refer.
 
         Raises:
-            ConfigError: the policy is missing.
+            ConfigError: If there is no policy.
         """
         if (block := self.config.policy) is not None:
             return block, self.folder
         if (block := self.task.definition.policy) is None:
-            raise ConfigError(f"{self.path}: no policy; set the policy to train, such as {{type: hf, model: …}}")
+            raise ConfigError(f"{self.path}: no policy; set the policy to train, for example {{type: hf, model: …}}")
         return block, self.task.folder
 
     @property
     def policy_of_user(self) -> set[str]:
-        """The policy options set by the user on the command line or in Python, not in a file."""
+        """The options of the policy that the user set on the command line or in Python rather than in a file."""
         given = self.of_user if self.config.policy is not None else self.task.of_user
         return overridden_keys("policy", self.policy_block[0].options(), given)
 
     def make_policy(self, **changes: Any) -> AgentPolicy:
-        """Create the trained policy, with changed options."""
+        """Create the policy to train, with changed options."""
         block, folder = self.policy_block
         return make_policy(block.type, {**block.options(), **changes}, folder, of_user=self.policy_of_user)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the file's content with defaults, as plain JSON."""
+        """Return the content of the file with all defaults, as plain JSON."""
         document = self.config.model_dump(mode="json")
         if isinstance(self.config.task, dict):
             document["task"] = apply_overrides(self.config.task, {})
@@ -134,16 +132,17 @@ class TrainingPlan:
 
 
 def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored: Collection[str] = ()) -> TrainingPlan:
-    """Load a train file and all objects that it names except the policy.
+    """Load a train file and all objects that it names, except for the policy.
 
     Args:
         path: the YAML file.
-        overrides: keys to override, dotted for nested ones; those that begin with `task.` apply to the task.
-        stored: the keys of `overrides` that come from an earlier run's file; like the train file itself, they cannot
-            send an API key to an endpoint.
+        overrides: values that replace those in the file. Nested keys are dotted. Keys that begin with `task.` apply to
+            the task.
+        stored: the keys of `overrides` that come from the file of an earlier run. Like the train file itself, they
+            cannot send an API key to an endpoint.
 
     Raises:
-        ConfigError: the file is invalid; the message has one line per problem.
+        ConfigError: If the file is invalid. The message has one line for each problem.
     """
     overrides = dict(overrides or {})
     of_task = {key.removeprefix("task."): one for key, one in overrides.items() if key.startswith("task.")}
@@ -152,7 +151,8 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     data = located.data if isinstance(located.data, dict) else {}
     if data and "task" not in data and _OF_TASKS & data.keys():
         raise ConfigError(
-            f"{path} is a task file, for `reward-kit run`; a train file refers to it with `task: {path.name}` "
+            f"{path} is a task file for `reward-kit run`; "
+            f"write a train file that refers to it with `task: {path.name}` "
             "and sets the number of updates"
         )
     # `ppo` is a dataclass, and Pydantic ignores unknown keys of dataclasses.
@@ -179,7 +179,7 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
         if evaluation.hold_out >= len(samples):
             raise ConfigError(
                 f"evaluation.hold_out is {evaluation.hold_out}, but {task.path} has only {len(samples)} "
-                "samples; some must remain for training"
+                "samples; keep some of them for training"
             )
         order = np.random.default_rng(derive_seed("hold_out", config.seed)).permutation(len(samples))
         chosen = set(order[: evaluation.hold_out].tolist())
@@ -217,17 +217,15 @@ def _check(
     credit: CreditAssigner,
     held_out: HeldOut | None,
 ) -> None:
-    """Reject inputs that training cannot use, and keys of the file or of `own` that have no effect in this
-    combination.
-    """
+    """Reject inputs that cannot be used for training, and keys of the file or of `own` that would have no effect."""
     definition, rollout = task.definition, config.rollout
     if task.reward is None:
-        raise ConfigError(f"{task.path}: training needs scores; set reward_function_path")
+        raise ConfigError(f"{task.path}: training requires scores; set reward_function_path")
     if held_out is not None and held_out.task.reward is None:
-        raise ConfigError(f"{held_out.task.path}: an evaluation needs scores; set reward_function_path")
+        raise ConfigError(f"{held_out.task.path}: an evaluation requires scores; set reward_function_path")
     if definition.run_limits.model_dump(exclude_none=True):
         raise ConfigError(
-            f"{task.path}: run_limits have no effect in training, which is limited by updates; remove them"
+            f"{task.path}: run_limits have no effect in training, because the number of updates limits it; remove them"
         )
     if isinstance(config.task, dict):
         unused = {"num_rollouts": "rollout.group_size", "num_rollouts_per_sample": "rollout.group_size"}
@@ -235,7 +233,7 @@ def _check(
         unused |= {"credit": "credit"} if config.credit else {}
         for key in [key for key in unused if key in config.task]:
             raise ConfigError(
-                f"{located.where(('task', key))}: task.{key} has no effect, since {unused[key]} is used instead"
+                f"{located.where(('task', key))}: task.{key} has no effect, because {unused[key]} is used instead"
             )
     check_costs(task, [], None)
 
@@ -260,16 +258,19 @@ def _check(
     if config.engine.type == "ray" and policy is not None and policy.options().get("lockstep"):
         where = error_location(located, ("policy", "lockstep"), own) if config.policy else task.path
         raise ConfigError(
-            f"{where}: policy.lockstep: with engine: ray episodes are grouped by timing, so "
+            f"{where}: policy.lockstep: with engine: ray, episodes are grouped by timing, so "
             "lockstep cannot make results reproducible; remove it"
         )
 
 
 def check_policy(plan: TrainingPlan) -> None:
-    """Raise `ConfigError` if a policy cannot be trained with this plan, before any weights are loaded.
+    """Check that a policy can be trained with this plan, before any weights are loaded.
 
     A language model is built from its configuration on the meta device, so that `ppo:` is checked against its
     parameters. For a custom policy, only the class and the names of its options are known before it is created.
+
+    Raises:
+        ConfigError: If the policy cannot be trained.
     """
     block, folder = plan.policy_block
     kind = policy_class(block.type, block.options(), folder)
@@ -310,13 +311,14 @@ def check_policy(plan: TrainingPlan) -> None:
 
 
 def with_temperature(ppo: PPOConfig, policy: object) -> PPOConfig:
-    """Return the options with the policy's sampling temperature, by which the learner also divides logits."""
+    """Add the sampling temperature of the policy to the options, because the learner also divides logits by it."""
     temperature = getattr(getattr(policy, "sampling", None), "temperature", 1.0)
     if temperature == ppo.temperature:
         return ppo
     if ppo.temperature != 1.0:
         raise ConfigError(
-            f"ppo.temperature is {ppo.temperature:g}, but the policy samples at {temperature:g}; remove it"
+            f"ppo.temperature is {ppo.temperature:g}, but the policy samples at a temperature of {temperature:g}; "
+            "remove the key"
         )
     if temperature == 0.0:
         raise ConfigError("the policy samples greedily (temperature 0), so there is nothing to learn from its choices")

@@ -1,4 +1,4 @@
-"""The header of a training run, and the changes of its inputs that a resume detects and may accept."""
+"""The header of a training run, and the changes of its inputs that prevent a resume."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reward_kit.runs.redaction import without_secrets
 from reward_kit.runs.run_folder import RunHeader, TrainingHeader
 
 CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads", "engine")
-"""The keys of the train file that a resume may change: duration, devices, and what is kept and logged."""
+"""The keys of the train file that may change when a run is resumed."""
 
 
 def new_run_header(run_id: str, plan: TrainingPlan) -> RunHeader:
@@ -36,7 +36,7 @@ def new_run_header(run_id: str, plan: TrainingPlan) -> RunHeader:
 
 
 def stored_config(plan: TrainingPlan) -> dict[str, Any]:
-    """Return the resolved train file as plain JSON without secrets; the result is the same at every resume."""
+    """Return the resolved train file as plain JSON without secrets. The result is the same at every resume."""
     line = json.dumps(without_secrets(plan.resolved()), default=to_jsonable_python).encode("ascii")
     config: dict[str, Any] = json.loads(plan.redaction.redact_line(line))
     return config
@@ -46,8 +46,8 @@ class Changes(NamedTuple):
     """The differences between the stored inputs of a run and the current ones.
 
     Attributes:
-        refused: changed inputs on which the earlier updates depend, as texts.
-        allowed: changed keys of the train file that a resume may change, as texts.
+        refused: descriptions of changed inputs that affected earlier updates, so that the run cannot be resumed.
+        allowed: descriptions of changed keys that may differ when a run is resumed.
     """
 
     refused: list[str]
@@ -55,7 +55,7 @@ class Changes(NamedTuple):
 
 
 def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
-    """Compare the inputs stored in a run's directory with the current files, read with the same overrides."""
+    """Compare the inputs stored in the directory of a run with the current files, using the same overrides."""
     changed = sorted(name for name, digest in plan.digests.items() if header.digests.get(name) != digest)
     if isinstance(plan.config.task, dict):  # An inline task is compared key by key, with the train file.
         has_own = plan.held_out is not None and plan.held_out.is_own_task
@@ -79,7 +79,7 @@ _ABSENT = object()
 
 
 def _differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each key whose value differs, with both values; `_ABSENT` represents a missing key."""
+    """Yield each key whose value differs, with both values. A missing key has the value `_ABSENT`."""
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         if before != now:
             yield path, before, now

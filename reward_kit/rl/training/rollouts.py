@@ -1,4 +1,4 @@
-"""Collection of groups of episodes: the order of samples, concurrent groups, lockstep, and held-out evaluations."""
+"""The collection of groups of episodes: the order of samples, concurrency, lockstep, and evaluations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from reward_kit.tokens import build_rows
 
 
 class SampleStream:
-    """An endless stream of samples, shuffled by the seed in each epoch; its state is `position`, the number taken."""
+    """An endless stream of samples, which are shuffled in each epoch.
+
+    `position` is the number of samples taken so far.
+    """
 
     def __init__(self, samples: Sequence[Sample], seed: int) -> None:
         if not samples:
@@ -50,15 +53,15 @@ class SampleStream:
 
     @property
     def epoch(self) -> float:
-        """The number of passes over the samples so far."""
+        """The number of completed passes over the samples."""
         return self.position / len(self._samples)
 
 
 class LockstepBarrier(AgentPolicy):
-    """A trainable policy whose sessions start together: each `open` waits until all expected sessions are opened.
+    """A trainable policy whose sessions start together. Each `open` waits until all expected sessions are opened.
 
-    Otherwise, an engine that computes all open sessions together would start with the environment that was ready first,
-    so that its batches, and with them the last bits of its results, would depend on timing.
+    Without it, an engine that computes all open sessions together would start with the environment that is ready first.
+    Its batches, and therefore the last bits of its results, would depend on timing.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -68,13 +71,13 @@ class LockstepBarrier(AgentPolicy):
 
     @property
     def module(self) -> torch.nn.Module:
-        """The weights in training."""
+        """The model that is being trained."""
         module: torch.nn.Module = self._policy.module
         return module
 
     @property
     def pad_token_id(self) -> int:
-        """The padding id of rows."""
+        """The token id for padding."""
         pad: int = self._policy.pad_token_id
         return pad
 
@@ -86,7 +89,7 @@ class LockstepBarrier(AgentPolicy):
         self._expected, self._arrived, self._complete = sessions, 0, anyio.Event()
 
     def give_up(self) -> None:
-        """Expect one session fewer, because it will never be opened."""
+        """Expect one session fewer, because it will not be opened."""
         self._expected -= 1
         self._release_if_complete()
 
@@ -95,7 +98,7 @@ class LockstepBarrier(AgentPolicy):
             self._complete.set()
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open a session once all expected sessions are ready."""
+        """Open a session as soon as all expected sessions are ready."""
         session: AgentPolicy = await self._policy.open(context)
         self._arrived += 1
         self._release_if_complete()
@@ -110,21 +113,20 @@ class LockstepBarrier(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return one action outside of an episode."""
+        """Return an action outside of an episode."""
         output: PolicyOutput = await self._policy.get_action(observation, available_tools_specs)
         return output
 
     async def publish(self, version: int) -> None:
-        """Act with the weights in training."""
+        """Act with the current weights of the model."""
         await self._policy.publish(version)
 
     async def close(self) -> None:
-        """Close the policy."""
         await self._policy.close()
 
 
 class TrainingWorker(RolloutWorker, Protocol):
-    """An object that collects the episodes to train on, such as `RLRolloutWorker` in this process."""
+    """An object that collects episodes for training, such as an `RLRolloutWorker` in this process."""
 
     agent_policy: Any  # the acting policy, or a publisher of weights to the acting policies
     task_definition: TaskDefinitionModel
@@ -136,11 +138,10 @@ Finished = Callable[[int, list[SingleAgentEpisode]], Coroutine[Any, Any, None]]
 
 
 class Collector:
-    """Collects groups of episodes per sample, with up to `max_concurrency` episodes in flight; None means all of a
-    call.
+    """Collects a group of episodes for each sample, with up to `max_concurrency` episodes at a time.
 
-    With a `LockstepBarrier`, episodes are collected in waves that start together, so that timing does not affect which
-    episodes act at the same time.
+    If `max_concurrency` is `None`, all episodes of a call run concurrently. With a `LockstepBarrier`, episodes are
+    collected in waves that start together, so that timing does not affect which episodes act at the same time.
     """
 
     def __init__(self, group_size: int, max_concurrency: int | None = None) -> None:
@@ -150,9 +151,9 @@ class Collector:
     async def collect(
         self, worker: TrainingWorker, requests: Sequence[GroupRequest], finished: Finished | None = None
     ) -> list[list[SingleAgentEpisode]]:
-        """Collect a group for each sample, in the order of the samples; a failed episode contains its failure.
+        """Collect a group for each sample, in the order of the samples. Failures are recorded in the episodes.
 
-        `finished` is called with the index and the episodes of each group as soon as they are finished.
+        `finished` is called with the index and the episodes of each group as soon as it is finished.
         """
         groups: list[list[SingleAgentEpisode]] = [[] for _ in requests]
         most = len(requests) * self._group_size
@@ -191,7 +192,7 @@ class Collector:
 
 @dataclass(slots=True)
 class HeldOutEvaluation:
-    """Evaluates the acting weights on held-out samples, with the same draws each time."""
+    """Evaluates the current weights on held-out samples. The random choices are always the same."""
 
     worker: TrainingWorker  # a worker whose policy acts as in evaluations
     reward_agent: AsyncRewardAgent
@@ -203,7 +204,7 @@ class HeldOutEvaluation:
     pad_token_id: int = 0
 
     async def measure(self) -> Figures:
-        """Collect and score episodes; return the figures, each with the prefix `held_out/`."""
+        """Collect and score episodes, and return figures with the prefix `held_out/`."""
         seed, task = derive_seed("evaluate", self.run_seed), self.worker.task_definition
         groups = await self.collector.collect(self.worker, [(sample, seed) for sample in self.samples])
         episodes = [episode for group in groups for episode in group]
@@ -227,7 +228,7 @@ class HeldOutEvaluation:
 
 
 def evaluation_policy(policy: Any, temperature: float | None) -> Any:
-    """Return the policy that acts in evaluations, with the same weights at this temperature; None keeps the policy."""
+    """Return a policy with the same weights at the given temperature. If it is `None`, return the same policy."""
     if temperature is None:
         return policy
     sampling = getattr(policy, "sampling", None)

@@ -1,4 +1,4 @@
-"""A training run: updates, evaluations, checkpoints and figures, until the last update or until it is stopped."""
+"""A training run, with its updates, evaluations, checkpoints and figures."""
 
 from __future__ import annotations
 
@@ -51,24 +51,25 @@ async def run_training(
     interruptible: Interruptible,
     factories: Factories | None = None,
 ) -> TrainingOutcome:
-    """Train a policy; if the directory has checkpoints, continue from the latest one.
+    """Train a policy. If the directory contains checkpoints, continue from the latest one.
 
     Args:
         plan: the training plan.
         folder: the open directory of the run.
         display: the progress display.
         interruptible: a context manager in which the user can stop the run.
-        factories: the factories of components in other processes; by default all components are in this process.
+        factories: the functions that create components in other processes. By default, all components are in this
+            process.
 
     Raises:
-        RewardKitError: training cannot continue; the state of the last checkpoint is preserved.
+        RewardKitError: If training cannot continue. The state of the last checkpoint is kept.
     """
     use_threads(plan.config.threads)
     allow_threads(plan.config.rollout.samples_per_update * plan.config.rollout.group_size)
     control = Control()
 
     def note_end(status: str) -> int:
-        """Record the status; return the number of updates that a resume would not repeat."""
+        """Record the status, and return the number of updates that a resumed run would not repeat."""
         updates = int((folder.header.training or {}).get("updates", 0))
         folder.update_status(status=status, updates=updates, worked_s=folder.header.timing.worked_s)
         return updates
@@ -84,7 +85,8 @@ async def run_training(
                         display.begin_at(progress.updates)
                         if difference := why_not_reproducible(checkpoint):
                             display.say(
-                                f"resuming, but results will not be bit-equal to an uninterrupted run: {difference}"
+                                "resuming, but the results will not be bitwise identical to those of an "
+                                f"uninterrupted run: {difference}"
                             )
                     config, first, size = stored_config(plan), progress.updates + 1, progress.metrics_size
                     with Logs(folder.path, plan.config.logs, config, first=first, metrics_size=size) as logs:
@@ -123,10 +125,10 @@ class _Session:
         self._began = time.perf_counter() - progress.worked_s
 
     async def run(self, *, resumed: bool) -> str:
-        """Train; return "complete" or "interrupted".
+        """Train, and return "complete" or "interrupted".
 
         Raises:
-            TrainingError: a loss or a gradient is not finite, or no episode of a batch could be scored.
+            TrainingError: If a loss or a gradient is not finite, or no episode of a batch could be scored.
         """
         progress, config = self.progress, self._config
         self._saved_at = progress.updates if resumed else -1
@@ -159,7 +161,7 @@ class _Session:
         return status
 
     async def _update(self, number: int) -> Figures:
-        """Make one update; return its figures."""
+        """Make one update, and return its figures."""
         trainer, began = self._trainer, time.perf_counter()
         before, totals = dict(trainer.meter.totals), trainer.meter.totals
         every = self._config.logs.episodes_every
@@ -177,7 +179,7 @@ class _Session:
             failed = {name: count for name, count in figures.items() if "score/failed/" in name}
             reasons = ", ".join(f"{count:.0f} {name.rpartition('/')[2]}" for name, count in failed.items())
             raise TrainingError(
-                f"update {number}: no episode of the batch could be scored ({reasons or 'no reason known'})"
+                f"update {number}: no episode of the batch could be scored ({reasons or 'the reason is unknown'})"
             )
         self.progress.totals = dict(totals)
         done = {name: totals[name] - before.get(name, 0) for name in ("env_steps", "sampled_tokens", "episodes")}
@@ -193,7 +195,7 @@ class _Session:
         return figures | self._components.reward_agent.stats.metrics()
 
     def _report_idle(self, figures: Figures) -> None:
-        """Count updates without anything to learn from; report the first one."""
+        """Count updates that had nothing to learn from, and report the first one."""
         has_tokens = figures.get("learner/tokens") != 0.0
         if has_tokens and figures.get("credit/zero_advantage_share") != 1.0:
             return
@@ -229,7 +231,7 @@ class _Session:
         events.updated(progress.updates, figures)
 
     def _save(self) -> None:
-        """Write a checkpoint, unless this update already has one."""
+        """Write a checkpoint, unless there is already one for this update."""
         if self._saved_at == self.progress.updates:
             return
         keep = self._config.checkpoints.keep
@@ -263,13 +265,13 @@ class _Session:
 
 
 def save_weights(folder: Path, policy: AgentPolicy) -> bool:
-    """Write a policy's model, with adapters merged, and its tokenizer in a format that others can load.
+    """Write the model and the tokenizer of a policy in a format that other programs can load. Adapters are merged.
 
     Returns:
-        True if the policy is a model of `transformers`; for other policies nothing is written.
+        True if the policy is a model of `transformers`. For other policies, nothing is written.
 
     Raises:
-        StoreError: the model cannot be written.
+        StoreError: If the model cannot be written.
     """
     if "transformers" not in sys.modules:  # If transformers is not imported, the policy is not one of its models.
         return False

@@ -1,4 +1,4 @@
-"""The components of a training run: policy, learner, workers, reward agents, pipeline, evaluation."""
+"""The components of a training run: policy, learner, workers, reward agents, pipeline and evaluation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from reward_kit.tokens import TokenBatch
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The open components of a run; `evaluation` is None if nothing is held out."""
+    """The open components of a run. `evaluation` is `None` if there are no held-out samples."""
 
     pipeline: Pipeline
     evaluation: HeldOutEvaluation | None
@@ -55,21 +55,21 @@ class Components:
 
 
 class Workers(NamedTuple):
-    """The workers that collect the episodes of training and, if any, of evaluations."""
+    """The worker that collects episodes for training, and the worker for evaluations, if there are any."""
 
     worker: TrainingWorker
     held_out: TrainingWorker | None
 
 
 class _NoTokenizer:
-    """A replacement for a tokenizer, which shows token ids; for policies that have no tokenizer."""
+    """A replacement for the tokenizer of a policy that has none. It shows token ids."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return " ".join(map(str, token_ids))
 
 
 def make_learner(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> PPOLearner:
-    """Create the learner of a policy's weights; a copy of the current weights is the reference."""
+    """Create the learner for the weights of a policy. Its reference is a copy of the current weights."""
 
     def keep(rows: TokenBatch, facts: Mapping[str, Any]) -> None:
         save_batch_for_study(folder / "studies", rows, facts)
@@ -99,7 +99,7 @@ async def _local_workers(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterat
 
 
 def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: ProviderSession | None = None) -> RLRolloutWorker:
-    """Create the worker that collects episodes of a task, on any machine; its endpoints share `traffic`."""
+    """Create a worker that collects episodes of a task, on any machine. Its endpoints share `traffic`."""
     # The label is part of ids and seeds, so a wrapped policy must keep its label.
     user = make_user(task, traffic)
     return RLRolloutWorker(task.definition, policy, tools=task.tools, user=user, policy_label="policy")
@@ -112,7 +112,7 @@ def _local_scorer(task: LoadedTask) -> Scorer:
 
 @dataclass(frozen=True, slots=True)
 class Factories:
-    """The factories of components that may run in other processes; by default all components run in this process."""
+    """Functions that create the components of a run, possibly in other processes. By default, all are in this one."""
 
     learner: Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], Learner] = make_learner
     actors: Callable[[TrainingPlan, AgentPolicy], AbstractAsyncContextManager[Workers]] = _local_workers
@@ -123,10 +123,10 @@ class Factories:
 async def open_components(
     plan: TrainingPlan, folder: Path, echo: Callable[[str], None], factories: Factories
 ) -> AsyncIterator[Components]:
-    """Open all components of a plan; close them at the end of the block.
+    """Open all components of a plan, and close them at the end of the block.
 
-    Batches for debugging are written to `folder`, the run's directory. `echo` is called with each line of an example
-    that an evaluation shows.
+    Batches for debugging are written to `folder`, the directory of the run. `echo` is called with each line of an
+    example that an evaluation shows.
     """
     config, rollout = plan.config, plan.config.rollout
 
@@ -190,7 +190,7 @@ async def open_components(
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of threads that torch uses; None leaves it unchanged."""
+    """Set the number of threads that torch uses. If None, it is unchanged."""
     if threads is not None:
         torch.set_num_threads(threads)
 
@@ -198,7 +198,7 @@ def use_threads(threads: int | None) -> None:
 def sharded_learner_factory(
     group: ProcessGroup,
 ) -> Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], ShardedLearner]:
-    """Return the learner factory of the first of several processes, each of which has one shard."""
+    """Return the function that creates the learner in the first of several processes."""
 
     def make(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> ShardedLearner:
         orders = (str(plan.path.resolve()), dict(plan.overrides))
@@ -208,7 +208,7 @@ def sharded_learner_factory(
 
 
 def follow_training(group: ProcessGroup) -> bool:
-    """Run training in a process other than the first; see `follow`."""
+    """Take part in training as a process other than the first; see `follow`."""
 
     def make(path: str, overrides: Mapping[str, Any]) -> PPOLearner:
         plan = load_plan(Path(path), overrides)

@@ -1,4 +1,4 @@
-"""`train`, the Python form of `reward-kit train`, and the steps that both share."""
+"""The function `train`, which is the Python form of `reward-kit train`, and the functions that both use."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ if TYPE_CHECKING:
 def train(
     config: str | Path, *, overrides: Mapping[str, Any] | None = None, log_dir: str | Path = "runs"
 ) -> TrainingOutcome:
-    """Train a policy as described by a train file, and return the new run. Blocks, even inside a running event loop.
+    """Train a policy as described by a train file, and return the new run.
 
-    The run has the same files as a run of `reward-kit train`; continue it with `reward-kit train --resume RUN`. Code
+    This blocks, even inside a running event loop.
+
+    The run has the same files as a run of `reward-kit train`. Continue it with `reward-kit train --resume RUN`. Code
     that the file refers to is run without a trust prompt.
 
     Args:
         config: the train file.
-        overrides: the keys to override, dotted for nested ones (`{"ppo.lr": 1e-4}`), with `task.KEY` for keys of the
-            task.
-        log_dir: the directory in which the run's directory is created.
+        overrides: values that replace those in the file. Nested keys are dotted (`{"ppo.lr": 1e-4}`), and `task.KEY` is
+            a key of the task.
+        log_dir: the directory in which the directory of the run is created.
 
     Raises:
-        ConfigError: the train file or an override is invalid, or the extra `train` is not installed.
-        RewardKitError: training failed; everything up to the last checkpoint is kept.
+        ConfigError: If the train file or an override is invalid, or the extra `train` is not installed.
+        RewardKitError: If training fails. Everything up to the last checkpoint is kept.
     """
     with requires_extra("train", "train"):
         from reward_kit.rl.training.logs import TrainingDisplay
@@ -63,7 +65,7 @@ def check_resources(plan: TrainingPlan) -> None:
 
 
 def create_run(plan: TrainingPlan, log_dir: Path) -> Path:
-    """Create the directory of a new run, with its `run.json`."""
+    """Create the directory of a new run with its `run.json`."""
     from reward_kit.rl.training.resume import new_run_header
 
     path = new_run_path(log_dir, plan.name)
@@ -86,13 +88,13 @@ def train_into(
     If a new run is rejected after weights or resources were loaded, its directory is removed.
 
     Args:
-        path: the directory of the run, from `create_run` or of a run to resume.
+        path: the directory of the run, which `create_run` returned or which belongs to a run to resume.
         plan: the plan of the run.
         display: the progress display.
         interruptible: a context manager in which the user can stop the run.
-        factories: the factories of components in other processes.
+        factories: the functions that create components in other processes.
         is_new: True if the run was just created.
-        on_end: a function called with the path if there are metrics, even after a failure.
+        on_end: a function that is called with the path if there are metrics, even after a failure.
     """
     from reward_kit.rl.training.session import run_training
 

@@ -300,8 +300,11 @@ async def test_model_folder_is_loaded_and_its_module_can_be_trained(folder):
         ({"model": "/nowhere/model"}, "model: directory /nowhere/model does not exist"),
         ({"model": "."}, "has no config.json"),
         ({"model": "nobody/no-such-model"}, "neither a directory nor a model in the local cache"),
-        ({"model": "smal"}, r"model 'smal': it is neither a directory.* Looked for in .*; did you mean 'small'\?"),
-        ({"model": "runs/mine/model"}, r"model: directory runs/mine/model does not exist\. Looked for in /"),
+        (
+            {"model": "smal"},
+            r"model 'smal': it is neither a directory.* It was looked up in .*; did you mean 'small'\?",
+        ),
+        ({"model": "runs/mine/model"}, r"model: directory runs/mine/model does not exist\. It was looked up in /"),
         ({"model": "small", "tokenizer": "nobody/none"}, "tokenizer 'nobody/none'"),
         ({"model": "small", "temperature": -1}, "temperature: .*, got -1"),
         ({"model": "small", "dtype": "float31"}, "dtype: unknown type 'float31'; did you mean 'float32'"),
@@ -339,7 +342,7 @@ def test_invalid_option_raises_one_config_error(folder, options, message):
 
 
 def test_model_object_without_tokenizer_is_rejected():
-    with pytest.raises(ConfigError, match="tokenizer: a model object needs its tokenizer"):
+    with pytest.raises(ConfigError, match="tokenizer: missing; pass the tokenizer"):
         HFAgentPolicy(small_llama(10))
 
 

@@ -204,7 +204,10 @@ async def test_exhausted_retries_raise_provider_error_and_next_action_works():
         ({"tokens_per_minute": True}, "tokens_per_minute: expected a number above 0, got True"),
         ({"max_connections": 0.5}, "max_connections: expected a whole number above 0, got 0.5"),
         ({"extra_body": {"messages": []}}, "extra_body.messages: this key is set by the policy"),
-        ({"extra_body": {"x": object()}}, "extra_body: the request cannot be sent, because it has no JSON form"),
+        (
+            {"extra_body": {"x": object()}},
+            "extra_body: the request cannot be sent, because it cannot be converted to JSON",
+        ),
         ({"extra_body": [1]}, "extra_body: expected a mapping"),
         ({"base_url": "localhost"}, "base_url 'localhost' is not a URL"),
         ({"model": ""}, "model: expected the model's name, got ''"),

@@ -52,7 +52,7 @@ async def test_end_of_the_environment_ends_the_agent() -> None:
     episode, server = await collect(script, agent, tools=None, resource_type=COUNTER)
     assert shown(episode)[-2:] == [("tool", "won"), ("tool", "Not executed: the episode is over.")]
     assert (reason(episode), list(episode.get_rewards()), len(server.requests)) == ("environment_terminated", [5.0], 1)
-    assert heard == ["won", "no running episode has this address"]
+    assert heard == ["won", "no running episode uses this URL"]
 
 
 async def test_thread_of_a_finished_episode_gets_an_error() -> None:
@@ -196,7 +196,7 @@ async def test_agent_must_return_text_or_none() -> None:
         return 3
 
     episode, _ = await collect([], agent)
-    assert "the agent must return text or None, got an int" in failure(episode)["message"]
+    assert "the agent must return a string or None, got an int" in failure(episode)["message"]
 
 
 async def test_endpoint_failure_fails_the_episode() -> None:

@@ -144,7 +144,7 @@ async def test_finished_episode_returns_an_error() -> None:
         assert (status, reply["error"]["message"]) == (400, "the episode is over")
         served.endpoint.forget(served.url)
         status, reply = await served.post({"messages": HELLO})
-        assert status == 404 and "no running episode has this address" in reply["error"]["message"] and not served.asked
+        assert status == 404 and "no running episode uses this URL" in reply["error"]["message"] and not served.asked
 
 
 async def test_unknown_token_returns_404() -> None:

@@ -227,7 +227,10 @@ class TestOwnCalls:
     async def test_changed_answer_to_an_own_call_is_reported(self, tmp_path, caplog):
         other = {"resource_type": f"{__name__}:Louder"}
         _, again = await replayed(tmp_path, FunctionPolicy(*self.STEPS), before={"on_text": "continue"}, now=other)
-        assert "add {'by': 2} has a different answer than recorded: 'THE COUNT IS 2'" in failure(again)["message"]
+        assert (
+            "add {'by': 2} returned a different result than in the recording: 'THE COUNT IS 2'"
+            in failure(again)["message"]
+        )
         twice, fields = FunctionPolicy(self.call_and_tell, self.call_and_tell, *self.STEPS[1:]), {"on_text": "continue"}
         caplog.clear()
         _, again = await replayed(tmp_path, twice, before=fields, now=other, on_difference="continue")
@@ -285,7 +288,7 @@ class TestDifferences:
     async def test_episode_shorter_than_recorded_is_reported(self, tmp_path):
         fields = {"before": self.BEFORE, "now": {"max_episode_steps": 2}}
         _, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), **fields)
-        assert "message 6 (assistant): 'done' is missing now" in failure(again)["message"]
+        assert "message 6 (assistant): 'done' is missing" in failure(again)["message"]
 
     async def test_new_resource_failure_is_recorded_as_environment_failure(self, tmp_path):
         now = {"resource_type": f"{__name__}:Crashing", "tools": None}
@@ -333,14 +336,14 @@ class TestRecordedRun:
         assert again.messages[-1].text == "I am b"
         with pytest.raises(ConfigError, match="has episodes of a, b; set policy to one of them"):
             ReplayPolicy(tmp_path)
-        with pytest.raises(ConfigError, match="no episode of policy 'c'"):
+        with pytest.raises(ConfigError, match="no episodes of policy 'c'"):
             ReplayPolicy(tmp_path, policy="c")
 
     def test_invalid_run_folder_is_rejected(self, tmp_path):
         (tmp_path / "empty").mkdir()
         for path, problem in (
-            (tmp_path / "empty", "not a run to replay"),
-            (tmp_path / "no.jsonl", "not a run to replay"),
+            (tmp_path / "empty", "is not a run; set it"),
+            (tmp_path / "no.jsonl", "is not a run; set it"),
         ):
             with pytest.raises(ConfigError, match=problem):
                 ReplayPolicy(path)
@@ -378,7 +381,7 @@ class TestCommandLine:
         assert [
             named.label for named in make_policies(load_task(tmp_path / "task.yaml"), RunArgs(task_path=task.path))
         ] == ["b"]
-        with pytest.raises(ConfigError, match="nowhere is not a run to replay"):
+        with pytest.raises(ConfigError, match="nowhere is not a run; set it to"):
             make_policies(task, RunArgs(task_path=task.path, policies=["replay:nowhere"]))
 
 

@@ -61,6 +61,8 @@ def cluster(home: Path) -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
+    # Ray writes the address of a new cluster into this directory, but does not create it.
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     facts = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": _MEMORY, "include_dashboard": False}
     nodes = Cluster(initialize_head=True, head_node_args={**facts, "temp_dir": str(home)})
     for _ in range(NODES - 1):

@@ -96,7 +96,7 @@ class TestEarlyErrors:
         (counting.folder / "mine.py").write_text((counting.folder / "mine.py").read_text() + "\n")
         with pytest.raises(ExceptionGroup) as caught:
             await carried_out(plan, folder / "run", engine)
-        assert "differs from the driver's" in str(first_of(caught.value))
+        assert "differs from that of the driver" in str(first_of(caught.value))
         assert "the policy" in str(first_of(caught.value))
 
 
@@ -141,7 +141,7 @@ def test_default_workers_leave_room_for_reward_workers(cluster: Any) -> None:
 
 def test_impossible_workers_are_rejected_and_possible_ones_awaited(cluster: Any) -> None:
     asked = RayOptions(workers=1, reward_workers=4)
-    with pytest.raises(ConfigError, match=r"beside 4 that call the reward .*; request less with -E cpus or -E rew"):
+    with pytest.raises(ConfigError, match=r"in addition to 4 that call the reward .*; request less with -E cpus"):
         workers_to_start(asked, is_own=True, option="-E {}")
     assert workers_to_start(asked, is_own=False, option="-E {}") == 1
     with pytest.raises(ConfigError, match="or wait for nodes with -E workers"):
@@ -180,5 +180,5 @@ async def test_api_key_reaches_the_workers_but_no_file(
     assert said == {f"it has {len(secret)} letters"}
     assert len(files_in(home)) > 10
     assert not [file for file in files_in(home) + files_in(folder) if secret.encode() in file.read_bytes()]
-    with pytest.raises(ConfigError, match="-E env: NOT_SET_HERE is not set here"):
+    with pytest.raises(ConfigError, match="-E env: the variable NOT_SET_HERE is not set here"):
         engine_for(counting, env=["NOT_SET_HERE"])

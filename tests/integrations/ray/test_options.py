@@ -42,8 +42,8 @@ class TestFlags:
     @pytest.mark.parametrize(
         ("flags", "expected"),
         [
-            (["--address", "auto"], "--address needs --engine ray"),
-            (["-E", "workers=2"], "-E needs --engine ray"),
+            (["--address", "auto"], "--address requires --engine ray"),
+            (["-E", "workers=2"], "-E requires --engine ray"),
             (["--engine", "ray", "--record", "r"], "--record requires --engine local"),
             (["--engine", "ray", "--replay", "r"], "--replay requires --engine local"),
             (["--engine", "ray", "-E", "worker=2"], "-E worker: unknown key; did you mean 'workers'?"),
@@ -154,7 +154,7 @@ class TestWorkerPayload:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HF_TOKEN", "h")
         assert environment_for(definition, ["HF_TOKEN"]) == {"MY_KEY": "from-a-file", "HF_TOKEN": "h"}
-        with pytest.raises(ConfigError, match="-E env: NOT_SET_ANYWHERE is not set here"):
+        with pytest.raises(ConfigError, match="-E env: the variable NOT_SET_ANYWHERE is not set here"):
             environment_for(definition, ["NOT_SET_ANYWHERE"])
 
     def test_worker_environment_keeps_key_origin_rules(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ class TestAgent:
         chunk = ray.get(agent.get.remote(4))
         assert (chunk.data_idxs, chunk.lengths, chunk.batch) == ([0, 1, 2, 3], [1, 1, 4, 4], 1)
         assert chunk.placed(4).nonzero()[1].tolist() == [0, 0, 3, 3]
-        with pytest.raises(ConfigError, match="item 2: response must have 1 to 3 tokens, got 4"):
+        with pytest.raises(ConfigError, match="item 2: the response must have 1 to 3 tokens, got 4"):
             chunk.placed(3)
 
     def test_an_exception_affects_only_its_own_rollout(self, started: list[Any], rewards: Path) -> None:
@@ -194,7 +194,7 @@ class TestAgent:
         ray.get(agent.compute_reward_pipeline.remote(requests(1, 2, 3, 4), group_size=2))
         with pytest.raises(ConfigError, match="would split a group of 2; request 2 or 4"):
             ray.get(agent.get.remote(3))
-        with pytest.raises(ConfigError, match=r"get\(6\) cannot return: 4 results are outstanding"):
+        with pytest.raises(ConfigError, match=r"get\(6\) cannot return: 4 results of batch 1 .* are outstanding"):
             ray.get(agent.get.remote(6))
         assert ray.get(agent.get.remote(4)).rewards == [0.1] * 4
         with pytest.raises(ConfigError, match="a batch must contain requests or episodes, got a dict"):

@@ -97,7 +97,7 @@ def test_lowered_limit_lowers_dependent_limits(tmp_path: Path) -> None:
 
         most, batch, large, said = asyncio.run(ask())
     assert (most, said) == (2, b"")
-    assert batch == "rollouts: the request has 3; the maximum is 2 (max_batch)"
+    assert batch == "rollouts: the request has 3 rollouts; the maximum is 2 (max_batch)"
     assert large == "the body exceeds the limit of 0.5 MiB (max_body_mb)"
 
 
@@ -128,7 +128,7 @@ class TestRejected:
         message = refused("rewards.py:exact", "--api-key-file", "keys.txt")
         assert message.startswith("--api-key-file keys.txt:2: the key has 5 characters")
         (tmp_path / "keys.txt").write_text("# none\n")
-        assert "has no key" in refused("rewards.py:exact", "--api-key-file", "keys.txt")
+        assert "contains no key" in refused("rewards.py:exact", "--api-key-file", "keys.txt")
         assert "No such file" in refused("rewards.py:exact", "--api-key-file", "nosuch.txt")
         monkeypatch.setenv("REWARD_KIT_SERVE_API_KEY", "hunter2")
         message = refused("rewards.py:exact")

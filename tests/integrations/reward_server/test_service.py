@@ -300,7 +300,7 @@ class TestRefusals:
             (rb'{"messages": [{"role": "user", "content": "\ud800"}]}', "messages.0.content: a lone surrogate"),
             (rb'{"messages": [], "sample": {"\uDfff": 1}}', "sample, a key: a lone surrogate"),
             (b'{"messages": []', "Expecting"),
-            (b"\xff\xfe{}", "the body is not UTF-8 text: byte 0"),
+            (b"\xff\xfe{}", "the body is not valid UTF-8 at byte 0"),
             (b"", "Expecting value"),
             (b'{"messages": [], "ground_truth": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
             (
@@ -346,7 +346,7 @@ class TestRefusals:
             assert (await reader.read()).startswith((b"HTTP/1.1 400 ", b"HTTP/1.0 400 "))
             writer.close()
         assert {(record.levelname, record.message, record.exc_info) for record in caplog.records} == {
-            ("INFO", "no HTTP", None)
+            ("INFO", "invalid HTTP", None)
         }
         assert (await asker.score("exact")).json()["score"] == 1.0
 
@@ -443,7 +443,7 @@ class TestLimits:
     async def test_conversation_with_too_many_messages_is_rejected(self) -> None:
         async with server(exact, max_messages=2) as asker:
             status, message = await refusal(asker, {"messages": [{"role": "user", "content": "x"}] * 3})
-        assert status == 422 and message.startswith("messages: the rollout has 3; the maximum is 2")
+        assert status == 422 and message.startswith("messages: the rollout has 3 messages; the maximum is 2")
 
     @pytest.mark.parametrize(
         ("options", "told"),

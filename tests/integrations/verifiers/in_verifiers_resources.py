@@ -38,6 +38,7 @@ name: boxes
 resource_type: sokoban
 base_resource_config: {boxes: 1, width: 6, height: 6}
 tools_module_path: tools.py
+tools: [move, double]
 reward_function_path: rewards.py:solved
 messages: [{role: user, content: "Push the box.\\n{{ observation }}"}]
 """

@@ -175,7 +175,7 @@ def test_taskset_class_can_set_its_task_file(task_file: Path) -> None:
     class Sums(TaskFileTaskset):
         pass
 
-    with pytest.raises(ConfigError, match="task_file: missing; name a task file"):
+    with pytest.raises(ConfigError, match="task_file: missing; set it to a task file"):
         list(Sums(TaskFileConfig()))
     Sums.task_file = task_file
     assert len(list(Sums(TaskFileConfig()))) == 2

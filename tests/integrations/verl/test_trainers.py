@@ -199,7 +199,7 @@ def test_agent_loop_without_step_fields_gets_a_helpful_error(queue: Any, configu
         for key, row in rollouts(0, unscored=False).items()
     }
     trainer = trainer_with_credit(PPOTrainerSync, "sync")(configured(*GIGPO))
-    with pytest.raises(ConfigError, match="have no 'extra_fields'; the agent loop must put there"):
+    with pytest.raises(ConfigError, match="have no 'extra_fields'; for each output, the agent loop must store there"):
         trainer._compute_advantage(put(queue, rows), {})
 
 
@@ -317,7 +317,7 @@ def test_trainer_requests_group_rewards(
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ((), r"name a reward: \+reward\.reward_kit\.reward=file\.py:function"),
+        ((), r"no reward is set; set \+reward\.reward_kit\.reward=file\.py:function"),
         (("+reward.reward_kit.reward=x.py:f", "+reward.reward_kit.metrics=[a]"), "metrics has no effect with in_train"),
     ],
 )

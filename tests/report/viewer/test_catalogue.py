@@ -38,7 +38,7 @@ def test_row_of_a_complete_run_matches_its_summary(tmp_path: Path) -> None:
     rows = sorted(catalog.rows, key=lambda row: row.policy)
     assert [(row.policy, row.status, row.total) for row in rows] == [("a", "complete", 80), ("b", "complete", 80)]
     for row, summary in zip(rows, summaries, strict=True):
-        assert summary.score is not None and row.began == "2026-01-02 03:04"
+        assert summary.score is not None and row.began == "2026-01-02 03:04:05"
         assert (row.episodes, row.mean, row.low, row.high) == (
             summary.episodes,
             summary.score.mean,

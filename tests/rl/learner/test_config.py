@@ -19,7 +19,7 @@ from tests.rl.learner.cases import Bigram, a_model, bigram_rows
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs must be a whole number of at least 1"),
+        ({"epochs": 0}, "epochs must be an integer of at least 1"),
         ({"minibatch_rows": 0}, "minibatch_rows"),
         ({"minibatches": 1.5}, "minibatches"),
         ({"epochs": True}, "epochs"),
@@ -78,11 +78,11 @@ def test_defaults_are_those_of_the_loss() -> None:
 @pytest.mark.parametrize(
     ("module", "options", "given", "message"),
     [
-        (Bigram, {"kl_coefficient": 0.1}, {}, "needs a reference"),
+        (Bigram, {"kl_coefficient": 0.1}, {}, "requires a reference"),
         (Bigram, {"critic_warmup": 1}, {}, "value head"),
         (Bigram, {"schedule": "cosine"}, {}, "pass total_steps"),
         (Bigram, {"gradient_checkpointing": True}, {}, "does not support gradient checkpointing"),
-        (lambda: Bigram().requires_grad_(False), {}, {}, "nothing in the module is trainable"),
+        (lambda: Bigram().requires_grad_(False), {}, {}, "the module has no trainable parameters"),
         (lambda: PolicyWithValue(Bigram()), {}, {}, "a value head needs a causal language model"),
     ],
 )

@@ -119,14 +119,17 @@ def test_adapters_and_the_value_head_have_rates_by_name() -> None:
     [
         (
             {"lr_by_name": {"*nrom*": 1e-2}},
-            r"'\*nrom\*' matches none of the 23 trained parameters, such as .*embed_tokens.*, value_head.bias",
+            r"'\*nrom\*' does not match any of the 23 trained parameters, such as .*embed_tokens.*, value_head.bias",
         ),
-        ({"lr_by_name": {"*norm*": 1e-2, "*.0.*norm*": 2e-2}}, r"'\*\.0\.\*norm\*' has no effect after '\*norm\*'"),
+        (
+            {"lr_by_name": {"*norm*": 1e-2, "*.0.*norm*": 2e-2}},
+            r"'\*\.0\.\*norm\*' has no effect, because the earlier pattern '\*norm\*'",
+        ),
         (
             {"lr_by_name": {"value_head*": 1e-2}, "value_lr": 1e-3},
-            "value_lr has no effect, since patterns of lr_by_name match",
+            "value_lr has no effect, because patterns in lr_by_name match",
         ),
-        ({"lr_by_name": {"*q_proj*": 1e-2}, "lora": LoRAOptions(targets=("o_proj",))}, "matches none of the 6"),
+        ({"lr_by_name": {"*q_proj*": 1e-2}, "lora": LoRAOptions(targets=("o_proj",))}, "does not match any of the 6"),
     ],
 )
 def test_pattern_without_effect_is_rejected(options: dict[str, Any], message: str) -> None:

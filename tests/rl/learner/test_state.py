@@ -125,7 +125,7 @@ def test_state_of_a_different_module_is_rejected() -> None:
     frozen = a_model()
     frozen.model.embed_tokens.weight.requires_grad_(False)
     for module in (frozen, PolicyWithValue(a_model())):
-        with pytest.raises(ConfigError, match="the state belongs to a module with other weights"):
+        with pytest.raises(ConfigError, match="the state belongs to a module with different weights"):
             PPOLearner(module, PPOConfig()).load_state_dict(state)
 
 

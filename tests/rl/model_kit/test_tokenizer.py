@@ -153,11 +153,11 @@ def test_equal_texts_give_equal_ids() -> None:
 def test_invalid_arguments_are_rejected() -> None:
     with pytest.raises(ConfigError, match="requires texts or words"):
         build_tokenizer()
-    with pytest.raises(ConfigError, match="no vocabulary to build"):
+    with pytest.raises(ConfigError, match="builds no vocabulary"):
         build_tokenizer(HOUSE, level="byte")
-    with pytest.raises(ConfigError, match=r"units: '\(' is not a regular expression"):
+    with pytest.raises(ConfigError, match=r"units: '\(' is not a valid regular expression"):
         build_tokenizer(HOUSE, units=["("])
-    with pytest.raises(ConfigError, match=r"dropped: '\(' is not a regular expression"):
+    with pytest.raises(ConfigError, match=r"dropped: '\(' is not a valid regular expression"):
         build_tokenizer(HOUSE, dropped=["("])
     with pytest.raises(ConfigError, match="unknown spaces 'some'"):
         build_tokenizer(HOUSE, spaces="some")

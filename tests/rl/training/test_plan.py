@@ -60,7 +60,7 @@ def test_omitted_sections_have_defaults(tmp_path: Path) -> None:
             "needs an evaluation section",
         ),
         ({"early_stop": {"at_least": 1, "metric": "held_out/scor"}}, "metric", "did you mean 'held_out/score'?"),
-        ({"checkpoints": {"best_by": "learner/loss"}}, "best_by", "not one of the figures that can be selected"),
+        ({"checkpoints": {"best_by": "learner/loss"}}, "best_by", "this figure cannot be selected"),
         ({"evaluation": {"every": 1}}, "evaluation", "exactly one of task, dataset_path and hold_out, got none"),
         ({"engine": "rya"}, "engine", "'local' or 'ray'"),
         ({"engine": {"type": "ray", "nodes": 2}}, "nodes", "engine.nodes: unknown key"),
@@ -89,10 +89,10 @@ def test_unknown_and_ineffective_keys_are_rejected(
         ({"max_episode_stepps": 3}, "max_episode_stepps: unknown key; did you mean 'max_episode_steps'?"),
         (
             {"num_rollouts_per_sample": 3},
-            "task.num_rollouts_per_sample has no effect, since rollout.group_size is used instead",
+            "task.num_rollouts_per_sample has no effect, because rollout.group_size is used instead",
         ),
-        ({"policy": "random"}, "task.policy has no effect, since policy is used instead"),
-        ({"run_limits": {"steps": 3}}, "in training, which is limited by updates"),
+        ({"policy": "random"}, "task.policy has no effect, because policy is used instead"),
+        ({"run_limits": {"steps": 3}}, "in training, because the number of updates limits it"),
     ],
 )
 def test_inline_task_is_validated(tmp_path: Path, task: dict[str, Any], told: str) -> None:
@@ -112,7 +112,7 @@ def test_every_estimator_can_be_described(tmp_path: Path, name: str) -> None:
 
 def test_training_needs_scores(tmp_path: Path) -> None:
     task = {key: value for key, value in TRAIN["task"].items() if key not in ("reward_function_path", "sandbox")}
-    with pytest.raises(ConfigError, match="training needs scores"):
+    with pytest.raises(ConfigError, match="training requires scores"):
         load_plan(lake_folder(tmp_path, task=task))
 
 
@@ -141,7 +141,7 @@ class TestHeldOut:
         assert len(drawn) > 1
 
     def test_holding_out_every_sample_is_rejected(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="some must remain for training"):
+        with pytest.raises(ConfigError, match="keep some of them for training"):
             load_plan(lake_folder(tmp_path, evaluation={"hold_out": 4}))
 
     def test_evaluation_can_use_another_dataset_or_task(self, tmp_path: Path) -> None:

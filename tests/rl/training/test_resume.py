@@ -72,7 +72,7 @@ async def test_checkpoint_of_another_model_is_rejected(tmp_path: Path) -> None:
     other.mkdir()
     for name in ("reward.py", "lakes.jsonl", "train.yaml", "policy.py"):
         (other / name).write_text((tmp_path / name).read_text())
-    with pytest.raises(ConfigError, match="step-000001 does not fit the policy or the optimizer"):
+    with pytest.raises(ConfigError, match="step-000001 was saved with a different policy or optimizer"):
         await trained(other / "train.yaml", tmp_path / "run", updates=2)
 
 

@@ -145,5 +145,5 @@ class Warm:
 def test_the_loss_divides_logits_as_the_sampler_does() -> None:
     assert with_temperature(PPOConfig(), Warm()).temperature == 0.5
     assert with_temperature(PPOConfig(temperature=0.5), Warm()).temperature == 0.5
-    with pytest.raises(ConfigError, match=r"ppo\.temperature is 0\.7, but the policy samples at 0\.5"):
+    with pytest.raises(ConfigError, match=r"ppo\.temperature is 0\.7, but the policy samples at a temperature of 0\.5"):
         with_temperature(PPOConfig(temperature=0.7), Warm())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from reward_kit.console import SafeConsole
 from reward_kit.errors import ConfigError
 from reward_kit.runs.comparison import to_json, under_gate
-from reward_kit.runs.comparison_table import comparison_markdown, metric_lines
+from reward_kit.runs.comparison_table import comparison_markdown, comparison_table, metric_lines
 from tests.runs.comparison.run_pairs import Scores, compared, make_run
 
 SCORES: Scores = {"a": [1.0, 1.0], "b": [0.0, 1.0], "c": [1.0, None]}
@@ -35,7 +38,7 @@ def test_metrics_of_both_runs_are_paired_by_sample_without_missing_values(tmp_pa
     assert (apart.name, apart.samples, apart.missing, apart.interval) == ("apart", 0, 3, None)
     found = to_json(comparison)["comparisons"][0]["metrics"]
     assert found["state"]["difference"] == 0.375 and found["apart"]["difference"] is None
-    columns, rows = metric_lines(comparison)
+    columns, rows = metric_lines(comparison.differences)
     assert columns == ["metric", "baseline", "mean", "difference", "samples", "missing"]
     assert rows[1] == ["apart", "–", "–", "–", "0", "3"]
     assert "| state | 0.250 | 0.625 | +0.375" in comparison_markdown(comparison)
@@ -51,7 +54,7 @@ def test_rollouts_of_metrics_are_paired_if_those_of_scores_are(tmp_path: Path) -
 
 def test_runs_without_metrics_have_no_table_of_them(tmp_path: Path) -> None:
     comparison = compared(*(make_run(tmp_path / name, SCORES) for name in ("first", "second")))
-    assert metric_lines(comparison)[1] == [] and "metric" not in comparison_markdown(comparison)
+    assert metric_lines(comparison.differences)[1] == [] and "metric" not in comparison_markdown(comparison)
 
 
 def test_gate_checks_a_metric_of_the_run(tmp_path: Path) -> None:
@@ -67,3 +70,17 @@ def test_enormous_metric_is_rejected(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, SCORES, metrics={"m": {"a": [1e200, 1.0]}}) for name in ("first", "second")]
     with pytest.raises(ConfigError, match="metric 'm' of a-p-0 is beyond 1e99"):
         compared(*runs)
+
+
+def test_three_runs_with_metrics_fit_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    metrics: dict[str, Scores] = {"state.right_amount": {"a": [0.5, 0.5], "b": [1.0, 0.0]}}
+    names = ("openai-skilled", "openai-middling", "openai-clumsy")
+    comparison = compared(*(make_run(tmp_path / name, SCORES, metrics=metrics, policy=name) for name in names))
+    for plain in (False, True):
+        console = SafeConsole(width=80, record=True, file=StringIO())
+        console.print(comparison_table(comparison, plain=plain))
+        lines = console.export_text().splitlines()
+        assert all(len(line) <= 80 for line in lines)
+        intervals = [line for line in lines if re.search(r"\[\S+, \S+\]", line)]
+        assert len(intervals) >= 5, "an interval is wrapped"
+        assert sum("Metrics of" in line for line in lines) == 2

@@ -90,7 +90,7 @@ class TestPolicies:
 
     def test_single_policy_of_a_single_run_is_rejected(self, both: Path, tmp_path: Path) -> None:
         for run, policies in ((both, ["ape"]), (make_run(tmp_path / "one", ONE), [])):
-            with pytest.raises(ConfigError, match="one run of one policy; name another run"):
+            with pytest.raises(ConfigError, match="a run with only one policy; pass another run"):
                 read_sides([run], policies)
 
 
@@ -104,7 +104,7 @@ class TestRefused:
 
     def test_run_named_twice_is_rejected(self, tmp_path: Path) -> None:
         run = make_run(tmp_path / "one", ONE)
-        with pytest.raises(ConfigError, match="named twice"):
+        with pytest.raises(ConfigError, match="passed twice"):
             read_sides([run, tmp_path / "." / "one"])
 
     def test_training_run_is_rejected_with_a_hint(self, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Action formats, which define how a model writes tool calls. They are used to parse and to constrain calls.
+"""Action formats, which define how a model writes tool calls. They are used to parse calls and to constrain them.
 
-A model's text becomes an assistant message and then an action, in the same way as an endpoint's answer. Arguments that
-are not a JSON object are stored verbatim as `arguments_text`, and the worker answers with a tool error.
+The text of a model is converted to an assistant message and then to an action, in the same way as the answer of an
+endpoint. Arguments that are not a JSON object are stored unchanged as `arguments_text`, and the worker answers such a
+call with a tool error.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """A tool that can be called now, with the JSON schema of its arguments, which are an object."""
+    """A tool that can be called now, with the JSON schema of its arguments. The arguments are an object."""
 
     name: str
     schema: Mapping[str, Any]
 
     @cached_property
     def parameters(self) -> Mapping[str, Any]:
-        """The schema of each parameter."""
+        """The schema of each parameter, by name."""
         parameters: Mapping[str, Any] = self.schema.get("properties") or {}
         return parameters
 
     @cached_property
     def text_parameter(self) -> str | None:
-        """The name of the tool's only parameter if that parameter is a text, else None."""
+        """The name of the parameter if the tool has only one and it is a string. Otherwise None."""
         if len(self.parameters) != 1:
             return None
         ((name, schema),) = self.parameters.items()
@@ -58,11 +59,11 @@ class ToolSchema:
 
     @property
     def takes_any_text(self) -> bool:
-        """True if the text parameter accepts any text."""
+        """True if the parameter accepts any string."""
         return all(schema.keys() <= {"type", "description", "title", "default"} for schema in self.parameters.values())
 
     def listed_calls(self) -> list[dict[str, Any]] | None:
-        """Return all possible arguments, or None if they cannot be listed."""
+        """Return every possible set of arguments, or None if they cannot be listed."""
         required = set(self.schema.get("required") or ())
         choices: list[list[tuple[str, Any] | None]] = []
         for name, schema in self.parameters.items():
@@ -77,7 +78,7 @@ class ToolSchema:
 
 
 def _listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return all values allowed by a schema, or None if they cannot be listed."""
+    """Return all values that a schema allows, or None if they cannot be listed."""
     if "enum" in schema:
         return list(schema["enum"])
     if "const" in schema:
@@ -92,7 +93,7 @@ def tools_of(specs: Sequence[ToolSpec] | None) -> list[ToolSchema]:
 
 
 def all_calls(tools: Sequence[ToolSchema]) -> Iterator[tuple[str, dict[str, Any]]] | None:
-    """Return every call of every tool as name and arguments, or None if they cannot be listed."""
+    """Return every possible call of every tool, as a name and arguments, or None if the calls cannot be listed."""
     listed = [(tool.name, tool.listed_calls()) for tool in tools]
     calls = [(name, arguments) for name, arguments in listed if arguments is not None]
     if len(calls) < len(listed) or sum(len(arguments) for _, arguments in calls) > MAX_LISTED:
@@ -101,7 +102,7 @@ def all_calls(tools: Sequence[ToolSchema]) -> Iterator[tuple[str, dict[str, Any]
 
 
 class Written(NamedTuple):
-    """The parts of a model's text."""
+    """The content, the tool calls and the reasoning in the text of a model."""
 
     content: str
     calls: Sequence[RawToolCall] = ()
@@ -109,23 +110,27 @@ class Written(NamedTuple):
 
 
 class ActionFormat(ABC):
-    """A format for tool calls; `name` is its name in options."""
+    """A format for tool calls. Options refer to it by its `name`."""
 
     name: str
 
     @abstractmethod
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
-        """Parse a text without reasoning. Never raises."""
+        """Parse text that does not contain reasoning. This never raises an error."""
 
     @abstractmethod
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
-        """Return the text of a turn with only this call; raise a PolicyError if the format cannot express it."""
+        """Return the text of a turn that consists of this call.
+
+        Raises:
+            PolicyError: If the format cannot express the call.
+        """
 
     @abstractmethod
     def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
-        """Return the right-hand side of a Lark rule for a turn with exactly one call of this tool.
+        """Return the right-hand side of a Lark rule for a turn that consists of one call of this tool.
 
-        `literal` converts a text and `schema` a JSON schema into terminals of the grammar.
+        `literal` converts a string to a terminal of the grammar, and `schema` converts a JSON schema.
         """
 
     def check(self, tools: Sequence[ToolSchema]) -> None:
@@ -133,13 +138,13 @@ class ActionFormat(ABC):
         return
 
     def call_id(self, turn: int, position: int) -> str:
-        """Return the id of the call at `position` in this turn; "" lets the conversation assign one."""
+        """Return the id of the call at `position` in this turn. If it is "", the conversation assigns an id."""
         return ""
 
     def action(self, text: str, tools: Sequence[ToolSchema], turn: int = 0, *, may_reason: bool = True) -> Action:
-        """Return the action for the complete sampled text of a turn, without the token that ended it.
+        """Return the action for the text of a turn. The text does not include the token that ended the turn.
 
-        Call ids contain `turn`. If `may_reason` is false, an end-of-reasoning marker is ordinary text.
+        The ids of calls contain `turn`. If `may_reason` is false, the marker for the end of reasoning is ordinary text.
         """
         before, end, rest = text.partition(_THINK_END) if may_reason else (text, "", "")
         content, calls, reasoning = self.read(rest.strip("\n") if end else text, tools)
@@ -154,7 +159,7 @@ class ActionFormat(ABC):
 
 
 class Hermes(ActionFormat):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, possibly several, with optional text around them."""
+    """Calls of the form `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, with optional text around them."""
 
     name = "hermes"
     _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -188,7 +193,7 @@ class Hermes(ActionFormat):
 
 
 class Llama(ActionFormat):
-    """Only `{"name": …, "parameters": {…}}`, optionally after `<|python_tag|>`; several are separated by `;`."""
+    """Only calls of the form `{"name": …, "parameters": {…}}`, separated by `;`. `<|python_tag|>` may precede them."""
 
     name = "llama"
 
@@ -212,7 +217,7 @@ class Llama(ActionFormat):
 
 
 class Mistral(ActionFormat):
-    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` repeated for each call."""
+    """`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, or one `[TOOL_CALLS]name[ARGS]{…}` for each call."""
 
     name = "mistral"
     _TAG = "[TOOL_CALLS]"
@@ -247,7 +252,7 @@ class Mistral(ActionFormat):
 
 
 class Plain(ActionFormat):
-    """`tool_name {json}`; `tool_name value` if the only parameter is a string; `tool_name` without parameters."""
+    """`tool_name {json}`, or `tool_name value` if the only parameter is a string, or `tool_name` without parameters."""
 
     name = "plain"
 
@@ -287,7 +292,7 @@ class Plain(ActionFormat):
 
 
 class Bare(ActionFormat):
-    """The whole text as the only argument of the only tool."""
+    """The only argument of the only tool, as the whole text."""
 
     name = "bare"
 
@@ -316,9 +321,10 @@ class Bare(ActionFormat):
 
 
 class ResponseTemplate(ActionFormat):
-    """The tokenizer's own `response_template` (see `PreTrainedTokenizerBase.parse_response`), for parsing only.
+    """The `response_template` of the tokenizer (see `PreTrainedTokenizerBase.parse_response`), which can only parse.
 
-    `opening` is the text between the last message and an answer; it may contain the start of the answer's reasoning.
+    `opening` is the text of the chat template between the last message and an answer. It may contain the beginning of
+    the reasoning.
     """
 
     name = "template"
@@ -351,7 +357,7 @@ class ResponseTemplate(ActionFormat):
 
 
 def _is_object_of(value: str, parameter: str) -> bool:
-    """Return True if a text is a JSON object with only this key."""
+    """Return True if the string is a JSON object with only this key."""
     try:
         parsed = parse_json(value) if value.startswith("{") else None
     except (ValueError, RecursionError):
@@ -360,7 +366,7 @@ def _is_object_of(value: str, parameter: str) -> bool:
 
 
 def _split_json(text: str) -> tuple[str, str]:
-    """Split a text into its leading JSON value and the rest; the rest is "" if the JSON is invalid."""
+    """Split a string into the JSON value at its beginning and the rest. If the JSON is invalid, the rest is ""."""
     try:
         _, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
@@ -369,7 +375,7 @@ def _split_json(text: str) -> tuple[str, str]:
 
 
 def _read_call(block: str) -> RawToolCall:
-    """Parse the call in a JSON text; if the JSON is invalid, keep the recognizable parts verbatim."""
+    """Parse a call in JSON. If the JSON is invalid, return the parts that can be recognized."""
     try:
         value = _DECODER.decode(block)
     except (ValueError, RecursionError):
@@ -382,7 +388,7 @@ def _read_call(block: str) -> RawToolCall:
 
 
 def _as_text(arguments: Any) -> str:
-    """Return arguments as text, since some models wrap the JSON in a string."""
+    """Return the arguments of a call as a JSON string. Some models already write them as a string."""
     if isinstance(arguments, str):
         return arguments
     return "{}" if arguments is None else json_text(arguments)
@@ -395,16 +401,18 @@ _CHOOSE = "set action_format to hermes, llama, mistral, plain or bare"
 def find_action_format(
     name: str, tokenizer: Any, template: str | None, opening: str = ""
 ) -> ActionFormat | PolicyError:
-    """Return the format `name`, or the model's own format for "auto".
+    """Return the format with this name. For "auto", return the format of the model.
 
-    "auto" selects the first match: the tokenizer's `response_template`; hermes if the chat template contains
+    "auto" selects the first that applies: the `response_template` of the tokenizer; hermes if the chat template
+    contains
     `<tool_call>` and JSON calls; mistral if it contains `[TOOL_CALLS]`; llama if it contains `<|python_tag|>`, or both
-    `"parameters"` and `<|start_header_id|>`. `opening` is the template's text between the last message and an answer.
+    `"parameters"` and `<|start_header_id|>`. `opening` is the text of the template between the last message and an
+    answer.
 
-    If "auto" finds no match, return a PolicyError for the caller to raise once an episode has tools.
+    If "auto" finds no format, this returns a PolicyError. The caller raises it if an episode has tools.
 
     Raises:
-        ConfigError: the format is unknown, or it is "template" and the tokenizer has no `response_template`.
+        ConfigError: If the format is unknown, or if it is "template" and the tokenizer has no `response_template`.
     """
     if name in FORMATS:
         return FORMATS[name]()

@@ -1,9 +1,9 @@
 """Conversion of messages to token ids by a chat template, without tokenizing any text twice.
 
 The context of a turn consists of the exact ids of the episode so far, followed by the ids of the text that the template
-adds after an answer: the remainder after the answer's end token, the new messages and the generation prompt. That text
-is rendered from a short conversation with placeholders, tokenized once and cached. This is valid only if the template
-leaves earlier text unchanged, which is first tested with the real messages.
+adds after an answer: the rest of the template after the end token of the answer, the new messages, and the generation
+prompt. That text is rendered from a short conversation with placeholders, tokenized once, and cached. This works only
+if the template does not change earlier text, which is tested first.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _TOOLS_ENCODER = json.JSONEncoder(default=str, ensure_ascii=False)
 
 
 class Delta(NamedTuple):
-    """The text that the template adds after an answer, and its ids."""
+    """The text that the template adds after an answer, and the ids of that text."""
 
     ids: tuple[int, ...]
     text: str
 
 
 class Tools(NamedTuple):
-    """The tools of a turn as passed to the template; equal keys mean equal tools."""
+    """The tools of a turn as they are passed to the template. If two keys are equal, so are the tools."""
 
     key: str
     specs: Sequence[ToolSpec] | None
@@ -60,21 +60,24 @@ NO_TOOLS = Tools("", None)
 
 
 def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
-    """Return the tools of a turn with a newly computed key, since specifications may change in place."""
+    """Return the tools of a turn with a key.
+
+    The key is computed again in each turn, because specifications may change in place.
+    """
     return Tools(_TOOLS_ENCODER.encode(specs), specs) if specs else NO_TOOLS
 
 
 class ChatLayout:
-    """A tokenizer with its chat template and the template's options; shared by all sessions.
+    """A tokenizer with its chat template and the options of the template. All sessions share it.
 
     Attributes:
         source: the source of the chat template.
-        shows_tools: True if tools can change the template's text.
-        end_id: the token that the template appends to an answer; None if it is ordinary text.
-        opening: the template's text between the last message and an answer.
+        shows_tools: True if tools can change the text of the template.
+        end_id: the token that the template adds at the end of an answer. None if that is ordinary text.
+        opening: the text of the template between the last message and an answer.
 
     Raises:
-        ConfigError: the template is missing, or cannot render a question and an answer.
+        ConfigError: If the template is missing, or cannot render a question and an answer.
     """
 
     def __init__(self, tokenizer: Any, template: str | None = None, options: Mapping[str, Any] | None = None) -> None:
@@ -99,7 +102,7 @@ class ChatLayout:
         self._key_names = tuple(name for name in _NAMES if name in self.source or self._writes(name))
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text without adding tokens. Lone surrogates are replaced."""
+        """Return the token ids of a string, without additional tokens. Lone surrogates are replaced."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -112,11 +115,11 @@ class ChatLayout:
         return ids
 
     def encoded(self, text: str) -> tuple[int, ...]:
-        """Return the cached ids of a text that may occur again."""
+        """Return the token ids of a string from the cache. Use this for strings that may occur again."""
         return self._cache.get(("text", text), lambda: tuple(self.encode(text)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, including special tokens."""
+        """Return the text of token ids, including special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
@@ -124,12 +127,12 @@ class ChatLayout:
         """Render a conversation from its beginning up to the next answer.
 
         Raises:
-            PolicyError: the template rejects the conversation.
+            PolicyError: If the template rejects the conversation.
         """
         return self._cache.get(("whole", self._key(chat), tools.key), lambda: self.whole_uncached(chat, tools))
 
     def whole_uncached(self, chat: Sequence[Chat], tools: Tools) -> Delta:
-        """Render like `whole`, but without caching, for a conversation that will not occur again."""
+        """Render a conversation like `whole`, but without the cache. Use this if it will not occur again."""
         text = self._render(chat, tools)
         return Delta(tuple(self.encode(text)), text)
 
@@ -153,14 +156,14 @@ class ChatLayout:
         return self._cache.get(("delta", self._key(new), tools.key), render)
 
     def keeps(self, first: Sequence[Chat], new: Sequence[Chat], tools: Tools, *, reasons: bool) -> bool:
-        """Return True if new messages of these roles leave the text before them unchanged.
+        """Return True if new messages with these roles do not change the text before them.
 
-        This is tested once per sequence of roles, with two answers, since a template may render an earlier answer
-        differently from the last one. `first` contains the messages before the first answer; `reasons` is True if
-        answers contain reasoning.
+        This is tested once for each sequence of roles. The test has two answers, because a template may render the last
+        answer differently from earlier ones. `first` contains the messages before the first answer. `reasons` is True
+        if the answers contain reasoning.
 
         Raises:
-            PolicyError: the template rejects or omits messages.
+            PolicyError: If the template rejects or omits messages.
         """
 
         def test() -> bool:
@@ -207,7 +210,7 @@ class ChatLayout:
         return text
 
     def _mark_nested(self, value: Any) -> Any:
-        """Mark control tokens in parameter names too; `mark_control_tokens` leaves them unchanged."""
+        """Mark control tokens everywhere in a value, including parameter names, which `mark_control_tokens` skips."""
         if isinstance(value, Mapping):
             return {self._mark_nested(key): self._mark_nested(each) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -222,7 +225,7 @@ class ChatLayout:
             return True
 
     def _key(self, chat: Sequence[Chat]) -> Hashable:
-        """Return a key that is equal for conversations with the same text."""
+        """Return a key that is equal for all conversations that are rendered as the same text."""
         return tuple(
             (message["role"], message["content"], *(message.get(name) for name in self._key_names))
             if isinstance(message.get("content"), str) and not message.keys() - _PLAIN_KEYS
@@ -232,7 +235,7 @@ class ChatLayout:
 
 
 class RecentResults:
-    """A cache of recently used results, with limits on their number and total tokens."""
+    """A cache of recently used results, which limits their number and their total number of tokens."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -240,7 +243,7 @@ class RecentResults:
         self._size = 0
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """Return the cached result for a key; call `make` for a new key."""
+        """Return the cached result for a key. If none exists, call `make` and store its result."""
         if key in self._known:
             self._known.move_to_end(key)
             known: _Value = self._known[key]
@@ -258,7 +261,7 @@ def _token_count(result: Any) -> int:
 
 
 def to_chat(message: Message, tool_role: str = "tool") -> Chat:
-    """Return a message for templates: content as text, arguments as mappings, and no None values."""
+    """Convert a message for a template. The content is text, arguments are mappings, and None values are omitted."""
     chat: Chat = {"role": message.role, "content": message.text}
     if message.role == "tool":
         chat["role"] = tool_role
@@ -279,14 +282,17 @@ def to_chat(message: Message, tool_role: str = "tool") -> Chat:
 
 
 class PromptTokens(NamedTuple):
-    """The model's input in one turn: the whole context, and the reason if it does not extend the previous context."""
+    """The input of the model in one turn: the whole context.
+
+    The reason is `None` if the context extends the previous one. Otherwise it says why the context was rewritten.
+    """
 
     ids: list[int]
     reason: str | None
 
 
 class TokenConversation:
-    """The context of one episode: its exact ids, extended in every turn, or rewritten for a recorded reason."""
+    """The context of one episode as exact token ids. Each turn extends it, or rewrites it for a recorded reason."""
 
     def __init__(self, layout: ChatLayout, stop_ids: Collection[int], *, tools_in_prompt: bool, tool_role: str) -> None:
         self._layout, self._stop_ids, self._tool_role = layout, stop_ids, tool_role
@@ -299,10 +305,10 @@ class TokenConversation:
         self._reasoned: set[bool] = set()  # True for each sampled answer in the context that has reasoning
 
     def prompt(self, observation: Sequence[Message], tools: Tools) -> PromptTokens:
-        """Return the context of the next turn; messages after the last answer are new.
+        """Return the context for the next turn. All messages after the last answer are new.
 
         Raises:
-            PolicyError: the chat template rejects the messages.
+            PolicyError: If the chat template rejects the messages.
         """
         tools = tools if self._shows_tools else NO_TOOLS
         if not self._chat:

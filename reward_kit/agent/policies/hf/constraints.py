@@ -1,8 +1,8 @@
 """Constraints on the tokens of a turn, which guarantee valid tool calls.
 
-A constraint belongs to one turn. The engine requests the allowed ids, samples one of them, and reports it to the
-constraint; if only one token is allowed, no forward pass is needed. If all calls can be listed, the constraint is a
-trie (`Choices`), otherwise a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguidance).
+A constraint belongs to one turn. The engine asks it for the allowed ids, samples one of them, and reports the sampled
+id back. If only one id is allowed, no forward pass is needed. If all calls can be listed, the constraint is a trie
+(`Choices`). Otherwise it is a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguidance).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 
 
 class TokenConstraint(Protocol):
-    """A constraint on one turn; the turn is over once `is_done` is True."""
+    """A constraint on one turn. The turn is over once `is_done` is True."""
 
     @property
     def is_done(self) -> bool: ...
 
     def allowed(self) -> Sequence[int] | npt.NDArray[np.integer[Any]] | None:
-        """Return the ids that may come next; None for any."""
+        """Return the ids that may come next, or None if any id may."""
 
     def advance(self, token_id: int) -> None:
         """Record a sampled token."""
 
 
 class TurnConstraints:
-    """Creates the constraints of all turns; each set of tools is prepared only once."""
+    """Creates the constraint for each turn. Each set of tools is prepared only once."""
 
     def __init__(self, layout: ChatLayout, tokenizer: Any, stop_id: int, max_new_tokens: int) -> None:
         self._layout, self._tokenizer, self._stop_id = layout, tokenizer, stop_id
@@ -49,11 +49,11 @@ class TurnConstraints:
         self._prepared = RecentResults(_TOOL_SETS)
 
     def start(self, key: str, tools: Sequence[ToolSchema], form: ActionFormat) -> Choices | JsonGrammar:
-        """Return a constraint for one turn: a schema-valid call of one of `tools`, which `key` identifies.
+        """Return a constraint for one turn, which must be a valid call of one of the tools. `key` identifies the tools.
 
         Raises:
-            PolicyError: the format or tokenizer cannot express a call, or a schema is not supported.
-            ConfigError: a grammar is needed and llguidance is not installed.
+            PolicyError: If the format or the tokenizer cannot express a call, or a schema is not supported.
+            ConfigError: If a grammar is needed and llguidance is not installed.
         """
 
         def prepare() -> ChoiceTrie | str:
@@ -82,9 +82,9 @@ class TurnConstraints:
 
 
 class _Node:
-    """A trie node for the choices that share their first `depth` tokens; children are created on first use.
+    """A node of a trie, for the choices that have the same first `depth` tokens. Children are created on first use.
 
-    `text` is set at the end of a choice; `allowed` contains the ids that may come next.
+    At the end of a choice, `text` is set. `allowed` contains the ids that may come next.
     """
 
     __slots__ = ("_children", "_depth", "_parts", "allowed", "text")
@@ -99,7 +99,7 @@ class _Node:
         self.allowed: TokenIds = np.array(list(self._parts), dtype=np.int64)
 
     def child(self, token_id: int) -> _Node | None:
-        """Return the child node for a token; None if the token is not allowed."""
+        """Return the child for a token, or None if the token is not allowed."""
         child = self._children.get(token_id)
         if child is None and token_id in self._parts:
             child = self._children[token_id] = _Node(self._parts[token_id], self._depth + 1)
@@ -107,12 +107,12 @@ class _Node:
 
 
 class ChoiceTrie:
-    """A trie of the token ids of texts, each followed by the stop token. Many turns can share it.
+    """A trie of the token ids of several strings, each followed by the stop token. Many turns can share it.
 
-    `choices` contains the ids of each text without the stop token.
+    `choices` contains the ids of each string without the stop token.
 
     Raises:
-        PolicyError: there are no choices, or two of them have the same ids.
+        PolicyError: If there are no choices, or two of them have the same ids.
     """
 
     __slots__ = ("longest", "root")
@@ -137,7 +137,7 @@ class ChoiceTrie:
 
 
 class Choices:
-    """A choice among the texts of a trie, followed by the stop token."""
+    """A choice among the strings of a trie, followed by the stop token."""
 
     __slots__ = ("_node",)
 
@@ -146,12 +146,12 @@ class Choices:
 
     @property
     def is_done(self) -> bool:
-        """True once a choice is complete."""
+        """True once the turn contains a complete choice."""
         return self._node.text is not None
 
     @property
     def chosen(self) -> str | None:
-        """The completed choice, or None before its end."""
+        """The complete choice, or None if it is not complete."""
         return self._node.text
 
     def allowed(self) -> TokenIds:
@@ -159,7 +159,11 @@ class Choices:
         return self._node.allowed
 
     def advance(self, token_id: int) -> None:
-        """Record a sampled token; raise a PolicyError if it does not continue a choice."""
+        """Record a sampled token.
+
+        Raises:
+            PolicyError: If the token does not continue a choice.
+        """
         node = self._node.child(token_id)
         if node is None:
             raise PolicyError(f"token {token_id} is not allowed here; allowed: {self._node.allowed.tolist()}")
@@ -167,10 +171,10 @@ class Choices:
 
 
 class GrammarCompiler:
-    """Compiles each grammar once, for a fast `transformers` tokenizer with byte-level tokens.
+    """A compiler of grammars for a fast `transformers` tokenizer with byte-level tokens. It caches the results.
 
     Raises:
-        ConfigError: llguidance is not installed or cannot read the tokenizer.
+        ConfigError: If llguidance is not installed, or cannot read the tokenizer.
     """
 
     def __init__(self, tokenizer: Any, stop_id: int) -> None:
@@ -189,18 +193,18 @@ class GrammarCompiler:
         self.ids_of = lru_cache(_MASKS)(_allowed_ids)
 
     def literal(self, text: str) -> str:
-        """Return `text` as a grammar literal; a text that equals an added token becomes that token."""
+        """Return a string as a literal of the grammar. If it is an added token, return that token."""
         return f"<[{self._added[text]}]>" if text in self._added else json.dumps(text)
 
     def schema(self, schema: Mapping[str, Any]) -> str:
-        """Return the rule for JSON that is valid for `schema`, with spaces only after commas and colons."""
+        """Return a rule for JSON that is valid for a schema, with spaces only after commas and colons."""
         return "%json " + json.dumps({**schema, "x-guidance": _STYLE})
 
     def start(self, grammar: str) -> JsonGrammar:
-        """Return a constraint for `grammar`, a Lark grammar with a rule `start`.
+        """Return a constraint for a Lark grammar with a rule `start`.
 
         Raises:
-            PolicyError: the grammar is invalid.
+            PolicyError: If the grammar is invalid.
         """
         return JsonGrammar(self, self._matcher(grammar).deep_copy())
 
@@ -227,7 +231,11 @@ class JsonGrammar:
         self.is_done = False
 
     def allowed(self) -> TokenIds:
-        """Return the ids that continue the turn; raise a PolicyError if the grammar is too complex for llguidance."""
+        """Return the ids that continue the turn.
+
+        Raises:
+            PolicyError: If the grammar is too complex for llguidance.
+        """
         if self._matcher.is_stopped() and not self._matcher.is_error():
             return self._compiler.stop_ids
         ids = self._compiler.ids_of(self._matcher.compute_bitmask())
@@ -235,7 +243,11 @@ class JsonGrammar:
         return ids
 
     def advance(self, token_id: int) -> None:
-        """Record a sampled token; raise a PolicyError if it does not match the grammar."""
+        """Record a sampled token.
+
+        Raises:
+            PolicyError: If the token does not match the grammar.
+        """
         if token_id == self._compiler.stop_ids[0] and self._matcher.is_accepting():
             self.is_done = True
             return
@@ -248,5 +260,5 @@ class JsonGrammar:
 
 
 def _error_of(matcher: LLMatcher) -> str:
-    """Return the matcher's error without the parser state appended to it."""
+    """Return the error message of a matcher without the state of the parser."""
     return " ".join(matcher.get_error().split("<state>")[0].split())[:500]

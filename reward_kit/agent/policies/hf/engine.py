@@ -1,9 +1,10 @@
 """`Engine`, which samples from a `transformers` causal LM for many sessions at the same time.
 
-Each session requests turns. A single task owns the model and computes waiting and running turns together in a worker
-thread, in bursts of forward passes; new turns join between two forward passes. A session's keys and values are cached
-between its turns, so that only new tokens are computed, and prompts with a common prefix share it. Weights are swapped
-only while no turn is running, so a turn and all keys and values that it attends to come from one version.
+Sessions request turns. A single task owns the model. It computes all waiting and running turns together in a worker
+thread, in bursts of forward passes, and a new turn can join between two forward passes. The keys and values of a
+session are cached between its turns, so that only new tokens are computed. Prompts with a common prefix share the cache
+of that prefix. Weights are swapped only while no turn is running. A turn and all keys and values that it attends to
+therefore come from the same version of the weights.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ MASK_CELLS = 2**25
 
 
 class Generated(NamedTuple):
-    """The tokens sampled in one turn, including the stop token.
+    """The tokens that were sampled in one turn, including the stop token.
 
-    The log-probabilities are those of the sampling distribution, after temperature, filters and constraint. They are
-    0.0 for greedy and forced tokens, which had probability one.
+    The log-probabilities are those of the sampling distribution, after the temperature, the filters and the constraint.
+    They are 0.0 for greedy and forced tokens, because those had a probability of one.
     """
 
     token_ids: list[int]
@@ -54,7 +55,7 @@ class Generated(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A session in the engine: its rank, random generator and current row, if any."""
+    """A session in the engine: its rank, its random generator, and its current row if it has one."""
 
     rank: Any
     generator: np.random.Generator
@@ -66,7 +67,7 @@ class Slot:
 
 @dataclass(eq=False, slots=True)
 class GeneratedTurn:
-    """A call of `generate` with its result or error, once the turn is over."""
+    """A call of `generate`, with its result or error once the turn is over."""
 
     slot: Slot
     prompt: Ints
@@ -82,18 +83,18 @@ class GeneratedTurn:
 
     @property
     def is_over(self) -> bool:
-        """True if nothing more will be sampled."""
+        """True if no more tokens will be sampled."""
         return bool(self.finish_reason) or self.error is not None
 
     def advance(self, token_id: int) -> None:
-        """Pass a token to the constraint; end the turn if no further token may follow."""
+        """Pass a token to the constraint. If no other token may follow, end the turn."""
         assert self.constraint is not None
         self.constraint.advance(token_id)
         if self.constraint.is_done:
             self.finish_reason = "stop"
 
     def ask(self, vocabulary: int) -> int | None:
-        """Request the allowed ids from the constraint; return the id if exactly one is allowed."""
+        """Request the allowed ids from the constraint. If exactly one id is allowed, return it."""
         assert self.constraint is not None
         if self.constraint.is_done:
             self.finish_reason = self.finish_reason or "stop"
@@ -122,19 +123,19 @@ class Engine:
     """Samples turns for many sessions concurrently.
 
     Args:
-        model: a causal LM that is used by nothing else from now on; it stays on its device.
-        stop_ids: tokens that end a turn.
-        max_context: the maximum number of tokens in a context, prompt and answer together.
-        max_slots: the number of contexts cached at once. With more sessions, the sessions that were idle for longest
-            lose their cache and recompute it.
-        lockstep: start a batch only when every open session has requested a turn, with rows ordered by rank. The same
-            sessions with the same seeds then produce bit-identical results.
+        model: a causal LM, which nothing else may use from now on. It stays on its device.
+        stop_ids: the tokens that end a turn.
+        max_context: the maximum number of tokens in a context, including the answer.
+        max_slots: the maximum number of contexts in the cache. If there are more sessions, those that have been idle
+            for longest lose their cached context, which is then computed again.
+        lockstep: True to start a batch only when every open session has requested a turn, and to order the rows by
+            rank. The same sessions with the same seeds then give bitwise identical results.
         value_head: a module that maps the last hidden states (B, H) to values (B,) or (B, 1).
         tokens_per_forward: the maximum number of new tokens in one forward pass.
-        version: the version of the model's current weights.
+        version: the version of the current weights of the model.
 
     Raises:
-        ConfigError: the model is not a causal LM, or a numeric option is invalid.
+        ConfigError: If the model is not a causal LM, or a numeric option is invalid.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class Engine:
         return self._running.version
 
     def open(self, rank: Any, seed: int) -> Slot:
-        """Open a session. In lockstep, `rank` determines the order of rows, so all ranks must be comparable."""
+        """Open a session. In lockstep, its rank determines the order of the rows, so all ranks must be comparable."""
         self._check_open()
         slot = Slot(rank, np.random.default_rng(seed))
         self._open.add(slot)
@@ -191,13 +192,14 @@ class Engine:
         sampling: Sampling,
         constraint: TokenConstraint | None = None,
     ) -> Generated:
-        """Sample one turn. A session runs one turn at a time, and each turn needs a new constraint.
+        """Sample one turn.
 
-        The prompt is the whole context; the prefix cached in the session's row is not computed again.
+        A session runs one turn at a time. Each turn needs a new constraint. The prompt is the whole context, but the
+        prefix that is cached in the row of the session is not computed again.
 
         Raises:
-            LimitError: prompt and answer do not fit `max_context`.
-            PolicyError: the prompt is invalid, the engine is closed, or the model failed.
+            LimitError: If the prompt and the answer do not fit into `max_context`.
+            PolicyError: If the prompt is invalid, the engine is closed, or the model failed.
         """
         self._check_open()
         if slot.is_closed or slot.turn is not None:
@@ -237,7 +239,7 @@ class Engine:
         return turn.generated
 
     async def close_slot(self, slot: Slot) -> None:
-        """Close a session and cancel its running turn, if any."""
+        """Close a session. If it has a running turn, cancel that turn."""
         if slot.is_closed:
             return
         slot.is_closed = True
@@ -250,13 +252,13 @@ class Engine:
     async def publish(
         self, state_dict: Mapping[str, Tensor], version: int, *, value_head: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Use new weights from the next turn on; return once they are in use. The caller must not change them before
-        that.
+        """Use new weights from the next turn on, and return once they are in use.
 
-        Running turns finish with the weights they began with, and no new turn begins before the swap.
+        The caller must not change the weights before this returns. Running turns finish with the weights that they
+        began with, and no new turn begins before the swap.
 
         Raises:
-            PolicyError: the weights do not fit the model, or the engine is closed.
+            PolicyError: If the weights do not fit the model, or the engine is closed.
         """
         self._check_open()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -265,7 +267,7 @@ class Engine:
         await done
 
     async def close(self) -> None:
-        """End every waiting call with an error, and restore the model's original state."""
+        """End every waiting call with an error, and restore the original state of the model."""
         if self._is_closed:
             return
         self._is_closed = self._has_news = True
@@ -283,7 +285,7 @@ class Engine:
             self._task = asyncio.get_running_loop().create_task(self._work(), name="language model engine")
 
     async def _work(self) -> None:
-        """Run bursts and weight swaps until no work is left; new work starts this task again."""
+        """Run bursts and swap weights until there is no more work. New work starts this task again."""
         try:
             with boundary(PolicyError, "the engine"):
                 while True:
@@ -334,7 +336,7 @@ class Engine:
         for turn in self._callers:
             if not turn.is_over and (self._is_closed or turn.slot.is_closed):
                 closed = "the engine" if self._is_closed else f"the session of {turn.slot.rank!r}"
-                turn.error = PolicyError(f"{closed} was closed in this turn")
+                turn.error = PolicyError(f"{closed} was closed during this turn")
                 self._over.append(turn)
         self._deliver()
         for turn in [*self._running.turns.values()]:
@@ -390,7 +392,7 @@ class Engine:
 
 
 class _Running:
-    """The running turns by row, one per row. Only one thread may use it at a time."""
+    """The running turns, keyed by row, with at most one turn for each row. Only one thread may use it at a time."""
 
     def __init__(
         self, model: RowModel, stop_ids: Sequence[int], value_head: nn.Module | None, tokens_per_forward: int
@@ -415,7 +417,7 @@ class _Running:
         self.version = 0
 
     def admit(self, waiting: list[GeneratedTurn]) -> list[GeneratedTurn]:
-        """Assign rows to as many waiting turns as possible, in order; return the rest."""
+        """Assign rows to as many waiting turns as possible, in order, and return the turns without a row."""
         left: list[GeneratedTurn] = []
         for turn in waiting:
             row = -1 if self._is_worth_waiting(turn) else self._row_for(turn.slot)
@@ -426,8 +428,10 @@ class _Running:
         return left
 
     def _row_for(self, slot: Slot) -> int:
-        """Return the session's row, else a free row, else the row of the session that was idle for longest; -1 if all
-        are busy.
+        """Return a row for a session, or -1 if all rows are busy.
+
+        This is the current row of the session. If it has none, it is a free row. If none exists, it is the row of the
+        session that has been idle for longest.
         """
         if slot.row >= 0:
             return slot.row
@@ -442,7 +446,7 @@ class _Running:
         return row
 
     def _is_worth_waiting(self, turn: GeneratedTurn) -> bool:
-        """Return True if a running turn will soon cache a prefix of this prompt; if so, make that turn pause there."""
+        """Return True if a running turn will soon cache a prefix of this prompt. If so, let that turn pause there."""
         own = self._slots.common(turn.slot.row, turn.prompt) if turn.slot.row >= 0 else 0
         if len(turn.prompt) - own <= WORTH_SHARING or not self.turns:
             return False
@@ -458,7 +462,7 @@ class _Running:
         return True
 
     def release(self, slot: Slot) -> None:
-        """Free a session's row. Its content remains until another context needs the row."""
+        """Free the row of a session. Its content remains until another context needs the row."""
         if slot.row >= 0:
             self._owners[slot.row], slot.row = None, -1
 
@@ -486,7 +490,7 @@ class _Running:
             self._follow(row, may_force=self._value_head is None)
 
     def step(self) -> list[GeneratedTurn]:
-        """Run one forward pass, append a token to each row with a complete context, and return the turns that ended."""
+        """Run one forward pass, add a token to each row whose context is complete, and return the turns that ended."""
         if self.turns and not self._ended:
             rows_B, counts_B = self._due()
             is_ready_B = self._slots.held_R[rows_B] + counts_B == self._counts_R[rows_B]
@@ -498,7 +502,10 @@ class _Running:
         return ended
 
     def _due(self) -> tuple[Ints, Ints]:
-        """Return the rows to compute next and their token counts, shortest first if not all of them fit."""
+        """Return the rows to compute next and the number of tokens for each.
+
+        If not all fit, the shortest come first.
+        """
         rows_B = np.array(sorted(self.turns), dtype=np.int64)
         held_B, stops_B = self._slots.held_R[rows_B], self._stops_R[rows_B]
         counts_B = np.where(stops_B > held_B, stops_B, self._counts_R[rows_B]) - held_B
@@ -549,7 +556,7 @@ class _Running:
             self._end(row)
 
     def _follow(self, row: int, sampled: int | None = None, *, may_force: bool = True) -> None:
-        """Pass the sampled token to the constraint, request the allowed tokens, and append forced ones."""
+        """Pass the sampled token to the constraint, request the allowed tokens, and append tokens that are forced."""
         turn, size = self.turns[row], len(self._is_stop_V)
         try:
             with boundary(PolicyError, "the constraint"):
@@ -572,7 +579,7 @@ class _Running:
             self._end(row)
 
     def _end(self, row: int) -> None:
-        """End the row's turn; its session keeps the row."""
+        """End the turn of a row. The session keeps the row."""
         turn = self.turns[row]
         start, end = int(self._prompts_R[row]), int(self._counts_R[row])
         turn.generated = Generated(
@@ -587,12 +594,12 @@ class _Running:
         self.drop(turn)
 
     def drop(self, turn: GeneratedTurn) -> None:
-        """Drop this turn; its session keeps the row."""
+        """Drop a turn without a result. The session keeps the row."""
         if self.turns.get(turn.slot.row) is turn:
             del self.turns[turn.slot.row]
 
     def fail(self, error: RewardKitError) -> list[GeneratedTurn]:
-        """End all running turns with `error` and discard the content of their rows."""
+        """End all running turns with an error, and discard the content of their rows."""
         for turn in self.turns.values():
             turn.error = error
             self._slots.held_R[turn.slot.row] = 0
@@ -601,7 +608,7 @@ class _Running:
         return failed
 
     def publish(self, version: int) -> None:
-        """Set the version of the weights and discard everything computed with older ones."""
+        """Set the version of the weights, and discard everything that was computed with older ones."""
         assert not self.turns, "weights must not change during a turn"
         self._slots.forget()
         self.version = version

@@ -1,14 +1,15 @@
-"""`RowModel`: a `transformers` causal LM that computes the new tokens of many contexts at once.
+"""`RowModel`, a `transformers` causal LM that computes the new tokens of many contexts at once.
 
 Keys and values are cached in rows. A row stores one context: its token ids and, for a prefix of them, the keys and
-values of every layer. It lasts as long as its session, so that a turn computes only new tokens. Memory is allocated
-for the largest number of rows and positions needed so far; a full context of 131,072 tokens for every row would not
-fit in memory.
+values of every layer. It lasts as long as its session, so that a turn computes only new tokens. Memory is allocated for
+the largest number of rows and positions that were needed so far, because a full context of 131,072 tokens for every row
+would not fit.
 
-A forward pass computes a chunk: new tokens of some rows. A packed chunk concatenates them into a single batch row, so
-that nothing is padded and a prompt of hundreds of tokens can join rows that decode one. Only attention distinguishes
-the rows: a custom function, registered with `transformers`' attention interface, computes it. A padded chunk has rows
-of equal length and a mask, for models that do not use the interface.
+A forward pass computes a chunk, which consists of new tokens from some of the rows. A packed chunk concatenates them
+into a single batch row. Nothing is padded, and a prompt with hundreds of tokens can join rows that decode one token.
+Only attention distinguishes the rows. It is computed by a custom function, which is registered with the attention
+interface of `transformers`. A padded chunk has rows of equal length and a mask, for models that do not use the
+interface.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _POSITIONS = 256
 
 
 class SlotLayer(CacheLayerMixin):
-    """A layer's keys and values, each of shape (R, C, heads, width), for R reserved rows of C positions."""
+    """The keys and values of a layer, each with the shape (R, C, heads, width) for R rows of C positions."""
 
     def __init__(self, slots: KVSlots) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -45,14 +46,14 @@ class SlotLayer(CacheLayerMixin):
         self.stores: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the reserved memory and zero it, since masked values must be finite too."""
+        """Allocate the reserved memory and fill it with zeros, because masked values must be finite too."""
         shape = self._slots.reserved
         keys, values = (states.new_zeros(*shape, *states.shape[1::2]) for states in (key_states, value_states))
         self.keys, self.values, self.stores = keys, values, (keys, values)
         self.is_initialized = True
 
     def grow(self, reserved: tuple[int, int]) -> None:
-        """Allocate memory for the reserved rows and positions, and copy the existing content."""
+        """Allocate memory for this number of rows and positions, and copy the existing content."""
         if self.stores is None:
             return
         rows, positions = self.stores[0].shape[:2]
@@ -63,13 +64,15 @@ class SlotLayer(CacheLayerMixin):
         self.stores = self.keys, self.values
 
     def drop(self) -> None:
-        """Free all memory."""
+        """Free the memory of the layer."""
         self.keys = self.values = self.stores = None
         self.is_initialized = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write the keys and values of the current chunk, (B, heads, T, width); return those that its tokens attend
-        to.
+        """Write the keys and values (B, heads, T, width) of the current chunk.
+
+        Returns:
+            The keys and values that the tokens of the chunk attend to.
         """
         if self.stores is None:
             self.lazy_initialization(key_states, value_states)
@@ -80,7 +83,7 @@ class SlotLayer(CacheLayerMixin):
         return chunk.seen(self.stores[0]), chunk.seen(self.stores[1])
 
     def copy_row(self, source: int, target: int, count: int) -> None:
-        """Copy the first `count` positions of a row."""
+        """Copy the first `count` positions of a row to another row."""
         for store in self.stores or ():
             store[target, :count] = store[source, :count]
 
@@ -89,7 +92,7 @@ class SlotLayer(CacheLayerMixin):
         return self._slots.chunk.length if self._slots.chunk else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the mask sizes for models that build a mask themselves; they receive the chunk's mask anyway."""
+        """Return the sizes of a mask, for models that build one. The mask of the chunk is passed to them anyway."""
         return self.get_seq_length(), 0
 
     def get_max_length(self) -> int:
@@ -98,7 +101,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class KVSlots(Cache):
-    """All rows of all layers, and the tokens they contain."""
+    """All rows of all layers, and the tokens in the rows."""
 
     def __init__(self, rows: int, capacity: int, layers: int) -> None:
         self._layers = [SlotLayer(self) for _ in range(layers)]
@@ -110,7 +113,7 @@ class KVSlots(Cache):
         self.chunk: PackedChunk | PaddedChunk | None = None
 
     def reserve(self, rows: int, positions: int) -> None:
-        """Allocate memory for `rows` rows and `positions` positions in each."""
+        """Allocate memory for at least this number of rows, with this number of positions in each."""
         had_rows, had_positions = self.reserved
         if rows > had_rows:
             had_rows = min(self.rows, max(rows, 2 * had_rows))
@@ -130,19 +133,22 @@ class KVSlots(Cache):
                     layer.drop()
 
     def common(self, row: int, ids: Ints) -> int:
-        """Return the length of the prefix of `ids` that is cached in `row`."""
+        """Return the length of the prefix of `ids` that is cached in a row."""
         count = min(len(ids), int(self.held_R[row]))
         differs = self.ids_RC[row, :count] != ids[:count]
         return int(differs.argmax()) if differs.any() else count
 
     def common_R(self, ids: Ints) -> Ints:
-        """Return (R,) the length of the prefix of `ids` in each row, even if its keys and values are not stored yet."""
+        """Return (R,) the length of the prefix of `ids` that each row contains.
+
+        Keys and values for the prefix need not be stored yet.
+        """
         differs_RT = self.ids_RC[:, : len(ids)] != ids
         common_R: Ints = np.where(differs_RT.any(axis=1), differs_RT.argmax(axis=1), len(ids))
         return common_R
 
     def copy_row(self, source: int, target: int, count: int) -> None:
-        """Copy the first `count` tokens of `source` to `target`."""
+        """Copy the first `count` tokens of a row to another row."""
         self.reserve(target + 1, count)
         for layer in self._layers:
             layer.copy_row(source, target, count)
@@ -159,9 +165,9 @@ _EIGHT = 8  # alignment of mask rows for GPU kernels
 
 
 class NewTokens(NamedTuple):
-    """The tokens to compute: for each row in `rows_B`, the next `counts_B` tokens from position `starts_B` on.
+    """The tokens to compute: in each row of `rows_B`, the next `counts_B` tokens from position `starts_B` on.
 
-    `length` is the number of positions in a row that they can attend to.
+    `length` is the number of positions in a row that these tokens can attend to.
     """
 
     rows_B: Ints
@@ -171,9 +177,9 @@ class NewTokens(NamedTuple):
 
 
 class PaddedChunk:
-    """(B, T) inputs in which shorter rows are padded at the end.
+    """Inputs of shape (B, T), in which shorter rows are padded at the end.
 
-    Padding repeats the row's last token at the same position, so it writes the same values again.
+    The padding repeats the last token of the row at the same position, so the same values are written again.
     """
 
     def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
@@ -192,15 +198,15 @@ class PaddedChunk:
         }
 
     def seen(self, store_RCHW: Tensor) -> Tensor:
-        """Return a copy of the chunk's rows."""
+        """Return a copy of the rows in this chunk."""
         return store_RCHW[:, : self.length].index_select(0, self._rows_B).transpose(1, 2)
 
 
 class PackedChunk:
-    """(1, N) inputs: the new tokens of all rows, one row after another.
+    """Inputs of shape (1, N): the new tokens of all rows, one row after another.
 
-    `stored_at` is the index of each input token in a layer's flattened store; `picked_P` are the indices of the
-    flattened inputs whose last hidden states are needed.
+    `stored_at` contains the index of each input token in the flattened store of a layer. `picked_P` contains the
+    indices in the flattened inputs of the tokens whose last hidden states are needed.
     """
 
     def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
@@ -224,13 +230,13 @@ class PackedChunk:
         ]
 
     def seen(self, store_RCHW: Tensor) -> Tensor:
-        """Return the whole store, for `attend`."""
+        """Return the whole store, from which `attend` selects the rows."""
         return store_RCHW
 
     def attend(
         self, query_NHW: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """Return (N, heads, value width): the attention of each token over its own row up to itself."""
+        """Return (N, heads, value width) the attention of each token over its row, up to the token itself."""
         if len(self._parts) == 1 and self._parts[0].queries_BT is None:
             return self._parts[0].attend(query_NHW, keys, values, scale, window)
         result = query_NHW.new_empty(*query_NHW.shape[:2], values.shape[-1])
@@ -242,10 +248,10 @@ class PackedChunk:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A set of a chunk's rows with similar numbers of new tokens, as (B, T) queries.
+    """Some rows of a chunk with similar numbers of new tokens, as queries of shape (B, T).
 
-    The rows are either a slice that is read in place (results of rows without queries are unused) or indices of rows
-    to copy.
+    If the rows are a slice, they are read in place, and results for rows without queries are ignored. Otherwise they
+    are indices of rows to copy.
     """
 
     rows: slice | Tensor
@@ -258,7 +264,7 @@ class _Part:
 
     @classmethod
     def of(cls, rows_B: Ints, first_B: Ints, counts_B: Ints, positions_N: Tensor, length: int, like: Tensor) -> _Part:
-        """Build the part of a chunk for `rows_B`, whose tokens begin at `first_B`."""
+        """Return the part of a chunk that consists of `rows_B`. The tokens of each row begin at `first_B`."""
         low, high, width = int(rows_B.min()), int(rows_B.max()) + 1, int(counts_B.max())
         is_stretch = 2 * len(rows_B) >= high - low
         lines_B = rows_B - low if is_stretch else np.arange(len(rows_B))
@@ -280,9 +286,9 @@ class _Part:
     def attend(
         self, query_NHW: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """Return the attention, (B*T, heads, width).
+        """Return (B*T, heads, width) the attention.
 
-        Heads that share keys are merged into the queries of one head, to avoid repeating keys.
+        Heads that share keys become additional queries of a single head, so that keys need not be repeated.
         """
         lines, width = self.positions_BT.shape
         shared = query_NHW.shape[1] // keys.shape[2]
@@ -305,7 +311,10 @@ class _Part:
 
 
 def _causal_mask(positions_BT: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Return (B, 1, T, L) to add to the scores: 0 at the last `window` positions up to the token's own, else -inf."""
+    """Return a mask (B, 1, T, L) to add to the scores. It is 0 for the positions that a query attends to, else -inf.
+
+    A query attends to the last `window` positions up to its own, or to all of them if `window` is `None`.
+    """
     places_L = torch.arange(length, device=positions_BT.device)
     positions_BT1 = positions_BT[..., None]
     is_hidden_BTL = places_L > positions_BT1
@@ -342,14 +351,14 @@ def attend_to_rows(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention over all stored rows for the current packed chunk, as `transformers`' attention interface
-    requires.
+    """Compute attention over all stored rows for the current packed chunk.
 
-    The query has shape (1, heads, N, width). Key and value are the layer's stores from the cache, (R, C, heads, width).
-    The chunk builds its own mask. Outside of an engine's forward pass, compute scaled dot-product attention.
+    The signature is that of the attention interface in `transformers`. The query has the shape (1, heads, N, width).
+    The key and the value are the stores of the layer in the cache, (R, C, heads, width). The chunk builds the mask.
+    Outside of a forward pass of the engine, this computes scaled dot-product attention.
 
     Raises:
-        NotImplementedError: an option other than `sliding_window` may change the result.
+        NotImplementedError: If an option other than `sliding_window` may change the result.
     """
     chunk: PackedChunk | None = getattr(_current, "chunk", None)
     if chunk is None:
@@ -370,19 +379,19 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 
 
 class RowModel:
-    """A causal LM and the cache rows in which it computes.
+    """A causal LM with the cache rows in which it computes.
 
     Logits are computed only for the requested tokens: a hook before the output embedding selects their hidden states,
-    which works for every causal LM. Rows are packed if the model uses the attention interface, else padded; both
-    layouts are tested against a plain forward pass before use.
+    which works for every causal LM. Rows are packed if the model uses the attention interface. Otherwise they are
+    padded. Before a layout is used, its results are compared with those of a plain forward pass.
 
     Args:
-        model: the model; it stays in evaluation mode from now on.
+        model: the model. It stays in evaluation mode from now on.
         rows: the number of contexts.
-        capacity: the number of tokens per context.
+        capacity: the number of tokens in each context.
 
     Raises:
-        ConfigError: the model is not a causal LM, or does not support caching in rows.
+        ConfigError: If the model is not a causal LM, or does not support a cache in rows.
     """
 
     def __init__(self, model: PreTrainedModel, rows: int, capacity: int) -> None:
@@ -407,7 +416,7 @@ class RowModel:
         self._choose_layout(text)
 
     def tensor(self, array: NDArray[Any] | Tensor) -> Tensor:
-        """Return an array as a tensor on the model's device."""
+        """Return an array as a tensor on the device of the model."""
         tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
         return tensor.to(self._like.device, non_blocking=True)
 
@@ -419,7 +428,7 @@ class RowModel:
         return (self._hidden[None], *inputs[1:])
 
     def close(self) -> None:
-        """Restore the model's original state, in evaluation mode."""
+        """Restore the original state of the model, but leave it in evaluation mode."""
         self._hook.remove()
         self._attend_with(self._own_attention)
 
@@ -429,10 +438,12 @@ class RowModel:
         value_head: nn.Module | None = None,
         head_state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Load the weights of the model and, if passed, of the value head; load all of them or none.
+        """Load weights into the model and, if they are passed, into the value head.
+
+        Either all weights are loaded or none.
 
         Raises:
-            PolicyError: names or shapes do not match the model or the value head.
+            PolicyError: If names or shapes do not match the model or the value head.
         """
         own = self._model.state_dict()
         problems = _misfits(own, state_dict)
@@ -447,9 +458,10 @@ class RowModel:
 
     @torch.inference_mode()
     def run(self, rows_B: Ints, counts_B: Ints, picked: tuple[Ints, Ints]) -> tuple[Tensor, Tensor]:
-        """Compute the next `counts_B` tokens of `rows_B`, each row once, and store their keys and values.
+        """Compute the next `counts_B` tokens in each of the rows `rows_B`, and store their keys and values.
 
-        For every requested token, `picked` contains its index in `rows_B` and its index among the row's new tokens.
+        No row may occur twice. For each token whose logits are requested, `picked` contains its index in `rows_B`, and
+        its index among the new tokens of that row.
 
         Returns:
             The logits of the requested tokens, logits_PV, and their last hidden states, hidden_PH.
@@ -470,9 +482,11 @@ class RowModel:
 
     @torch.inference_mode()
     def _choose_layout(self, text: PretrainedConfig) -> None:
-        """Choose packed rows if they reproduce the last hidden states of a plain forward pass, else padded rows.
+        """Choose packed rows if their last hidden states match those of a plain forward pass.
 
-        One of the two test contexts is computed in two passes, the other in one.
+        Otherwise, choose padded rows.
+
+        Of the two test contexts, one is computed in two passes and the other in one.
         """
         slots, nowhere = self.slots, np.zeros(0, dtype=np.int64)
         lines, count = min(2, slots.rows), min(_PROBE, slots.capacity)
@@ -521,7 +535,7 @@ def _misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str
     # One name is enough for tied weights.
     problems += [f"missing {name}" for name in own if name not in given and own[name].data_ptr() not in places]
     return problems + [
-        f"{name} is {tuple(new.shape)}, not {tuple(own[name].shape)}"
+        f"{name} has the shape {tuple(new.shape)}, expected {tuple(own[name].shape)}"
         for name, new in given.items()
         if name in own and new.shape != own[name].shape
     ]

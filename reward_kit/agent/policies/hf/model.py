@@ -1,6 +1,6 @@
-"""Language models: loading, options stored with a tokenizer, merged weights and the value head.
+"""Language models: loading, the options that are stored with a tokenizer, merged weights, and the value head.
 
-`transformers` is imported inside the functions that need it, so that code that only saves weights does not load it.
+`transformers` is imported in the functions that need it, so that code that only saves weights does not import it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _hook_lock = threading.RLock()  # the progress hook is process-wide and is resto
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Load and save models without progress bars; downloads, which may take minutes, still show their own."""
+    """Hide progress bars while models are loaded and saved. Downloads may take minutes and still show theirs."""
     from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
     with _hook_lock:
@@ -43,7 +43,7 @@ def no_progress_bars() -> Iterator[None]:
 
 
 def remember(tokenizer: Any, **options: Any) -> None:
-    """Store options with the tokenizer; `save_pretrained` writes them to `tokenizer_config.json`.
+    """Store options with a tokenizer. `save_pretrained` writes them to `tokenizer_config.json`.
 
     A model that was trained to answer with bare commands performs badly, without any error, if its answers are parsed
     as JSON. The options that determine the form of prompts and answers are therefore saved with the tokenizer, like its
@@ -51,10 +51,10 @@ def remember(tokenizer: Any, **options: Any) -> None:
 
     Args:
         tokenizer: a tokenizer of `transformers`.
-        **options: keys of `OPTIONS`; options stored earlier are kept.
+        **options: the options to store, which are keys of `OPTIONS`. Options that were stored earlier are kept.
 
     Raises:
-        ConfigError: an option is unknown.
+        ConfigError: If an option is unknown.
     """
     if unknown := sorted(options.keys() - OPTIONS.keys()):
         raise ConfigError(
@@ -65,16 +65,18 @@ def remember(tokenizer: Any, **options: Any) -> None:
 
 
 def remembered(tokenizer: Any) -> dict[str, Any]:
-    """Return the options stored with the tokenizer, ignoring unknown ones."""
+    """Return the options that are stored with a tokenizer. Unknown options are ignored."""
     kept = getattr(tokenizer, "init_kwargs", {}).get(_KEY)
     return {key: value for key, value in kept.items() if key in OPTIONS} if isinstance(kept, dict) else {}
 
 
 def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Combine the given `OPTIONS` with those stored with the tokenizer; None uses the stored value, if any.
+    """Combine the given options with those that are stored with the tokenizer.
+
+    If an option is `None`, the stored value is used, if there is one.
 
     Raises:
-        ConfigError: a given option contradicts the stored one.
+        ConfigError: If a given option contradicts the stored one.
     """
     kept = remembered(tokenizer)
     chosen = {key: value for key, value in given.items() if value is not None}
@@ -92,7 +94,10 @@ def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelSource(NamedTuple):
-    """A model's directory or hub name, and the device ("meta" loads no weights) and dtype of its weights."""
+    """The directory or hub name of a model, and the device and type for its weights.
+
+    With the device "meta", no weights are loaded.
+    """
 
     name: str
     may_download: bool
@@ -101,11 +106,13 @@ class ModelSource(NamedTuple):
 
     @classmethod
     def parse(cls, model: str | Path, may_download: bool, device: str, dtype: str) -> ModelSource:
-        """Parse the options of a policy. A model that starts with a dot, a slash or a tilde, has more than one slash,
-        or is a `Path`, is a path.
+        """Parse the options of a policy.
+
+        The model is a path if it is a `Path`, if it starts with a dot, a slash or a tilde, or if it has more than one
+        slash.
 
         Raises:
-            ConfigError: the directory, device or dtype is unknown.
+            ConfigError: If the directory, the device or the type is unknown.
         """
         target = parse_device(device)
         if dtype != "auto" and dtype not in DTYPES:
@@ -124,7 +131,11 @@ class ModelSource(NamedTuple):
         return cls(name, may_download, target, DTYPES.get(dtype, automatic))
 
     def load_model(self) -> PreTrainedModel:
-        """Load the model; raise a ConfigError if it is missing or not a causal language model."""
+        """Load the model.
+
+        Raises:
+            ConfigError: If the model is missing or is not a causal language model.
+        """
         from transformers import AutoConfig, AutoModelForCausalLM
 
         self._check_present("model", self.name)
@@ -141,7 +152,11 @@ class ModelSource(NamedTuple):
         return loaded
 
     def load_tokenizer(self, name: str | None) -> PreTrainedTokenizerBase:
-        """Load the tokenizer, from `name` if the model has none; raise a ConfigError if it is missing."""
+        """Load the tokenizer of the model. If `name` is set, load that tokenizer instead.
+
+        Raises:
+            ConfigError: If the tokenizer is missing.
+        """
         from transformers import AutoTokenizer
 
         source = name or self.name
@@ -155,11 +170,11 @@ class ModelSource(NamedTuple):
         return tokenizer
 
     def _loader_options(self) -> dict[str, Any]:
-        """Return the options for every loader: no code from the model's directory, network access only on request."""
+        """Return options that forbid code from the model's directory, and network access unless it is requested."""
         return {"local_files_only": not self.may_download, "trust_remote_code": False}
 
     def _check_present(self, what: str, place: str) -> None:
-        """Report a missing model before `transformers` reports a failed connection."""
+        """Report that a model is missing, before `transformers` reports that a connection failed."""
         from huggingface_hub import try_to_load_from_cache
 
         if self.may_download or Path(place).is_dir():
@@ -171,15 +186,15 @@ class ModelSource(NamedTuple):
         if not is_cached:
             raise ConfigError(
                 f"{what} {place!r}: it is neither a directory nor a {what} in the local cache of the hub; "
-                "set download: true to fetch it"
+                "set download: true to download it"
             )
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the device with this name; "auto" selects the accelerator, if any.
+    """Return the device with this name. "auto" selects the accelerator, or the CPU if none exists.
 
     Raises:
-        ConfigError: the device cannot be used.
+        ConfigError: If the device cannot be used.
     """
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
@@ -198,9 +213,9 @@ def parse_device(name: str) -> torch.device:
 
 @torch.no_grad()
 def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's weights with `peft` low-rank adapters merged, under the names without adapters.
+    """Return the weights of a module with its `peft` low-rank adapters merged. The module is not changed.
 
-    The module is not changed. Without adapters, return its `state_dict`.
+    The names are those of the module without adapters. If there are no adapters, this is its `state_dict`.
     """
     state: dict[str, Tensor] = module.state_dict()
     modules: Iterator[tuple[str, Any]] = module.named_modules()
@@ -222,18 +237,18 @@ def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
 
 
 class PolicyWithValue(nn.Module):
-    """A causal language model and a value head, trained together.
+    """A causal language model and a value head that are trained together.
 
-    Calling it calls the model. The value of a state is `value_head` applied to the hidden state at the last token
-    before an action; the action's first token is sampled from the same hidden state.
+    Calling this module calls the language model. The value of a state is the output of `value_head` for the hidden
+    state at the last token before an action. The first token of the action is sampled from the same hidden state.
 
     Args:
         policy: a causal language model of `transformers`.
-        value_head: a module (…,H) -> (…,1). The default is a linear layer of zeros with the model's dtype and device,
-            because advantages should start as plain returns, without noise from the critic.
+        value_head: a module (…,H) -> (…,1). The default is a linear layer of zeros, so that advantages begin as plain
+            returns without noise from the critic. It has the type and device of the model.
 
     Raises:
-        ConfigError: the model has no output embeddings, which provide the hidden state.
+        ConfigError: If the model has no output embeddings, which provide the hidden state.
     """
 
     def __init__(self, policy: nn.Module, value_head: nn.Module | None = None) -> None:
@@ -255,11 +270,11 @@ class PolicyWithValue(nn.Module):
         return self.policy(*args, **kwargs)
 
     def get_output_embeddings(self) -> Any:
-        """Return the model's output layer."""
+        """Return the output layer of the language model."""
         policy: Any = self.policy
         return policy.get_output_embeddings()
 
     @property
     def config(self) -> Any:
-        """The model's configuration."""
+        """The configuration of the language model."""
         return self.policy.config

@@ -1,8 +1,8 @@
-"""Sampling of the next token: temperature, filters, constraints, and one uniform number per token.
+"""Sampling of the next token: temperature, filters, constraints, and one uniform random number for each token.
 
-A token is drawn by the inverse CDF: it is the first token at which the cumulative distribution, in float64, exceeds a
-uniform number from the session's own generator. A session's samples therefore depend only on its seed and logits, not
-on the rest of the batch.
+A token is drawn by inverting the cumulative distribution: it is the first token at which the distribution, in float64,
+exceeds a uniform number from the random generator of the session. The samples of a session therefore depend only on its
+seed and its logits, and not on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from reward_kit.errors import ConfigError
 
 
 class Sampling(NamedTuple):
-    """The sampling options, in the order in which they are applied.
+    """The sampling options.
+
+    They are applied in the order of this list.
 
     Attributes:
-        temperature: the divisor of the logits; 0 selects the most likely token.
-        top_k: keep this many of the most likely tokens, plus any tied with the last of them; 0 keeps all.
-        top_p: keep the smallest number of most likely tokens with at least this total probability; 1.0 keeps all.
+        temperature: the divisor of the logits. If it is 0, the most likely token is selected.
+        top_k: the number of most likely tokens to keep. Tokens that are as likely as the last of them are kept too. If
+            it is 0, all tokens are kept.
+        top_p: the total probability of the tokens to keep. The smallest number of most likely tokens that reaches it is
+            kept. If it is 1.0, all tokens are kept.
     """
 
     temperature: float = 1.0
@@ -32,7 +36,11 @@ class Sampling(NamedTuple):
     top_k: int = 0
 
     def check(self) -> Sampling:
-        """Return `self`; raise a ConfigError if a value is out of range."""
+        """Return this object if all values are valid.
+
+        Raises:
+            ConfigError: If a value is out of range.
+        """
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(
                 f"temperature must be at least 0, got {self.temperature}; 0 selects the most likely token"
@@ -45,16 +53,17 @@ class Sampling(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """One token per row: `ids_B` int64, and `logprobs_B` float64 under the sampling distribution."""
+    """One token for each row: `ids_B` (int64), and `logprobs_B` (float64) in the sampling distribution."""
 
     ids_B: Tensor
     logprobs_B: Tensor
 
 
 def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: Tensor | None = None) -> Drawn:
-    """Sample one token per row.
+    """Sample one token for each row.
 
-    `uniforms_B` are float64 in [0, 1); `allowed_BV` is True for allowed tokens, None to allow all.
+    `uniforms_B` contains float64 numbers in [0, 1). `allowed_BV` is True for each allowed token. If it is `None`, all
+    tokens are allowed.
     """
     logits_BV = logits_BV.float()
     if allowed_BV is not None:
@@ -84,9 +93,9 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: 
 
 
 def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -> Tensor | None:
-    """Return a (B, V) mask that is True for the allowed ids of each row; None if no row is restricted.
+    """Return a (B, V) mask that is True for the allowed ids of each row, or None if no row is restricted.
 
-    An item of `allowed` that is None allows all ids.
+    If an item of `allowed` is `None`, all ids are allowed in that row.
     """
     restricted = [row for row, ids in enumerate(allowed) if ids is not None]
     if not restricted:
@@ -99,10 +108,10 @@ def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -
 
 
 class Draws:
-    """Uniform numbers for many rows at once, each drawn ahead from the row's own generator.
+    """Uniform random numbers for many rows at once. Each row draws some in advance from its random generator.
 
-    A turn begins with fresh numbers from the session's generator, so that neither the numbers left over by the
-    previous turn nor its row affect the result.
+    A turn begins with new numbers from the generator of its session. The result therefore depends neither on its row
+    nor on numbers that the previous turn left unused.
     """
 
     AHEAD = 64
@@ -113,7 +122,7 @@ class Draws:
         self._generators: list[np.random.Generator | None] = [None] * rows
 
     def begin(self, row: int, generator: np.random.Generator) -> None:
-        """From now on, draw the numbers of `row` from `generator`."""
+        """Draw the numbers of a row from this generator from now on."""
         self._generators[row] = generator
         self._next_R[row] = 0
         self._uniforms_RN[row] = generator.random(self.AHEAD)

@@ -270,7 +270,7 @@ async def test_mismatched_weights_are_rejected_and_change_nothing() -> None:
         for bad, reason in ((weights | {"more": weights["lm_head.weight"]}, "unknown more"), (cut, "missing .*norm")):
             with pytest.raises(PolicyError, match=reason):
                 await engine.publish(bad, 1)
-        with pytest.raises(PolicyError, match="is \\(3,\\), not \\(64, 32\\)"):
+        with pytest.raises(PolicyError, match="has the shape \\(3,\\), expected \\(64, 32\\)"):
             await engine.publish(weights | {"lm_head.weight": torch.zeros(3)}, 1)
         assert await engine.generate(slot, [1, 2, 3], max_new_tokens=4, sampling=GREEDY) == before
 

@@ -66,7 +66,7 @@ async def test_closing_a_session_ends_its_turn(lockstep: bool) -> None:
         await gate.reached.wait()
         await engine.close_slot(slots[0])
         gate.is_open.set()
-        with pytest.raises(PolicyError, match="the session of 0 was closed in this turn"):
+        with pytest.raises(PolicyError, match="the session of 0 was closed during this turn"):
             await turns[0]
         assert len((await turns[1]).token_ids) == 100
         with pytest.raises(PolicyError, match="the session of 0 is closed"):
