@@ -47,15 +47,15 @@ Counts = npt.NDArray[Any]
 _BUCKETS = (64, 1024, 4096)  # for symbols, adjacent pairs and adjacent triples
 _CHANGED = (1, 3, 5)
 
-# Runs of five distinguish texts that consist of the same few words. They are expensive, so only leaders have them.
+# Runs of five distinguish strings that consist of the same few words. They are expensive, so only leaders have them.
 _FIVE_BUCKETS, _FIVE_CHANGED = 4096, 9
 _SPREAD = 1_000_003  # maps the runs of five to buckets
 _PIECE = 8
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
 _BASE = 0x5851F42D4C957F2D
 
-# Below this length, the sum of the differences of two texts, which is at most the sum of their lengths, fits into 16
-# bits.
+# If strings are shorter than this, the sum of their differences fits into 16 bits, since it is at most the sum of
+# their lengths.
 _SHORT_TEXTS = 10_000
 
 
@@ -285,7 +285,7 @@ class _Linker:
     def link_clusters(self) -> None:
         """Join all pairs of clusters that contain a similar pair."""
         leaders = np.array([cluster.leader for cluster in self._clusters], dtype=np.int64)
-        # If a and b are a similar pair of two clusters, their leaders are at most reach + reach apart: by the triangle
+        # If a and b are a similar pair in two clusters, their leaders are at most reach + reach apart: by the triangle
         # inequality, at most D(a, b) plus both radii, where D(a, b) is at most (1 - threshold) (|a| + |b|).
         reaches = np.array([self._reach(cluster) for cluster in self._clusters])
         for row, near in self._sketches.near_pairs(leaders, reaches):

@@ -365,7 +365,7 @@ def _last_messages(*, count: int) -> NamedHash:
 def _before_action(step: StepData) -> int:
     """Return the number of messages in the history that precede the action."""
     history = step.resulting_messages_history
-    # Each action is one assistant message, followed by its answers, so the last assistant message is this action.
+    # Each action is one assistant message, followed by the results, so the last assistant message is this action.
     return next((i for i in range(len(history) - 1, -1, -1) if history[i].role == "assistant"), len(history))
 
 
@@ -408,7 +408,7 @@ def _read_json(step: StepData) -> tuple[str, Any]:
     try:
         value = json.loads(observation)
         typed_key(value)
-    except (ValueError, RecursionError, ConfigError):  # not JSON or too deeply nested: use the text
+    except (ValueError, RecursionError, ConfigError):  # not JSON or too deeply nested: use the string
         return "observation", observation
     return "json", value
 

@@ -230,8 +230,8 @@ def exact_answer(
         exact_answer(messages, ["Paris", "City of Paris"], normalise=("casefold", "punctuation", "articles"))
         ```
     """
-    given = require_truth(ground_truth, "exact_answer")
-    accepted = [str(item) for item in (given if isinstance(given, list | tuple) else [given])]
+    truth = require_truth(ground_truth, "exact_answer")
+    accepted = [str(item) for item in (truth if isinstance(truth, list | tuple) else [truth])]
     wanted = {normalize_text(text, normalise) for text in accepted}
     if not wanted:
         raise RewardError("exact_answer needs a ground_truth, but the list of the sample is empty")
@@ -241,10 +241,10 @@ def exact_answer(
     if "think>" in text:
         text = last_answer(messages)
     if answer == "marked":
-        found = find_answer(text)
-        if not found.text:
-            return passed(False, f"no answer: {found.why}")
-        text = found.text
+        final = find_answer(text)
+        if not final.text:
+            return passed(False, f"no answer: {final.why}")
+        text = final.text
     if len(text) > LONGEST:
         return passed(False, f"the answer is longer than {LONGEST} characters")
     is_right = normalize_text(text, normalise) in wanted
@@ -372,13 +372,13 @@ def _letters_with_text(text: str, texts: Mapping[str, str]) -> set[str]:
     return {letter for letter, option in texts.items() if folded and normalize_text(option, _FOLD) == folded}
 
 
-def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool) -> tuple[str, str]:
+def _right(truth: Any, letters: str, texts: Mapping[str, str], zero_based: bool) -> tuple[str, str]:
     """Return the right letter and the option text that the ground truth gives for it, or "" if it gives none."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        position = given - (not zero_based)
+    if isinstance(truth, int) and not isinstance(truth, bool):
+        position = truth - (not zero_based)
         if 0 <= position < len(letters):
             return letters[position], ""
-    text = str(given).strip()
+    text = str(truth).strip()
     by_text = _letters_with_text(text, texts)
     if len(by_text) == 1:
         return by_text.pop(), ""
@@ -392,13 +392,13 @@ def _right(given: Any, letters: str, texts: Mapping[str, str], zero_based: bool)
 def _option_texts(sample: Any, letters: str) -> dict[str, str]:
     """Return a mapping from letters to the texts of the sample's options."""
     row = sample if isinstance(sample, Mapping) else {}
-    given = row.get("choices", row.get("options"))
-    if isinstance(given, Mapping) and "label" in given and "text" in given:
-        given = dict(zip(given["label"], given["text"], strict=False))
-    if isinstance(given, Mapping):
-        return {str(key).upper(): str(text) for key, text in given.items() if str(key).upper() in letters}
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        pairs = zip(letters, (str(text) for text in given), strict=False)
+    options = row.get("choices", row.get("options"))
+    if isinstance(options, Mapping) and "label" in options and "text" in options:
+        options = dict(zip(options["label"], options["text"], strict=False))
+    if isinstance(options, Mapping):
+        return {str(key).upper(): str(text) for key, text in options.items() if str(key).upper() in letters}
+    if isinstance(options, Sequence) and not isinstance(options, str):
+        pairs = zip(letters, (str(text) for text in options), strict=False)
         return {letter: re.sub(rf"^\(?{letter}[).:]\s*", "", text) for letter, text in pairs}
     return {}
 
@@ -443,10 +443,10 @@ def list_answer(
         list_answer(messages, ["red", "blue"])  # 1 for "Answer: Blue, red" and for "- red\n- blue"
         ```
     """
-    given = require_truth(ground_truth, "list_answer")
-    if isinstance(given, set | frozenset):
-        given = sorted(given, key=str)
-    wanted = given if isinstance(given, list | tuple) else read_list(str(given))
+    truth = require_truth(ground_truth, "list_answer")
+    if isinstance(truth, set | frozenset):
+        truth = sorted(truth, key=str)
+    wanted = truth if isinstance(truth, list | tuple) else read_list(str(truth))
     if wanted is None or len(wanted) > MOST_ITEMS:
         raise RewardError(f"list_answer: the ground_truth is not a list of at most {MOST_ITEMS} items")
     reply = last_answer(messages)

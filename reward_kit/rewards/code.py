@@ -355,18 +355,18 @@ async def program_code(
         return _zero_result("the program is too long" if text else f"the reply has no fenced block of {language}")
     if not 0 < compile_s <= 600:
         raise ConfigError(f"option 'compile_s' must be above 0 and at most 600, got {compile_s}")
-    of_run = _limits(suite, time_s, None, memory_mb)
+    run_limits = _limits(suite, time_s, None, memory_mb)
     limits = replace(
-        of_run,
-        wall_s=min(86_400.0, compile_s + of_run.wall_s * len(suite.runs) + 1),
-        cpu_s=max(of_run.cpu_s, compile_s),
+        run_limits,
+        wall_s=min(86_400.0, compile_s + run_limits.wall_s * len(suite.runs) + 1),
+        cpu_s=max(run_limits.cpu_s, compile_s),
         processes=_PROCESSES,
-        disk_mb=max(64, 4 * of_run.disk_mb),
-        result_kb=2 * of_run.result_kb,
+        disk_mb=max(64, 4 * run_limits.disk_mb),
+        result_kb=2 * run_limits.result_kb,
     )
     bounds = {"compile_s": compile_s, "run_s": 3 * time_s + 1, "cpu_s": time_s, "output": limits.output_bytes}
-    given = (text, tools.filename, tools.compile_command.split(), tools.run_command.split(), bounds)
-    source = f"from {_INSIDE} import compile_program\nask = compile_program(*{given!r})\n"
+    arguments = (text, tools.filename, tools.compile_command.split(), tools.run_command.split(), bounds)
+    source = f"from {_INSIDE} import compile_program\nask = compile_program(*{arguments!r})\n"
     paths = tuple(path for path in _HEADERS if os.path.isdir(path))  # noqa: ASYNC240, PTH112 - local
     imports = (_INSIDE, "subprocess", "tempfile")
     program = Program(source, "ask", "<harness>", form="plain", imports=imports, read_paths=paths)
@@ -391,9 +391,9 @@ async def _judge_calls(ask: Ask, tests: Sequence[CallTest], rules: Rules) -> lis
     outcomes = iter(await ask([call for test in tests for call in test.calls]))
     verdicts = []
     for test in tests:
-        given = [next(outcomes) for _ in test.calls]
-        answers = [outcome.value for outcome in given]
-        if failed := next((outcome for outcome in given if outcome.failure is not None), None):
+        replies = [next(outcomes) for _ in test.calls]
+        answers = [outcome.value for outcome in replies]
+        if failed := next((outcome for outcome in replies if outcome.failure is not None), None):
             verdicts.append(_Verdict(f"failed: {_message(failed)}", f"{test.asked} "))
         elif test.passes(answers, rules):
             verdicts.append(_Verdict(""))
@@ -500,10 +500,10 @@ def _result(suite: Suite, verdicts: Sequence[_Verdict], pass_rate: PassRate, tel
     labels = [test.label for test in suite.calls or suite.runs]
     metrics = {}
     for name in dict.fromkeys(["", *labels]):
-        of_class = [one for label, one in zip(labels, verdicts, strict=True) if name in ("", label)]
-        right = sum(not one.problem for one in of_class)
+        class_verdicts = [one for label, one in zip(labels, verdicts, strict=True) if name in ("", label)]
+        right = sum(not one.problem for one in class_verdicts)
         metrics[f"passed: {name}" if name else "passed"] = MetricResult(
-            score=right / len(of_class), reason=f"{right} of {len(of_class)} tests passed"
+            score=right / len(class_verdicts), reason=f"{right} of {len(class_verdicts)} tests passed"
         )
     share, reason = metrics["passed"].score, metrics["passed"].reason
     for number, verdict in enumerate(verdicts, 1):

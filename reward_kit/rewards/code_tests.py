@@ -280,8 +280,7 @@ class Condition(NamedTuple):
         """Return True if the assertion holds for these answers.
 
         If the answers cannot be compared, it does not hold. The tolerance applies to the numbers on both sides of an
-        outermost
-        `==`.
+        outermost `==`.
         """
         try:
             names = {**self.names, **{f"answer {number}": decode(answer) for number, answer in enumerate(answers)}}

@@ -86,10 +86,10 @@ def tag_format(
     """
     _check_tags({"tags": tags})
     rules = _Rules(tags, allow_outside, allow_empty, strict_lines)
-    own = agent_messages(messages, assistant_turns)
-    if not own:
+    replies = agent_messages(messages, assistant_turns)
+    if not replies:
         return passed(False, "the reply is empty")
-    verdicts = [_score_tags(message.text, rules, partial) for message in (own if turns == "all" else own[-1:])]
+    verdicts = [_score_tags(message.text, rules, partial) for message in (replies if turns == "all" else replies[-1:])]
     if turns == "last":
         return EvaluateResult(score=verdicts[-1][0], reason=verdicts[-1][1])
     steps = [StepOutput(step_index=index, base_reward=score, reason=why) for index, (score, why) in enumerate(verdicts)]

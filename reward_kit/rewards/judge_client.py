@@ -94,14 +94,14 @@ class ClientOptions(BaseModel):
         return extra
 
 
-def client_options(given: ClientOptions | dict[str, Any] | None) -> ClientOptions:
+def client_options(options: ClientOptions | dict[str, Any] | None) -> ClientOptions:
     """Return the options of a client. A plain mapping, as in a direct call, is converted.
 
     Raises:
         ConfigError: If an option is unknown or invalid.
     """
     try:
-        return ClientOptions.model_validate({} if given is None else given)
+        return ClientOptions.model_validate({} if options is None else options)
     except pydantic.ValidationError as error:
         problems = "; ".join(describe_validation_error(error, ClientOptions))
         raise ConfigError(f"judge, option client: {problems}") from None
@@ -116,7 +116,7 @@ class JudgeUsage:
         cached: the number of answers that were found in the cache and cost nothing.
         prompt_tokens: the number of prompt tokens. If None, an endpoint did not report it.
         completion_tokens: the number of completion tokens. If None, an endpoint did not report it.
-        cost: the cost in US dollars. If None, a price is unknown.
+        cost: the cost in US dollars. If None, a price or a number of tokens is unknown.
     """
 
     calls: int = 0

@@ -117,8 +117,8 @@ def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def before_answer(messages: Sequence[Message]) -> Sequence[Message]:
     """Return the messages before the last assistant message, or all messages if there is none."""
-    own = [position for position, message in enumerate(messages) if message.role == "assistant"]
-    return messages[: own[-1]] if own else messages
+    replies = [position for position, message in enumerate(messages) if message.role == "assistant"]
+    return messages[: replies[-1]] if replies else messages
 
 
 def first_request(messages: Sequence[Message]) -> Sequence[Message]:
@@ -132,7 +132,7 @@ def as_text(value: Any) -> str:
 
 
 def truncate_to_fit(value: Any, longest: int) -> Any:
-    """Shorten the strings in `value` so that their total length is at most `longest`.
+    """Shorten the strings in `value` to a total length of about `longest` characters.
 
     Strings are cut in the middle, and a visible mark replaces the removed part. All shortened strings get the same
     length.
@@ -233,7 +233,7 @@ class Question:
     """A question to a judge.
 
     Attributes:
-        name: the name of the form, which endpoints require; it consists of letters.
+        name: the name of the form, which endpoints require. It may contain letters and underscores.
         task: the instructions.
         data: the untrusted data to be judged.
         form: the members of the verdict in addition to `check` and `reasons`.

@@ -118,12 +118,12 @@ async def llm_judge(
     if rubric is not None:
         chosen = parse_rubric(rubric, "llm_judge, option rubric")
     elif rubric_key is not None:
-        own = (sample or {}).get(rubric_key)
-        if own is None:
+        sample_rubric = (sample or {}).get(rubric_key)
+        if sample_rubric is None:
             raise RewardError(f"llm_judge: the sample has no rubric in its field {rubric_key!r}")
-        chosen = parse_rubric(own, f"llm_judge, the sample's {rubric_key!r}")
-    elif (of_task := (evaluation_criteria or {}).get("rubric")) is not None:
-        chosen = parse_rubric(of_task, "evaluation_criteria.rubric")
+        chosen = parse_rubric(sample_rubric, f"llm_judge, the sample's {rubric_key!r}")
+    elif (task_rubric := (evaluation_criteria or {}).get("rubric")) is not None:
+        chosen = parse_rubric(task_rubric, "evaluation_criteria.rubric")
     grading, answer = Scale.checked(scale), last_answer(messages)
     if not (answer if judged == "answer" else any(message.role == "assistant" for message in messages)):
         return passed(False, "the answer is empty")
@@ -193,7 +193,7 @@ async def grounded_judge(
 
     The answer is split into sentences, and the judge labels each of them as supported, contradicted, not found or no
     claim. The score is the share of supported sentences among those that make a claim. With `score_by="attribution"`, a
-    supported sentence counts only if it cites a passage that supports it, such as "[2]". The metrics report both
+    supported sentence counts only if it cites a passage that supports it, as in "[2]". The metrics report both
     shares. An empty answer scores 0 without a request. An answer without claims scores `abstaining`.
 
     Faithfulness is defined as in RAGAS (Es et al. 2023, arXiv:2309.15217). Citations are checked against the cited
@@ -299,7 +299,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def cited_in(sentence: str) -> set[int]:
-    """Return the numbers of the passages that a sentence cites, such as "[2]" or "[1, 3]"."""
+    """Return the numbers of the passages that a sentence cites, as in "[2]" or "[1, 3]"."""
     return {int(number) for match in _CITED.finditer(sentence) for number in re.findall(r"[0-9]+", match[1])}
 
 
@@ -346,8 +346,7 @@ async def pairwise_judge(
     The score is 1 if the judge prefers the answer of the rollout in both positions, and 0 if it prefers the other
     answer in both. It is 0.5 for a tie and for a preference that changes with the position. The metrics `consistent`,
     `won_as_first` and `won_as_second` distinguish these cases. An empty answer scores 0 and an answer that equals the
-    other one scores
-    0.5, both without a request.
+    other one scores 0.5, both without a request.
 
     The positions are swapped as in MT-Bench (Zheng et al. 2023, arXiv:2306.05685, section 3.4).
 

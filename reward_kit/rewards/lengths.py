@@ -266,7 +266,7 @@ class GroupReward(CombinedReward):
         """
         lists = {"ground_truth": ground_truths, **values}
         rollouts = [
-            {"messages": messages, **{name: each[index] for name, each in lists.items() if each is not None}}
+            {"messages": messages, **{name: value[index] for name, value in lists.items() if value is not None}}
             for index, messages in enumerate(rollouts_messages)
         ]
         results = [await self._result(rollout, alone=len(rollouts) == 1) for rollout in rollouts]

@@ -164,8 +164,8 @@ def _accepted(ground_truth: Any, reward: str, terms: EqualityRules) -> list[str]
     for name, value in (("absolute_tolerance", terms.absolute), ("relative_tolerance", terms.relative)):
         if not math.isfinite(value) or value < 0:
             raise ConfigError(f"option {name!r} must be a number of at least 0, such as 0.001, got {value}")
-    given = require_truth(ground_truth, reward)
-    texts = [truth_text(str(item)) for item in (given if isinstance(given, list | tuple) else [given])]
+    truth = require_truth(ground_truth, reward)
+    texts = [truth_text(str(item)) for item in (truth if isinstance(truth, list | tuple) else [truth])]
     if not texts or not all(texts):
         raise RewardError(f"{reward} needs a ground_truth, but the ground_truth of the sample is empty")
     return texts
@@ -348,7 +348,7 @@ def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tupl
     return [plain, *readings] if policy == "ignore" else readings
 
 
-# The structure of a cleaned text: its parts outside of brackets, and texts enclosed in a single bracket
+# The structure of a cleaned text: parts outside of brackets, and texts that one pair of brackets encloses
 
 _SIGN: Final = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
 _OPENING: Final = frozenset({"(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil"})
@@ -450,19 +450,19 @@ def _values(text: str, thousands: bool = True) -> list[str]:
     A value with ± becomes two values.
     """
     pieces = [piece for part in _split(text, _AND_OR) for piece in split_commas(part.strip(" ,;"), False, thousands)]
-    found: list[str] = []
+    values: list[str] = []
     for piece in filter(None, pieces):
         if "\\pm" in piece or "\\mp" in piece:
             upper, lower = piece.replace("\\pm", "+").replace("\\mp", "-"), piece.replace("\\pm", "-")
-            found += [upper, lower.replace("\\mp", "+")]
+            values += [upper, lower.replace("\\mp", "+")]
         else:
-            found.append(piece)
-    return found
+            values.append(piece)
+    return values
 
 
 def _outside(text: str) -> dict[int, str]:
     """Return the characters of `text` that are outside of brackets and environments, keyed by position."""
-    found: dict[int, str] = {}
+    outside: dict[int, str] = {}
     depth = environments = 0
     for match in _SIGN.finditer(text):
         environments += (match[0] == "\\begin") - (match[0] == "\\end")
@@ -471,8 +471,8 @@ def _outside(text: str) -> dict[int, str]:
         elif match[0] in _CLOSING:
             depth = max(0, depth - 1)
         elif not depth and not environments:
-            found[match.start()] = match[0]
-    return found
+            outside[match.start()] = match[0]
+    return outside
 
 
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
@@ -492,14 +492,14 @@ def split_commas(text: str, bracketed: bool, thousands: bool = True) -> list[str
     Outside of brackets, 1,234 is one number. In brackets it is two numbers, unless the commas between values are
     followed by a space or a group starts with 0, which no value does.
     """
-    found: list[str] = []
+    parts: list[str] = []
     for half in _split(text, _SEMICOLON):
         spaced = re.search(r",\s", half) is not None
         for group in _split(half, _SPACED_COMMA) if spaced else [half]:
             sure = not bracketed or spaced or _SURE_THOUSANDS.fullmatch(group) is not None
             is_one = thousands and sure and _THOUSANDS.fullmatch(group) is not None
-            found.extend([group] if is_one else _split(group, _COMMA))
-    return found
+            parts.extend([group] if is_one else _split(group, _COMMA))
+    return parts
 
 
 def enclosed(text: str) -> tuple[str, str, str] | None:

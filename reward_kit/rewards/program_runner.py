@@ -124,7 +124,7 @@ def load_script(text: str, setup: str) -> Callable[[str], int]:
 
     def run(stdin: str) -> int:
         out = sys.stdout
-        # Descriptor 0, sys.stdin and input() must all read the text.
+        # Descriptor 0, sys.stdin and input() must all read the input.
         with open(".input", "wb") as file:  # noqa: PTH123 - the working directory of a call, its only one
             file.write(stdin.encode("utf-8", "surrogatepass"))
         descriptor = os.open(".input", os.O_RDONLY)

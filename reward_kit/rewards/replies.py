@@ -74,8 +74,8 @@ def agent_messages(messages: Sequence[Message], assistant_turns: Sequence[int] |
 
 def last_reply(messages: Sequence[Message], assistant_turns: Sequence[int] | None, part: Part = "whole") -> str:
     """Return a part of the last message of the agent, or "" if the agent has not written any."""
-    own = agent_messages(messages, assistant_turns)
-    return message_part(own[-1], part) if own else ""
+    replies = agent_messages(messages, assistant_turns)
+    return message_part(replies[-1], part) if replies else ""
 
 
 def message_part(message: Message, part: Part) -> str:

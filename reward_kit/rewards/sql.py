@@ -341,7 +341,7 @@ def _assignments(gold: QueryResult, result: QueryResult) -> Iterator[Sequence[in
     def columns(of: QueryResult) -> list[Counter[Any]]:  # floats without their last digits
         return [Counter(_rough((row[index],)) for row in of.rows) for index in range(of.width)]
 
-    wanted, given = columns(gold), columns(result)
+    wanted, actual = columns(gold), columns(result)
     tried = 0
     pending: list[tuple[int, ...]] = [()]
     while pending and tried < _MOST_ASSIGNMENTS:
@@ -350,7 +350,7 @@ def _assignments(gold: QueryResult, result: QueryResult) -> Iterator[Sequence[in
         if len(chosen) == gold.width:
             yield chosen
             continue
-        fitting = [i for i in range(result.width) if i not in chosen and given[i] == wanted[len(chosen)]]
+        fitting = [i for i in range(result.width) if i not in chosen and actual[i] == wanted[len(chosen)]]
         pending += [(*chosen, index) for index in reversed(fitting)]
 
 

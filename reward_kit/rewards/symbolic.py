@@ -137,7 +137,7 @@ def is_harmless(text: str) -> bool:
     powers = list(_POWER.finditer(text))
     if not sum(match[0].count("^") for match in powers) == text.count("^") <= 12:
         return False
-    of_numbers = of_powers = 1
+    largest_plain = power_product = 1
     for match in powers:
         exponent = match["braced"] or match["bare"]
         digits = _NUMBERS.findall(exponent)
@@ -148,12 +148,12 @@ def is_harmless(text: str) -> bool:
         if "!" in exponent or len("".join(digits)) > (4 if is_plain else 2) or (grows and largest > 2):
             return False
         if is_plain:
-            of_numbers = max(of_numbers, largest)
+            largest_plain = max(largest_plain, largest)
         if match["base"] in ")]|!":
-            of_powers *= largest or 1
+            power_product *= largest or 1
             if largest > 20 and len(set(_VARIABLE.findall(text))) > 2:
                 return False
-    return of_powers <= 10_000 and of_powers * of_numbers <= 100_000
+    return power_product <= 10_000 and power_product * largest_plain <= 100_000
 
 
 def _approximate(expression: Any) -> Fraction | None:

@@ -90,8 +90,7 @@ def tool_calls_match(
     call is expected. A call is invalid if the tool is unknown, if its arguments are not a JSON object, or if they do
     not fit the schema. Leaving out an argument is the same as passing its default, 5 equals 5.0 if the schema requires
     a number or an integer, and arrays with `uniqueItems` have no order. The metrics are the shares of right `calls`,
-    `names` and
-    `arguments`.
+    `names` and `arguments`.
 
     Args:
         messages: the conversation.
@@ -262,9 +261,9 @@ def _schemas(tools: Any, sample: Any, same: ArgumentRules) -> dict[str, ToolSche
     return None
 
 
-def _by_name(given: Any, same: ArgumentRules, error: type[Exception], where: str) -> dict[str, ToolSchema]:
+def _by_name(tools: Any, same: ArgumentRules, error: type[Exception], where: str) -> dict[str, ToolSchema]:
     by_name: dict[str, ToolSchema] = {}
-    for index, item in enumerate(given):
+    for index, item in enumerate(tools):
         inner = item.get("function", item) if isinstance(item, Mapping) else None
         name = inner.get("name") if isinstance(inner, Mapping) else None
         if not isinstance(inner, Mapping) or not isinstance(name, str):
@@ -422,9 +421,9 @@ class ToolSchema:
             return self._keys[pair]
         properties = self.properties(fields, schema)
         keys = {name: self.key(item, properties.get(name, True)) for name, item in fields.items()}
-        for name, of_field in properties.items():
-            if name not in keys and isinstance(of_field, Mapping) and "default" in of_field:
-                keys[name] = self.key(of_field["default"], of_field)
+        for name, field_schema in properties.items():
+            if name not in keys and isinstance(field_schema, Mapping) and "default" in field_schema:
+                keys[name] = self.key(field_schema["default"], field_schema)
         self._keys[pair] = keys
         return keys
 
@@ -457,12 +456,12 @@ class ToolSchema:
             plain = self._coerced(value, frozenset(filter(_is_text, names))) if isinstance(value, str) else value
             if not any(_is_of(plain, name) for name in names):
                 return f"{_named(path)} is {abbreviate(value)}, not {' or '.join(map(str, names))}"
-        of_choice = {"type": schema.get("type", ["number", "string"])}
+        choice_schema = {"type": schema.get("type", ["number", "string"])}
         if "enum" in schema or "const" in schema:
-            key = self.key(value, of_choice)
-            if "enum" in schema and not any(key == self.key(choice, of_choice) for choice in schema["enum"]):
+            key = self.key(value, choice_schema)
+            if "enum" in schema and not any(key == self.key(choice, choice_schema) for choice in schema["enum"]):
                 return f"{_named(path)} is {abbreviate(value)}, which is not one of the allowed values"
-            if "const" in schema and key != self.key(schema["const"], of_choice):
+            if "const" in schema and key != self.key(schema["const"], choice_schema):
                 return f"{_named(path)} is {abbreviate(value)}, not {abbreviate(schema['const'])}"
         for part in self._parts(schema):
             if problem := self._problem(value, part, path):
@@ -633,9 +632,9 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
             raise RewardError(f"{where} does not name a function; {_FORMS}")
         if unknown := sorted((call.keys() | item.keys()) - _KEYS):
             raise RewardError(f"{where} has the unknown key {unknown[0]!r}; {_FORMS}")
-        given = call.get("arguments") or {}
+        written = call.get("arguments") or {}
         try:
-            arguments = (read_json(given) if given.strip() else {}) if isinstance(given, str) else given
+            arguments = (read_json(written) if written.strip() else {}) if isinstance(written, str) else written
         except ValueError as error:
             raise RewardError(f"{where}: its arguments cannot be read: {error}") from None
         if not isinstance(arguments, Mapping):
@@ -671,34 +670,36 @@ def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) 
 
 
 def _is_allowed(
-    name: str, expected: Mapping[str, Any], made: Mapping[str, Any], of_name: Any, schema: ToolSchema
+    name: str, expected: Mapping[str, Any], made: Mapping[str, Any], argument_schema: Any, schema: ToolSchema
 ) -> bool:
     """Return True if an argument has an allowed value. A missing argument has its default value."""
-    default = [of_name["default"]] if isinstance(of_name, Mapping) and "default" in of_name else []
+    default = (
+        [argument_schema["default"]] if isinstance(argument_schema, Mapping) and "default" in argument_schema else []
+    )
     if name not in expected:
-        return any(schema.key(made[name], of_name) == schema.key(value, of_name) for value in default)
+        return any(schema.key(made[name], argument_schema) == schema.key(value, argument_schema) for value in default)
     values = [made[name]] if name in made else default
     is_left_out = name not in made and "" in expected[name]
     return is_left_out or any(
-        _fits_choice(choice, value, of_name, schema) for value in values for choice in expected[name]
+        _fits_choice(choice, value, argument_schema, schema) for value in values for choice in expected[name]
     )
 
 
-def _fits_choice(choice: Any, value: Any, of_value: Any, schema: ToolSchema) -> bool:
+def _fits_choice(choice: Any, value: Any, value_schema: Any, schema: ToolSchema) -> bool:
     """Return True if a value equals an allowed value.
 
     In an allowed object, each field is a list of allowed values.
     """
     if isinstance(choice, Mapping) and isinstance(value, Mapping) and _are_choices(choice):
-        properties = schema.properties(value, of_value)
+        properties = schema.properties(value, value_schema)
         names = dict.fromkeys((*choice, *value))
         return all(_is_allowed(name, choice, value, properties.get(name, True), schema) for name in names)
     if isinstance(choice, list | tuple) and isinstance(value, list) and any(isinstance(one, Mapping) for one in choice):
-        inner = schema.items(value, of_value)
+        inner = schema.items(value, value_schema)
         return len(choice) == len(value) and all(
             _fits_choice(one, other, inner, schema) for one, other in zip(choice, value, strict=True)
         )
-    return schema.key(choice, of_value) == schema.key(value, of_value)
+    return schema.key(choice, value_schema) == schema.key(value, value_schema)
 
 
 def _are_choices(value: Mapping[str, Any]) -> bool:
