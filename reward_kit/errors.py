@@ -58,6 +58,7 @@ class RewardKitError(Exception):
     failure_class: ClassVar[FailureClass] = "crash"
     exit_code: ClassVar[int] = 3
     recorded: Failure | None = None  # the recorded failure, for an error raised from a record
+    judge_usage: str | None = None  # the usage of a judge that was paid for, but gave no verdict
 
 
 class ConfigError(RewardKitError, ValueError):

@@ -106,7 +106,7 @@ async def still(context: CheckContext) -> None:
     for rollout, first in context.early:
         last = (await context.bench.see(rollout)).score
         if _differ([first, last]):
-            lines.append(f"{_line(rollout, [first])} at first, {_words([last])} after several hundred calls")
+            lines.append(f"{_line(rollout, [first])} at first, but {_words([last])} after several hundred calls")
     context.report.note("hidden-state", "error", _KEPT, lines)
 
 

@@ -87,7 +87,7 @@ def _check_masks(findings: Findings, row: Mapping[str, Array]) -> None:
     for key in (*_MASKS, *_VALUES):
         if key in row and len(row[key]) != size:
             sizes = f"{key} has {len(row[key])} entries, but input_ids has {size}"
-            findings.error("length-mismatch", f"{sizes}; it may cover only the completion")
+            findings.error("length-mismatch", f"{sizes}; the array may cover only the completion")
     for key in _MASKS:
         if key in row and len(wrong := np.flatnonzero((row[key] != 0) & (row[key] != 1))):
             findings.error("mask-values", f"{key} is {row[key][wrong[0]]}", token=int(wrong[0]))

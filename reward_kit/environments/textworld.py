@@ -314,7 +314,7 @@ class TextworldResource(ReplayForkResource):
         return {"type": "tool_call", "name": "act", "arguments": {"command": self._view.expert}}
 
     async def _make(self, seed: int) -> Path:
-        """Return the path of the maker's game, which is created once per process."""
+        """Return the path of the game that the maker creates once per process."""
         settings = self._settings
         game_seed = seed % 2**32 if settings.game_seed is None else settings.game_seed
         self._game_id = hash_key(str(settings.maker), canonical_json(settings.options), str(game_seed))

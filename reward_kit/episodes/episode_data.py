@@ -632,7 +632,7 @@ class EpisodeData(EpisodeStatus):
 
 
 def _packed(data: Any) -> Any:
-    """Merge a list of arrays for pickling, which is 20 times faster; plain values are unchanged."""
+    """Merge a list of arrays, so that pickling is 20 times faster. Plain values are unchanged."""
     are_arrays = isinstance(data, list) and data and type(data[0]) is np.ndarray
     return compact(data, exact=True) if are_arrays else data
 

@@ -28,7 +28,14 @@ from reward_kit.environments.snapshots import close_state
 from reward_kit.errors import RewardError, RewardKitError, boundary
 from reward_kit.loading import load_object
 from reward_kit.models import EvaluateResult
-from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_from_error, result_error, score_unbroken
+from reward_kit.reward_agent.scoring import (
+    Scored,
+    ScoringRequest,
+    failure_from_error,
+    result_error,
+    score_unbroken,
+    unscored_result,
+)
 from reward_kit.reward_calls import OpenReward
 from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
@@ -273,7 +280,7 @@ class InProcessScorer:
     Args:
         spec: the reward. Its resources are opened and its instance is created before the first call.
         deadline_s: the time limit in seconds for opening the reward, and for one call. The wait for a thread is not
-            included. If a call exceeds it, its rollouts are unscored with the class `timeout`.
+            included. If a call exceeds it, its rollouts are unscored, with the failure class `timeout`.
         max_threads: the maximum number of concurrent calls of a synchronous function.
     """
 
@@ -353,7 +360,7 @@ class InProcessScorer:
 
     def _scored(self, request: ScoringRequest, result: EvaluateResult | RewardKitError, duration_s: float) -> Scored:
         if isinstance(result, RewardKitError):
-            kept, error = None, result
+            kept, error = unscored_result(str(result), [result.judge_usage] if result.judge_usage else []), result
         else:
             kept, invalid = result, result_error(self._spec.id, result, len(request.assistant_turns))
             if invalid is None:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from reward_kit.models import EvaluateResult, MetricResult
-from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest, score_unbroken
+from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest, score_unbroken, unscored_result
 from reward_kit.rewards.combinators import weighted_result
 from reward_kit.rewards.judge_prompts import METRIC, sum_usages
 from reward_kit.typed_interface import EvaluationMode, RewardSpec
@@ -137,11 +137,14 @@ class NamedScorer:
             stderr="".join(scored.stderr for scored in scores.values()),
             is_output_cut=any(scored.is_output_cut for scored in scores.values()),
         )
+        parts = [scored.result for scored in scores.values() if scored.result is not None]
+        usages = [part.metrics[METRIC].reason for part in parts if METRIC in part.metrics]
         results: dict[str, EvaluateResult] = {}
         for name, scored in scores.items():
             if scored.failure is not None:
                 failure = replace(scored.failure, message=f"rewards.{name}: {scored.failure.message}")
-                return replace(common, failure=failure, retry_after_s=scored.retry_after_s)
+                kept = unscored_result(failure.message, usages)
+                return replace(common, result=kept, failure=failure, retry_after_s=scored.retry_after_s)
             assert scored.result is not None, "a call without a failure has a result"
             results[name] = scored.result
         result = weighted_result(results, self._weights)
@@ -149,7 +152,6 @@ class NamedScorer:
             for metric, value in part.metrics.items():
                 if metric != METRIC:
                     result.metrics.setdefault(f"{name}.{metric}", value)
-        usages = [part.metrics[METRIC].reason for part in results.values() if METRIC in part.metrics]
         if usages:
             result.metrics[METRIC] = MetricResult(score=0.0, is_score_valid=False, reason=sum_usages(usages))
         asked = next((part for part in results.values() if part.query is not None), None)

@@ -330,7 +330,7 @@ class RemoteReward:
     def scorer(self, deadline_s: float | None = None) -> RemoteReward:
         """Return a copy with separate connections.
 
-        If a call exceeds `deadline_s`, its rollouts are unscored with the class `timeout`.
+        If a call exceeds `deadline_s`, its rollouts are unscored, with the failure class `timeout`.
         """
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)

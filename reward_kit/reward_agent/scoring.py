@@ -15,10 +15,11 @@ from reward_kit.environments.snapshots import open_snapshot
 from reward_kit.episodes.record import environment_return, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, RewardKitError, did_you_mean
-from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel, match_to_steps
+from reward_kit.models import EvaluateResult, Message, MetricResult, TaskDefinitionModel, match_to_steps
 from reward_kit.providers.faults import find_transient_failure
 from reward_kit.reward_agent.requirements import check_installed
 from reward_kit.reward_calls import BATCH_NAMES, OFFERED
+from reward_kit.rewards.judge_prompts import METRIC, sum_usages
 from reward_kit.typed_interface import EvaluationMode, Origin
 
 if TYPE_CHECKING:
@@ -255,6 +256,14 @@ def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:
     if failure.failure_class == "crash":
         failure = replace(failure, failure_class="provider_error")
     return failure, trouble.retry_after_s
+
+
+def unscored_result(error: str, usages: Sequence[str]) -> EvaluateResult | None:
+    """Return a result without a score that has the usage of judges, which costs money, or None without usage."""
+    if not usages:
+        return None
+    usage = MetricResult(score=0.0, is_score_valid=False, reason=sum_usages(usages))
+    return EvaluateResult(score=0.0, is_score_valid=False, error=error, metrics={METRIC: usage})
 
 
 async def score_unbroken(

@@ -393,6 +393,8 @@ class JudgeClient:
         results = await asyncio.gather(*asked, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         for failure in failures:
+            if isinstance(failure, RewardKitError) and usage.calls:
+                failure.judge_usage = usage.as_metric().reason
             if not isinstance(failure, RewardKitError) or 2 * len(failures) >= votes:
                 raise failure
         return [result for result in results if not isinstance(result, BaseException)]

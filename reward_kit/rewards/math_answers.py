@@ -445,7 +445,7 @@ def _name(side: str) -> str:
 
 
 def _values(text: str, thousands: bool = True) -> list[str]:
-    """Return the values that are separated by commas, "and" or "or" outside of brackets.
+    """Split the text at commas, "and" or "or" outside of brackets, and return the values.
 
     A value with ± becomes two values.
     """

@@ -94,6 +94,32 @@ async def test_judge_cost_is_in_the_totals_and_counts_towards_max_cost(tmp_path:
     assert f"${paid:.4f}" in done.stdout
 
 
+@pytest.mark.parametrize("is_named", [False, True], ids=["one reward", "named rewards"])
+async def test_judge_that_gives_no_verdict_is_paid_and_counted(tmp_path: Path, is_named: bool) -> None:
+    rewards = [
+        {"name": "right", "reward_function_path": "reward.py:right"},
+        {"name": "polite", "reward_function_path": "judge.py:judge"},
+    ]
+    one = {"reward_function_path": "judge.py:judge"}
+    keys = {"reward_function_path": None, "rewards": rewards} if is_named else one
+    project = Project(tmp_path, rows=4, policy=POLICY, **keys)
+    (tmp_path / "prices.yaml").write_text("judge: {input: 100000, output: 100000}\n")
+    async with ChatServer(lambda body: answer("I cannot judge this.")) as server:
+        client = ', client={"price_file": "prices.yaml"}'
+        (tmp_path / "judge.py").write_text(NAMED.format(url=server.base_url, client=client))
+        options = {"REWARD_KIT_RUN_SANDBOX": "in_process"}
+        done = await asyncio.to_thread(project.call, "run", "task.yaml", **options)
+    (path,) = (tmp_path / "runs").iterdir()
+    (policy,) = json.loads((path / "summary.json").read_text())["policies"]
+    assert done.returncode == 3 and policy["scored"] == 0 and sum(policy["errors"].values()) == policy["episodes"]
+    results = [line["result"] for line in lines(path / "scores.jsonl")]
+    # Equal requests share a call, which is counted for one of them.
+    usages = [result["metrics"]["judge_usage"]["reason"] for result in results if result is not None]
+    paid = sum(float(usage.rpartition("cost_usd=")[2]) for usage in usages)
+    assert policy["judge_cost"] == pytest.approx(paid) and paid > 0
+    assert len(server.bodies) == sum(int(usage.partition("calls=")[2].split()[0]) for usage in usages)
+
+
 NAMED = """
 from reward_kit import with_options
 from reward_kit.rewards import exact_answer, llm_judge, weighted

@@ -132,7 +132,7 @@ class TestRetried:
         assert scored.score == 0.5 and requests == 2 and loop.time() - began >= 0.3
         scored, requests = await scored_by(says({}, 429, **{"Retry-After": "3600"}), scores())
         assert scored.failure is not None and requests == 1
-        assert "its Retry-After of 3600 s exceeds the rest" in scored.failure.message
+        assert "its Retry-After of 3600 s exceeds what is left" in scored.failure.message
         assert scored.retry_after_s == 3600.0
 
     async def test_refused_connection_is_retried(self) -> None:

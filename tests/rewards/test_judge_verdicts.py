@@ -13,6 +13,7 @@ from reward_kit.reward_agent.loading import load_reward
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.rewards import llm_judge
 from reward_kit.rewards.judge_client import JudgeClients
+from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.typed_interface import reward_spec
 from tests.chat_server import ChatServer, answer, dropped, html, raw, silent, status
 from tests.rewards.judges import GOOD, QUALITY, QUICK, fair, grades, judged, said, talk
@@ -108,7 +109,7 @@ FAILURES = {
 async def test_failing_judge_is_a_provider_error(behaviour):
     script = lambda body: behaviour(body) if behaviour.__name__ == "<lambda>" else behaviour  # noqa: E731
     scored, _ = await scored_by(script)
-    assert scored.score is None and scored.result is None
+    assert scored.score is None and (scored.result is None or list(scored.result.metrics) == [METRIC])
     assert scored.failure.failure_class == "provider_error"
 
 

@@ -192,7 +192,7 @@ def as_compute_score(
     """Return a `compute_score(data_source, solution_str, ground_truth, extra_info)` that calls a reward.
 
     The reward receives the answer of the assistant as the only message, because verl passes nothing else. With
-    `RewardKitManager`, it receives the whole conversation. The row of verl is the `sample`. The result is `{"score":
+    `RewardKitManager`, it receives the whole conversation. verl's row is passed as `sample`. The result is `{"score":
     …}` with the requested `metrics`. For an unscored answer, the function raises an error or, with
     `on_unscored="mask"`, returns NaN; it never returns 0.0.
 

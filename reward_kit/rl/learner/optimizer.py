@@ -132,7 +132,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> T
 
 
 def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None:
-    """Add adapters to a `transformers` model or a `PolicyWithValue`, in place. Only they and a value head are trained.
+    """Add adapters to a `transformers` model or a `PolicyWithValue`, in place. Only these and a value head learn.
 
     Initially, they have no effect, because one of the two matrices of an adapter is 0. The other is random.
 

@@ -64,7 +64,7 @@ class TrainingRows:
 
     @classmethod
     def of(cls, rows: TokenBatch, mask: str = "loss_mask") -> TrainingRows:
-        """Convert the rows of `build_rows`, with any padding. `mask` is the name of the mask of tokens in the loss.
+        """Convert the rows that `build_rows` returned, with any padding. `mask` names the mask of tokens in the loss.
 
         Raises:
             ConfigError: If an array is missing.

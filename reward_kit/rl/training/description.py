@@ -200,7 +200,9 @@ def _loss(ppo: PPOConfig) -> list[str]:
     total = _AGGREGATIONS[ppo.reduction].format(norm=ppo.norm_length or 1.0)
     lines = [f"{ppo.loss}: {lines[0]}", *lines[1:], f"log π at temperature {ppo.temperature:g}; L is {total}"]
     if ppo.kl_coefficient:
-        held = f", adapted to hold {ppo.kl_target:g} per sequence" if ppo.kl_target is not None else ""
+        held = (
+            f", adapted to keep the divergence at {ppo.kl_target:g} per sequence" if ppo.kl_target is not None else ""
+        )
         lines.append(f"+ {ppo.kl_coefficient:g} KL(π, the policy at the start), estimator {ppo.kl_kind}{held}")
     else:
         lines.append("no divergence from a reference (kl_coefficient 0)")
