@@ -36,7 +36,8 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
     """
     parts: list[RenderableType] = [
         FigureTable([printable(summary.policy) for summary in summaries], _lines(summaries), title=title),
-        *_metrics_table(summaries),
+        *_small_table("Metrics", *metric_rows(summaries)),
+        *_small_table("Tags", *_tag_rows(summaries)),
     ]
     for summary in summaries:
         if summary.first_error:  # the first line, the end of the rest, and the user's own frames
@@ -121,19 +122,28 @@ class FigureTable:
             yield table
 
 
-def _metrics_table(summaries: Sequence[PolicySummary]) -> list[RenderableType]:
-    """Return a table with a row for each metric and policy, or nothing if there are no metrics."""
-    columns, rows = metric_rows(summaries)
+def _small_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[RenderableType]:
+    """Return a table below the main table, or nothing without rows."""
     if not rows:
         return []
-    table = Table(title=Text("Metrics", "bold"), box=box.SIMPLE, title_justify="left")
+    table = Table(title=Text(title, "bold"), box=box.SIMPLE, title_justify="left")
     for name in columns:
-        is_name = name in ("metric", "policy")
+        is_name = name in ("metric", "tag", "policy")
         table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
     for cells in rows[:_MOST_METRICS]:
         table.add_row(*(Text(printable(cell)) for cell in cells))
     more = len(rows) - _MOST_METRICS
     return [table, *([Text(f"… and {more:,} more in summary.json")] if more > 0 else [])]
+
+
+def _tag_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and rows of the table of tags, with a row for each tag and policy."""
+    tags = sorted({tag for one in summaries for tag in one.tags})
+    found = [(tag, one.policy, one.tags[tag]) for tag in tags for one in summaries if tag in one.tags]
+    rows = [[tag, policy, interval_text(part.score), f"{part.scored:,}"] for tag, policy, part in found]
+    if len(summaries) > 1:
+        return ["tag", "policy", "mean score", "n"], rows
+    return ["tag", "mean score", "n"], [[tag, mean, count] for tag, _, mean, count in rows]
 
 
 def metric_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[list[str]]]:

@@ -211,3 +211,18 @@ class TestKinds:
 )
 def test_durations(seconds: Any, shown: str) -> None:
     assert duration_text(seconds) == shown
+
+
+def test_mean_score_of_each_tag_is_shown_for_each_policy() -> None:
+    rows = [row("a", 0, 1.0, policy=name, tags=("easy",)) for name in "pq"]
+    rows += [row("b", 0, 0.25, policy="q", tags=("hard",)), row("c", 0, policy="q", tags=("odd",))]
+    shown = SafeConsole(width=80, record=True, file=StringIO())
+    shown.print(summary_table(summarize(rows, 1.0), "orders"))
+    _, _, tags = shown.export_text().partition("Tags")
+    found = [line.split() for line in tags.splitlines() if line.split()[:1] in (["easy"], ["hard"], ["odd"])]
+    assert [cells[:3] for cells in found] == [
+        ["easy", "p", "1.000"],
+        ["easy", "q", "1.000"],
+        ["hard", "q", "0.250"],
+        ["odd", "q", "unscored"],
+    ]
