@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from reward_kit.cli.options import WholeNumber, json_option, log_dir_option
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.display import figure
 from reward_kit.runs.files import read_json
-from reward_kit.runs.run_folder import FILE, RunHeader, is_open_elsewhere
+from reward_kit.runs.run_folder import FILE, RunHeader, current_status, is_open_elsewhere, resume_command
 
 _LONG_AGO = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -46,7 +47,7 @@ class StoredRun:
     size: int
     total: int
     scores: dict[str, float | None]
-    resume: tuple[str, ...] = ()
+    resume: Sequence[str] = ()
 
 
 def stored_runs(folder: Path) -> list[StoredRun]:
@@ -81,9 +82,7 @@ def _read(path: Path) -> StoredRun:
         header = RunHeader.read(path)
     except StoreError:
         return StoredRun(path, "?", "unreadable", _LONG_AGO, size, 0, scores)
-    status = header.status_now(header.status == "running" and is_open_elsewhere(path))
-    program = "train" if header.training is not None else "run" if header.data is None else ""
-    can_resume = bool(program) and status in ("killed", "interrupted")
+    status = current_status(path, header)
     return StoredRun(
         path=path,
         task=header.task_name,
@@ -92,7 +91,7 @@ def _read(path: Path) -> StoredRun:
         size=size,
         total=header.total,
         scores=scores,
-        resume=("reward-kit", program, "--resume", str(path)) if can_resume else (),
+        resume=resume_command(path, header, status),
     )
 
 

@@ -33,7 +33,7 @@ from reward_kit.report.training_page import training_page
 from reward_kit.runs.display import metric_rows
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.label_file import EpisodeLabels
-from reward_kit.runs.run_folder import RunHeader, is_open_elsewhere
+from reward_kit.runs.run_folder import RunHeader, current_status, resume_command
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import PolicySummary, summarize
 
@@ -92,7 +92,7 @@ def run_page(
     tables = (figures.samples_table(listed, run.pass_threshold), figures.groups_table(listed))
     spent = [figures.policy_usage(policy, run.episodes) for policy in policies]
     has_judge = any(one.judge_cost is not None or one.judge_unpriced for one in spent)
-    status = status_text(header.status_now(header.status == "running" and is_open_elsewhere(run.path)))
+    status = status_text(current_status(run.path, header))
     page = {
         "title": escape_text(header.task_name, NAME_LENGTH),
         "run_id": escape_text(header.run_id or run.path.name, NAME_LENGTH),
@@ -172,9 +172,8 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary], status: str) -> li
     missing = run.header.total - len(run.episodes)
     if missing > 0:
         notes.append(f"{missing:,} of {run.header.total:,} episodes are missing; the figures cover the others.")
-        if status in ("killed", "interrupted") and run.header.data is None:
-            again = shlex.join(["reward-kit", "run", "--resume", str(run.path)])
-            notes.append(f"Resume the run with: {escape_text(again, 400)}")
+        if command := resume_command(run.path, run.header, status):
+            notes.append(f"Resume the run with: {escape_text(shlex.join(command), 400)}")
     if run.unfinished:
         notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run and are not counted.")
     if run.earlier_attempts:

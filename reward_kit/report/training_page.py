@@ -39,6 +39,7 @@ from reward_kit.report.training_data import (
     thinned,
 )
 from reward_kit.runs.files import HELD_OUT_SCORE
+from reward_kit.runs.run_folder import current_status
 
 
 class ChartLine(NamedTuple):
@@ -508,13 +509,14 @@ def training_page(run: TrainingFacts, extra_script: str = "", *, is_served: bool
     parts = [(part.anchor, part.title, drawn) for part in PARTS if (drawn := _drawn(part, run))]
     charts = [*([score] if score else []), *(chart for _, _, drawn in parts for chart in drawn)]
     data = as_script_data({"charts": {chart.key: chart.data for chart in charts}, "axes": _axes(run)})
+    status = current_status(run.path, header)
     page = {
         "title": escape_text(header.task_name, NAME_LENGTH),
         "run_id": escape_text(header.run_id or run.path.name, NAME_LENGTH),
-        "status": status_text(header.status),
+        "status": status_text(status),
         "version": header.versions.get("reward_kit", ""),
         "facts": _facts(run),
-        "notes": _notes(run),
+        "notes": _notes(run, status),
         "cards": _cards(run),
         "totals": _totals(run),
         "score": score,
@@ -554,10 +556,10 @@ def _facts(run: TrainingFacts) -> list[str]:
     ]
 
 
-def _notes(run: TrainingFacts) -> list[str]:
+def _notes(run: TrainingFacts, status: str) -> list[str]:
     """Return the notes to show before the curves."""
     notes, asked = [], _updates_asked(run)
-    if run.header.status == "interrupted" or (run.header.status == "failed" and run.updates):
+    if status in ("killed", "interrupted") or (status == "failed" and run.updates):
         again = shlex.join(["reward-kit", "train", "--resume", str(run.path)])
         notes.append(f"Training ended before the last update. Resume with: {escape_text(again, 400)}")
     elif run.stopped and asked is not None and run.updates < asked:

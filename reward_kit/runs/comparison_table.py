@@ -6,14 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from reward_kit.display_text import escape_text
 from reward_kit.runs.comparison import Comparison, Difference, Gate, Side
-from reward_kit.runs.display import FigureTable, cost_lines, difference_text, figure, interval_text
+from reward_kit.runs.display import FigureTable, cost_lines, difference_text, figure, interval_text, small_table
 
 _NAMES_SHOWN = 10
 _NAME_LENGTH = 60
@@ -34,20 +32,11 @@ def comparison_table(comparison: Comparison, *, plain: bool = False) -> Renderab
 def _metrics_table(comparison: Comparison, plain: bool) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for difference in comparison.differences:
-        if not difference.metrics:
-            continue
         columns, rows = metric_lines([difference])
+        cells = [[escape_text(cell, _NAME_LENGTH) for cell in row] for row in rows]
         label = escape_text(difference.side.label, _NAME_LENGTH)
         title = "\nMetrics" if len(comparison.differences) == 1 else f"\nMetrics of {label}"
-        style = {"box": None, "pad_edge": False} if plain else {"box": box.SIMPLE}
-        table = Table(title=Text(title, "" if plain else "bold"), title_justify="left", **style)
-        for name in columns:
-            is_name = name == "metric"
-            table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
-        for cells in rows[:_MOST_METRICS]:
-            table.add_row(*(Text(escape_text(cell, _NAME_LENGTH)) for cell in cells))
-        more = len(rows) - _MOST_METRICS
-        parts += [table, *([Text(f"… and {more:,} more in --json")] if more > 0 else [])]
+        parts += small_table(title, columns, cells, is_plain=plain, full_list="--json")
     return parts
 
 

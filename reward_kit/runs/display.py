@@ -36,8 +36,8 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
     """
     parts: list[RenderableType] = [
         FigureTable([printable(summary.policy) for summary in summaries], _lines(summaries), title=title),
-        *_small_table("Metrics", *metric_rows(summaries)),
-        *_small_table("Tags", *_tag_rows(summaries)),
+        *small_table("Metrics", *metric_rows(summaries)),
+        *small_table("Tags", *_tag_rows(summaries)),
     ]
     for summary in summaries:
         if summary.first_error:  # the first line, the end of the rest, and the user's own frames
@@ -122,18 +122,26 @@ class FigureTable:
             yield table
 
 
-def _small_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[RenderableType]:
-    """Return a table below the main table, or nothing without rows."""
+def small_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    is_plain: bool = False,
+    full_list: str = "summary.json",
+) -> list[RenderableType]:
+    """Return a table below the main table, or nothing without rows; `full_list` names the place of all rows."""
     if not rows:
         return []
-    table = Table(title=Text(title, "bold"), box=box.SIMPLE, title_justify="left")
+    style = {"box": None, "pad_edge": False} if is_plain else {"box": box.SIMPLE}
+    table = Table(title=Text(title, "" if is_plain else "bold"), title_justify="left", **style)
     for name in columns:
         is_name = name in ("metric", "tag", "policy")
         table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
     for cells in rows[:_MOST_METRICS]:
         table.add_row(*(Text(printable(cell)) for cell in cells))
     more = len(rows) - _MOST_METRICS
-    return [table, *([Text(f"… and {more:,} more in summary.json")] if more > 0 else [])]
+    return [table, *([Text(f"… and {more:,} more in {full_list}")] if more > 0 else [])]
 
 
 def _tag_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[list[str]]]:

@@ -264,6 +264,18 @@ def is_open_elsewhere(path: Path) -> bool:
     return False
 
 
+def current_status(path: Path, header: RunHeader) -> str:
+    """Return the status of the run at `path`, or "killed" if its process has ended without updating the status."""
+    return header.status_now(header.status == "running" and is_open_elsewhere(path))
+
+
+def resume_command(path: Path, header: RunHeader, status: str) -> list[str]:
+    """Return the command that resumes a stopped run, or [] if the run was not stopped or only scores transcripts."""
+    if status not in ("killed", "interrupted") or (header.training is None and header.data is not None):
+        return []
+    return ["reward-kit", "run" if header.training is None else "train", "--resume", str(path)]
+
+
 class RunFolder:
     """The directory of a run, open for writing by this process only. Use it as a context manager.
 

@@ -11,6 +11,7 @@ import pytest
 from reward_kit.errors import ConfigError
 from reward_kit.report.rendering import digest
 from reward_kit.report.run_page import write_report
+from reward_kit.runs.run_folder import RunFolder
 from tests.report.run_factory import Parsed, episode
 from tests.report.training.training_run_factory import make_training, update
 
@@ -76,6 +77,14 @@ def test_page_begins_with_warnings(tmp_path: Path) -> None:
     assert "Training ended before the last update. Resume with: reward-kit train --resume" in text
     assert "First non-finite values: learner/loss (update 2)." in text
     assert "Resumed 1 times, at update 3" in text and "No samples are held out" in text
+
+
+def test_page_of_a_killed_training_run_shows_the_status_and_the_command_that_resumes_it(tmp_path: Path) -> None:
+    run = make_training(tmp_path, [(1, update(1))], status="running")
+    with RunFolder(run):
+        assert "killed" not in page_of(run).text and "--resume" not in page_of(run).text
+    text = page_of(run).text
+    assert "killed" in text and f"reward-kit train --resume {run}" in text
 
 
 def test_kept_episodes_are_shown_over_time(tmp_path: Path) -> None:
