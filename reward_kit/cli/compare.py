@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.options import (
-    Number,
+    GateNumber,
     WholeNumber,
     complete_runs,
-    fail_under_option,
+    fail_under_options,
     json_option,
     newest_run_option,
+    thresholds,
     two_newest,
 )
 from reward_kit.cli.outcome import note_console
@@ -23,22 +23,6 @@ from reward_kit.console import SafeConsole
 from reward_kit.display_text import escape_text
 from reward_kit.runs.comparison import compare, read_sides, regression_gates, to_json, under_gate
 from reward_kit.runs.comparison_table import comparison_markdown, comparison_notes, comparison_table
-from reward_kit.runs.summary import Threshold
-
-
-class _Margin(Number):
-    """The largest allowed loss; the error message explains what to do if a run path was parsed as the value."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            float(value)
-        except ValueError:
-            self.fail(
-                f"{value!r} is not a number; put --fail-on-regression after the runs, or write --fail-on-regression=0",
-                param,
-                ctx,
-            )
-        return super().convert(value, param, ctx)
 
 
 @click.command(name="compare")
@@ -62,18 +46,15 @@ class _Margin(Number):
 )
 @click.option(
     "--fail-on-regression",
-    type=_Margin(0),
+    type=GateNumber(0, hint="put --fail-on-regression after the runs, or write --fail-on-regression=0"),
     is_flag=False,
-    flag_value=0.0,
-    metavar="[MARGIN]",
-    help="Exit with code 1 if a run is significantly worse than the baseline by more than MARGIN (default 0).",
+    flag_value="0",
+    multiple=True,
+    metavar="[[METRIC=]MARGIN]",
+    help="Exit with code 1 if a run is significantly worse than the baseline, in its score or in METRIC, by more than "
+    "MARGIN (default 0); may be repeated.",
 )
-@fail_under_option("the mean score of the last run")
-@click.option(
-    "--lower-bound",
-    is_flag=True,
-    help="With --fail-under: use the lower bound of the confidence interval instead of the mean.",
-)
+@fail_under_options("the mean score of the last run")
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Seed of the resampling.")
 @click.option(
     "--display", type=click.Choice(["rich", "plain"]), help="Table style; default: rich on a terminal, otherwise plain."
@@ -85,8 +66,8 @@ def command(
     policies: tuple[str, ...],
     log_dir: Path,
     output: Path | None,
-    fail_on_regression: float | None,
-    fail_under: tuple[Threshold, ...],
+    fail_on_regression: tuple[tuple[float, str | None], ...],
+    fail_under: tuple[tuple[float, str | None], ...],
     lower_bound: bool,
     seed: int,
     display: str | None,
@@ -103,17 +84,16 @@ def command(
       reward-kit compare
       reward-kit compare runs/before runs/after
       reward-kit compare runs/before runs/after -o compare.html --fail-on-regression 0.02
+      reward-kit compare runs/before runs/after --fail-on-regression --fail-on-regression state=0.05
       reward-kit compare runs/before runs/after --markdown >> "$GITHUB_STEP_SUMMARY"
       reward-kit compare runs/both --policy openai/small --policy openai/large
     """
-    if lower_bound and not fail_under:
-        raise click.UsageError("--lower-bound requires --fail-under")
+    minimums = thresholds(fail_under, lower_bound)
     if as_markdown and as_json:
         raise click.UsageError("use either --markdown or --json")
     comparison = compare(read_sides(runs or two_newest(log_dir), policies), seed)
-    gates = regression_gates(comparison, fail_on_regression) if fail_on_regression is not None else []
-    for least, metric, _ in fail_under:
-        gates.append(under_gate(comparison.sides[-1], least, metric=metric, by_lower_bound=lower_bound))
+    gates = [gate for margin, metric in fail_on_regression for gate in regression_gates(comparison, margin, metric)]
+    gates += [under_gate(comparison.sides[-1], minimum) for minimum in minimums]
     if as_json:
         echo_json({**to_json(comparison), "gates": [gate._asdict() for gate in gates]}, allow_nan=False)
     elif as_markdown:

@@ -76,35 +76,61 @@ class WholeNumber(click.IntRange):
     name = "integer"
 
 
-class GateThreshold(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
-    """The lowest mean score that passes, `X`, or the lowest mean of a metric, `METRIC=X`."""
+class GateNumber(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
+    """A number for the score, `X`, or for a metric, `METRIC=X`.
 
-    name = "threshold"
+    Args:
+        least: the lowest valid number; None for no limit.
+        hint: what to do if the value is not a number.
+    """
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Threshold:
-        """Return the threshold."""
-        from reward_kit.runs.summary import Threshold
+    name = "number"
 
-        if isinstance(value, Threshold):
+    def __init__(self, least: float | None = None, hint: str = "use METRIC=X, or X for the score") -> None:
+        self._number, self._hint = Number(least), hint
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, str | None]:
+        """Return the number and the name of the metric, which is None for the score."""
+        if isinstance(value, tuple):
             return value
         metric, separator, number = str(value).rpartition("=")
+        try:
+            float(number)
+        except ValueError:
+            self.fail(f"{number!r} is not a number; {self._hint}", param, ctx)
         if separator and not metric.strip():
-            self.fail(f"{value!r} has no metric name; use METRIC=X, or X for the score.", param, ctx)
-        return Threshold(Number().convert(number, param, ctx), metric.strip() or None)
+            self.fail(f"{value!r} has no metric name; {self._hint}", param, ctx)
+        return self._number.convert(number, param, ctx), metric.strip() or None
 
 
 # Options
 
 
-def fail_under_option(of: str) -> Callable[[Any], Any]:
-    """Return the repeatable option `--fail-under`."""
-    return click.option(
+def fail_under_options(of: str) -> Callable[[Any], Any]:
+    """Return a decorator that adds `--fail-under`, which may be repeated, and `--lower-bound`."""
+    fail_under = click.option(
         "--fail-under",
-        type=GateThreshold(),
+        type=GateNumber(),
         multiple=True,
         metavar="[METRIC=]X",
         help=f"Exit with code 1 if {of}, or the mean of METRIC, is below X; may be repeated.",
     )
+    lower_bound = click.option(
+        "--lower-bound",
+        is_flag=True,
+        help="With --fail-under: use the lower bound of the confidence interval instead of the mean.",
+    )
+    return lambda command: fail_under(lower_bound(command))
+
+
+def thresholds(fail_under: Iterable[tuple[float, str | None]], lower_bound: bool) -> tuple[Threshold, ...]:
+    """Return the thresholds set by `--fail-under` and `--lower-bound`."""
+    from reward_kit.runs.summary import Threshold
+
+    found = tuple(Threshold(least, metric, lower_bound) for least, metric in fail_under)
+    if lower_bound and not found:
+        raise click.UsageError("--lower-bound requires --fail-under")
+    return found
 
 
 def set_option(help: str, option: tuple[str, ...] = ("-T", "--set", "overrides")) -> Callable[[Any], Any]:

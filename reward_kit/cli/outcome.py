@@ -240,7 +240,8 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         unscored = missing - (ending.expected - len(outcome.rows))
         waiting = f", {unscored} of them unscored" if unscored > 0 else ""
         done = f"{len(outcome.rows)} of {ending.expected} episodes are complete"
-        note.print(f"Stopped ({control.stop_reason or 'failed'}): {done}{waiting}.")
+        idle = f", none of {', '.join(outcome.not_begun)}" if outcome.rows and outcome.not_begun else ""
+        note.print(f"Stopped ({control.stop_reason or 'failed'}): {done}{waiting}{idle}.")
     if cache := outcome.summary.get("cache"):
         calls = cache["hits"] + cache["misses"]
         note.print(f"{cache['hits']:,} of {pluralize(calls, 'model call')} answered from the cache {cache['path']}")

@@ -31,13 +31,14 @@ from reward_kit.cli.options import (
     cache_option,
     complete_policies,
     display_option,
-    fail_under_option,
+    fail_under_options,
     json_option,
     report_hidden_secrets,
     resume_options,
     sandbox_keys,
     sandbox_options,
     set_option,
+    thresholds,
 )
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.trust import require_trust_in_file, trust_option
@@ -72,7 +73,7 @@ _SECTIONS = {
     "Models and policies": ("models", "policies", "base_url", "record", "replay", "cache"),
     "Samples": ("rollouts", "limit", "sample_ids", "seed"),
     "Task, reward and sandbox": ("overrides", "sandbox", "trust"),
-    "Limits": ("max_concurrency", "max_cost", "fail_under", "fail_on_error"),
+    "Limits": ("max_concurrency", "max_cost", "fail_under", "lower_bound", "fail_on_error"),
     "Resume": ("resume", "only_failed", "force"),
     "Output": ("log_dir", "display", "as_json", "dry_run", "verbose"),
     "Engine": ("engine", "address", "engine_options"),
@@ -98,7 +99,7 @@ class RunOptions:
     sandbox: str | None
     max_concurrency: int
     max_cost: float | None
-    fail_under: tuple[Threshold, ...]
+    thresholds: tuple[Threshold, ...]
     fail_on_error: float | None
     log_dir: Path
     resume: str | None
@@ -148,7 +149,7 @@ class RunOptions:
     help="Maximum number of concurrent episodes.",
 )
 @click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop the run at a cost of X US dollars.")
-@fail_under_option("a mean score")
+@fail_under_options("a mean score")
 @click.option("--fail-on-error", type=Number(0), metavar="X", help="Stop if more than X episodes ended with an error.")
 @resume_options
 @click.option("--only-failed", is_flag=True, help="With --resume: rerun only the episodes that ended with an error.")
@@ -183,7 +184,7 @@ def command(**options: Any) -> None:
       reward-kit run task.yaml --policy expert --policy random
       reward-kit run --resume
     """
-    asked = RunOptions(**options)
+    asked = RunOptions(thresholds=thresholds(options.pop("fail_under"), options.pop("lower_bound")), **options)
     overrides = dict(parse_override(item) for item in asked.overrides)
     path, header, stored = None, None, set[str]()
     # Output of the user's code must not mix with the summary on standard output.
@@ -206,7 +207,7 @@ def command(**options: Any) -> None:
             task = load_task(args.task_path, args.overrides, stored=stored)
         finally:
             CURRENT_PROVIDER_SESSION.reset(token)
-        for threshold in asked.fail_under:
+        for threshold in asked.thresholds:
             if unknown := threshold.unknown_reward(task.definition):
                 raise ConfigError(f"--fail-under: {unknown}")
         if path is not None and header is not None:
@@ -232,7 +233,7 @@ def command(**options: Any) -> None:
     ending = Ending(
         title=f"{plan.definition.name}  ({pluralize(len(plan.samples), 'sample')} × {plan.rollouts})",
         expected=plan.total,
-        thresholds=asked.fail_under,
+        thresholds=asked.thresholds,
         as_json=asked.as_json,
         resume_command=["reward-kit", "run", "--resume", str(folder.path), *cache_arguments(asked.cache)],
     )

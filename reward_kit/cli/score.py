@@ -25,13 +25,14 @@ from reward_kit.cli.options import (
     complete_rewards,
     complete_runs,
     display_option,
-    fail_under_option,
+    fail_under_options,
     json_option,
     log_dir_option,
     run_or_newest,
     sandbox_keys,
     sandbox_options,
     set_option,
+    thresholds,
 )
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.trust import require_trust_in, trust_option
@@ -68,7 +69,7 @@ _SECTIONS = {
         *("reward", "options", "sandbox"),
         *("overrides", "pass_threshold", "trust", "cache"),
     ),
-    "Limits": ("fail_under",),
+    "Limits": ("fail_under", "lower_bound"),
     "Rescoring": ("output", "only_failed"),
     "Output": ("log_dir", "display", "as_json", "verbose"),
 }
@@ -84,7 +85,7 @@ class ScoreArgs:
     pass_threshold: float | None
     log_dir: Path
     cache: Path | None
-    fail_under: tuple[Threshold, ...]
+    thresholds: tuple[Threshold, ...]
     display: str | None
     as_json: bool
 
@@ -105,7 +106,7 @@ class ScoreArgs:
 @set_option("Set sandbox.KEY, limits.reward_time_s or redact, as in a task file.")
 @click.option("--pass-threshold", type=Number(), help="Lowest passing score; default: 1, or the run's threshold.")
 @trust_option
-@fail_under_option("a mean score")
+@fail_under_options("a mean score")
 @click.option(
     "-o",
     "--output",
@@ -137,7 +138,8 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
     changes = dict(parse_override(item) for item in options.pop("overrides"))
     changes |= {f"reward_options.{key}": value for key, value in reward_options.items()}
     changes |= sandbox_keys(options.pop("sandbox"))
-    args = ScoreArgs(options=reward_options, changes=changes, **options)
+    gates = thresholds(options.pop("fail_under"), options.pop("lower_bound"))
+    args = ScoreArgs(options=reward_options, changes=changes, thresholds=gates, **options)
     if data is None or data.is_dir():
         sys.exit(_score_run(run_or_newest(data, args.log_dir, except_for=output), args, output, only_failed))
     if output is not None or only_failed:
@@ -146,7 +148,7 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
         )
     ready = _load_reward(data_origin(data), args)
     scored = scoring_run(data, ready, args.reward, args.log_dir)
-    ending = Ending(scored.title, scored.plan.total, args.fail_under, args.as_json)
+    ending = Ending(scored.title, scored.plan.total, args.thresholds, args.as_json)
     sys.exit(
         run_into(scored.plan, scored.store, ending, display=args.display, traffic=_traffic(args), given=scored.episodes)
     )
@@ -204,7 +206,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     ending = Ending(
         title=f"{source.path.name}  scored again with {args.reward}",
         expected=plan.total,
-        thresholds=args.fail_under,
+        thresholds=args.thresholds,
         as_json=args.as_json,
         resume_command=[*again, "-o", str(folder.path)],
         further=lambda rows: {"changes": changes(rows).to_json()},

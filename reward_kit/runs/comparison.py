@@ -614,33 +614,57 @@ class Gate(NamedTuple):
     message: str
 
 
-def regression_gates(comparison: Comparison, margin: float) -> list[Gate]:
+def regression_gates(comparison: Comparison, margin: float, metric: str | None = None) -> list[Gate]:
     """Return a gate for each run except the baseline, which fails if the run is worse by more than `margin`.
 
-    A gate fails if the upper bound of the difference (run minus baseline, 95% interval) is below -`margin`, which
-    happens by chance in 2.5% of cases. The gate also fails without an interval, since the difference is unknown.
+    The gate checks the score or a metric. It fails if the upper bound of the difference (run minus baseline, 95%
+    interval) is below -`margin`, which happens by chance in 2.5% of cases. The gate also fails without an interval,
+    since the difference is unknown.
+
+    Raises:
+        ConfigError: If the baseline or a run does not have the metric.
     """
     gates = []
+    base, beyond = comparison.baseline.label, f" by more than {margin:g}" if margin else ""
     for difference in comparison.differences:
-        label, interval = difference.side.label, difference.figures.interval
-        base, beyond = comparison.baseline.label, f" by more than {margin:g}" if margin else ""
-        is_worse = interval.high is None or interval.high < -margin
-        if interval.high is None:
-            text = f"one common sample gives no interval, so it is unknown whether {label} is worse than {base}"
-        else:
-            text = f"{label} is {'' if is_worse else 'not shown to be '}worse than {base}{beyond}: the difference is "
-            text += f"{signed(interval.mean)}, and at most {signed(interval.high)}"
+        label, interval = difference.side.label, _difference_of(comparison.baseline, difference, metric)
+        what = f" in {metric!r}" if metric is not None else ""
+        if interval is None or interval.high is None:
+            text = f"one common sample gives no interval, so it is unknown whether {label} is worse than {base}{what}"
+            if interval is None:
+                text = f"no common sample has a value of {metric!r} in both {label} and {base}"
+            gates.append(Gate("fail-on-regression", label, True, text))
+            continue
+        is_worse = interval.high < -margin
+        text = f"{label} is {'' if is_worse else 'not shown to be '}worse than {base}{what}{beyond}: the difference is "
+        text += f"{signed(interval.mean)}, and at most {signed(interval.high)}"
         gates.append(Gate("fail-on-regression", label, is_worse, text))
     return gates
 
 
-def under_gate(side: Side, least: float, *, metric: str | None = None, by_lower_bound: bool = False) -> Gate:
-    """Return a gate that fails if the mean of a score or metric, or its lower bound, is below the threshold."""
-    threshold = Threshold(least, metric, by_lower_bound)
-    if unknown := threshold.unknown_metric([side.summary]):
-        return Gate("fail-under", side.label, True, f"{side.label}: {unknown}")
-    what, value = threshold.what, threshold.value(side.summary)
+def _difference_of(baseline: Side, difference: Difference, metric: str | None) -> Interval | None:
+    """Return the interval of the difference of the score or a metric; None if no sample has the metric in both runs."""
+    if metric is None:
+        return difference.figures.interval
+    for side in (baseline, difference.side):
+        _require_metric("--fail-on-regression", side, Threshold(0.0, metric))
+    return next(found.interval for found in difference.metrics if found.name == metric)
+
+
+def under_gate(side: Side, threshold: Threshold) -> Gate:
+    """Return a gate that fails if the mean of a score or metric, or its lower bound, is below the threshold.
+
+    Raises:
+        ConfigError: If the run does not have the metric.
+    """
+    _require_metric("--fail-under", side, threshold)
+    what, value, least = threshold.what, threshold.value(side.summary), threshold.least
     if value is None:
         return Gate("fail-under", side.label, True, f"the {what} of {side.label} is unknown")
     text = f"the {what} of {side.label} is {figure(value)}, {'below' if value < least else 'not below'} {least:g}"
     return Gate("fail-under", side.label, value < least, text)
+
+
+def _require_metric(option: str, side: Side, threshold: Threshold) -> None:
+    if unknown := threshold.unknown_metric([side.summary]):
+        raise ConfigError(f"{option}: {side.label}: {unknown}")

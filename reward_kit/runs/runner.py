@@ -99,6 +99,7 @@ class RunOutcome:
     policies: Sequence[PolicySummary]
     summary: Mapping[str, Any]
     missing: int
+    not_begun: Sequence[str]  # the policies without an episode
     credit: RunCredit | None
     credit_error: RewardKitError | None
     page: Path | None
@@ -191,6 +192,7 @@ async def run(
         policies=policies,
         summary={**summary, "credit": credit.section} if credit is not None else summary,
         missing=execution.count_incomplete(),
+        not_begun=sorted({named.label for named in plan.policies} - {summary.policy for summary in policies}),
         credit=credit,
         credit_error=credit_error,
         page=page,

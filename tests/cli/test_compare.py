@@ -97,6 +97,12 @@ class TestGates:
         [
             (["--fail-on-regression", "0.05"], 1, "worse than done by more than 0.05"),
             (["--fail-on-regression=0.06"], 0, "Gate passed: wrong is not shown to be worse than done by more than"),
+            (
+                ["--fail-on-regression", "--fail-on-regression", "exact=0"],
+                2,
+                "--fail-on-regression: done: unknown metric",
+            ),
+            (["--fail-under", "exact=0"], 2, "--fail-under: wrong: unknown metric 'exact'"),
             (["--fail-under", "0.1", "--fail-on-regression", "0.5"], 1, "the mean score of wrong is 0.000, below 0.1"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, list) else "",

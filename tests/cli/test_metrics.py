@@ -64,16 +64,21 @@ def test_metrics_are_means_over_the_episodes_that_have_them(project: Project) ->
         (["never=0"], 1, ["Gate failed: mean of 'never' is unknown for transcript, because no episode has a value"]),
         (["stat=0.5"], 1, ["Gate failed: unknown metric 'stat'; did you mean 'state'?"]),
         (["x=0.5"], 1, ["Gate failed: unknown metric 'x'; known: format, never, state"]),
+        (
+            ["state=0.5", "--lower-bound"],
+            1,
+            ["Gate failed: lower bound of the mean of 'state' below 0.5 for transcript"],
+        ),
         (["=0.5"], 2, ["has no metric name"]),
         (["state=nan"], 2, ["is not a finite number"]),
-        (["state=high"], 2, ["'high' is not a valid"]),
+        (["state=high"], 2, ["'high' is not a number; use METRIC=X"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
 def test_fail_under_gates_a_metric(project: Project, gates: list[str], code: int, messages: list[str]) -> None:
     rows = [{"id": str(n), "number": n, "messages": [{"role": "user", "content": "?"}]} for n in (0, 1, 3, 5, 4)]
     project.write_rows(rows)
-    arguments = [argument for gate in gates for argument in ("--fail-under", gate)]
+    arguments = [one for gate in gates for one in ([gate] if gate.startswith("--") else ["--fail-under", gate])]
     done = project.call("score", "rows.jsonl", "--reward", "reward.py:graded", "--sandbox", "in_process", *arguments)
     assert done.returncode == code, done.stderr
     for message in messages:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.runs.comparison import regression_gates, under_gate
+from reward_kit.runs.summary import Threshold
 from tests.runs.comparison.run_pairs import compared, make_run
 
 LOST = [-0.5, -0.25, -0.25, 0.0, -0.5, -0.25, -0.25, 0.0]
@@ -50,12 +51,12 @@ class TestUnder:
         side = compared(*pair(tmp_path, LOST)).sides[-1]
         assert side.summary.score is not None and side.summary.score.mean == 0.25
         assert side.summary.score.low == pytest.approx(0.111, abs=0.001)
-        assert [under_gate(side, least).failed for least in (0.25, 0.2500001)] == [False, True]
-        assert [under_gate(side, least, by_lower_bound=True).failed for least in (0.11, 0.12)] == [False, True]
+        assert [under_gate(side, Threshold(least)).failed for least in (0.25, 0.2500001)] == [False, True]
+        assert [under_gate(side, Threshold(least, None, True)).failed for least in (0.11, 0.12)] == [False, True]
 
     def test_unscored_or_unbounded_scores_fail_the_gate(self, tmp_path: Path) -> None:
         before, after = pair(tmp_path, [0.5])
         side = compared(before, after).sides[-1]
-        assert not under_gate(side, 0.9).failed
-        assert under_gate(side, -5.0, by_lower_bound=True).failed
-        assert "is unknown" in under_gate(side, -5.0, by_lower_bound=True).message
+        assert not under_gate(side, Threshold(0.9)).failed
+        gate = under_gate(side, Threshold(-5.0, by_lower_bound=True))
+        assert gate.failed and "is unknown" in gate.message

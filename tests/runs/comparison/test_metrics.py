@@ -10,8 +10,9 @@ import pytest
 
 from reward_kit.console import SafeConsole
 from reward_kit.errors import ConfigError
-from reward_kit.runs.comparison import to_json, under_gate
+from reward_kit.runs.comparison import regression_gates, to_json, under_gate
 from reward_kit.runs.comparison_table import comparison_markdown, comparison_table, metric_lines
+from reward_kit.runs.summary import Threshold
 from tests.runs.comparison.run_pairs import Scores, compared, make_run
 
 SCORES: Scores = {"a": [1.0, 1.0], "b": [0.0, 1.0], "c": [1.0, None]}
@@ -60,10 +61,36 @@ def test_runs_without_metrics_have_no_table_of_them(tmp_path: Path) -> None:
 def test_gate_checks_a_metric_of_the_run(tmp_path: Path) -> None:
     metrics: dict[str, Scores] = {"state": {"a": [0.5, 0.5], "b": [1.0, 0.0]}}
     side = compared(*(make_run(tmp_path / name, SCORES, metrics=metrics) for name in ("first", "second"))).sides[-1]
-    assert [under_gate(side, least, metric="state").failed for least in (0.5, 0.51)] == [False, True]
-    assert "the mean of 'state' of second is 0.500, below 0.51" in under_gate(side, 0.51, metric="state").message
-    unknown = under_gate(side, 0.0, metric="stat")
-    assert unknown.failed and unknown.message == "second: unknown metric 'stat'; did you mean 'state'?"
+    assert [under_gate(side, Threshold(least, "state")).failed for least in (0.5, 0.51)] == [False, True]
+    assert "the mean of 'state' of second is 0.500, below 0.51" in under_gate(side, Threshold(0.51, "state")).message
+    with pytest.raises(ConfigError, match="--fail-under: second: unknown metric 'stat'; did you"):
+        under_gate(side, Threshold(0.0, "stat"))
+
+
+def test_regression_gate_checks_a_metric(tmp_path: Path) -> None:
+    samples = [f"s{place}" for place in range(12)]
+    scores: Scores = {name: [0.5] for name in samples}
+    before, after = (
+        make_run(tmp_path / run, scores, metrics={"state": {name: [value] for name in samples}, run: scores})
+        for run, value in (("before", 0.75), ("after", 0.25))
+    )
+    comparison = compared(before, after)
+    assert [gate.failed for gate in regression_gates(comparison, 0.0)] == [False]
+    (gate,) = regression_gates(comparison, 0.1, "state")
+    assert gate.failed and "after is worse than before in 'state' by more than 0.1" in gate.message
+    (metric,) = comparison.differences[0].metrics
+    assert metric.interval is not None and (high := metric.interval.high) is not None
+    assert [gate.failed for gate in regression_gates(comparison, -high + 1e-9, "state")] == [False]
+    for missing in ("before", "after"):
+        with pytest.raises(ConfigError, match=f"unknown metric {missing!r}"):
+            regression_gates(comparison, 0.0, missing)
+
+
+def test_regression_gate_fails_if_no_sample_has_the_metric_in_both_runs(tmp_path: Path) -> None:
+    metrics: list[dict[str, Scores]] = [{"m": {"a": [0.5, 0.5]}}, {"m": {"b": [0.5, 0.5]}}]
+    runs = [make_run(tmp_path / str(place), SCORES, metrics=metric) for place, metric in enumerate(metrics)]
+    (gate,) = regression_gates(compared(*runs), 0.0, "m")
+    assert gate.failed and "no common sample has a value of 'm'" in gate.message
 
 
 def test_enormous_metric_is_rejected(tmp_path: Path) -> None:
