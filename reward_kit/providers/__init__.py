@@ -12,9 +12,9 @@ from reward_kit.lazy import lazy_modules
 if TYPE_CHECKING:
     from reward_kit.providers.cassette import Cassette as Cassette
     from reward_kit.providers.chat import ChatEndpoint as ChatEndpoint
-    from reward_kit.providers.chat import EncodedMessages as EncodedMessages
     from reward_kit.providers.completion import ChatCompletion as ChatCompletion
     from reward_kit.providers.completion import Usage as Usage
+    from reward_kit.providers.dialect import EncodedMessages as EncodedMessages
     from reward_kit.providers.keys import EndpointSettings as EndpointSettings
     from reward_kit.providers.keys import resolve_endpoint as resolve_endpoint
     from reward_kit.providers.prices import Price as Price
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "cassette": "Cassette",
-    "chat": "ChatEndpoint EncodedMessages",
+    "chat": "ChatEndpoint",
     "completion": "ChatCompletion Usage",
+    "dialect": "EncodedMessages",
     "keys": "EndpointSettings resolve_endpoint",
     "prices": "Price PriceTable load_prices",
     "request_queue": "Rates RetryPolicy",

@@ -1,7 +1,4 @@
-"""Chat completions from an OpenAI-compatible endpoint: encoding, sending, retrying, parsing and pricing.
-
-Each message of a conversation is encoded only once, and not again in every later turn.
-"""
+"""Chat completions from an endpoint: sending, retrying, parsing and pricing. Its dialect is in `dialect.py`."""
 
 from __future__ import annotations
 
@@ -12,13 +9,14 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from reward_kit.errors import ProviderError, did_you_mean
-from reward_kit.models import Message
-from reward_kit.providers.completion import ChatCompletion, RequestFacts, StreamedCompletion, read_completion
+from reward_kit.errors import ConfigError, ProviderError, did_you_mean
+from reward_kit.providers.completion import ChatCompletion, RequestFacts, read_completion
+from reward_kit.providers.dialect import Dialect
 from reward_kit.providers.faults import (
     ENDPOINT_ERRORS,
     AccessError,
@@ -36,68 +34,29 @@ from reward_kit.providers.transport import Transport, header_secrets
 if TYPE_CHECKING:
     from reward_kit.providers.response_cache import ResponseCache
 
-# Escaping all characters outside ASCII preserves lone surrogates, which UTF-8 cannot encode.
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
-
-class EncodedMessages:
-    """A conversation as JSON strings, one for each message.
-
-    Args:
-        to_chat: a function that converts a message to the format of the endpoint.
-    """
-
-    __slots__ = ("_encoded", "_messages", "_to_chat")
-
-    def __init__(self, to_chat: Callable[[Message], Mapping[str, Any]] = Message.to_chat) -> None:
-        self._to_chat = to_chat
-        self._messages: list[Message] = []
-        self._encoded: list[str] = []
-
-    def update(self, conversation: Sequence[Message]) -> None:
-        """Set the conversation. A message is encoded only if it is not the same object as before."""
-        known = 0
-        for old, new in zip(self._messages, conversation, strict=False):
-            if old is not new:
-                break
-            known += 1
-        new_messages = conversation[known:]
-        self._messages[known:] = new_messages
-        self._encoded[known:] = [encode_json(self._to_chat(message)) for message in new_messages]
-
-    def __len__(self) -> int:
-        return len(self._encoded)
-
-    def to_json(self) -> str:
-        """Return the conversation as a JSON array."""
-        return f"[{','.join(self._encoded)}]"
-
-
-def encode_json(value: Any) -> str:
-    """Encode a value as compact ASCII JSON.
-
-    Raises:
-        ProviderError: If the value cannot be converted to JSON.
-    """
-    try:
-        return _encode(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ProviderError(f"the request cannot be sent, because it cannot be converted to JSON: {error}") from error
-
-
-def encode_request(request: Mapping[str, Any]) -> bytes:
-    """Return the body for a request. Its `messages` may be an `EncodedMessages`."""
-    messages = request.get("messages")
-    if not isinstance(messages, EncodedMessages):
-        return encode_json(dict(request)).encode("ascii")
-    rest = encode_json({key: value for key, value in request.items() if key != "messages"})
-    comma = "," if len(rest) > 2 else ""
-    return f'{rest[:-1]}{comma}"messages":{messages.to_json()}}}'.encode("ascii")
-
-
 _log = logging.getLogger(__name__)
 _ADVICE_TIMEOUT_S = 2.0
 _MOST_NAMES = 8
+
+
+DIALECTS = {
+    "chat": "dialect:Dialect",
+    "responses": "responses:Responses",
+    "messages": "messages:Messages",
+}
+
+
+def dialect_of(api: str) -> Dialect:
+    """Return the dialect of an API.
+
+    Raises:
+        ConfigError: If the API is unknown.
+    """
+    if api not in DIALECTS:
+        raise ConfigError(f"api: unknown API {api!r}{did_you_mean(str(api), DIALECTS)}")
+    module, _, name = DIALECTS[api].partition(":")
+    dialect: Dialect = getattr(import_module(f"reward_kit.providers.{module}"), name)()
+    return dialect
 
 
 def _model_names(listed: Any) -> list[str]:
@@ -111,8 +70,8 @@ class ChatEndpoint:
     """An endpoint and its connections, which all of its users in a run share.
 
     Args:
-        base_url: the base URL, such as "http://127.0.0.1:8000/v1". "/chat/completions" is appended to its path.
-        api_key: the key to send as a bearer token. If None, no key is sent.
+        base_url: the base URL, such as "http://127.0.0.1:8000/v1". The path of the dialect is appended to its path.
+        api_key: the key to send. If None, no key is sent.
         idle_timeout_s: the time in seconds without a byte after which an attempt ends and is retried.
         total_timeout_s: the time in seconds after which an attempt ends and is not retried.
         retry: the retry policy.
@@ -125,6 +84,7 @@ class ChatEndpoint:
         rates: the rate limits that the user has set for each model.
         no_key: the reason why no key is sent. It is shown if the endpoint requires a key.
         headers: headers to send with each request. They replace headers with the same name, ignoring case.
+        dialect: the API of the endpoint. The default is chat completions.
     """
 
     def __init__(
@@ -143,16 +103,17 @@ class ChatEndpoint:
         rates: Rates | None = None,
         no_key: str = "",
         headers: Mapping[str, str] | None = None,
+        dialect: Dialect | None = None,
     ) -> None:
+        self.dialect = dialect or Dialect()
         self._no_key = no_key
         path, _, query = base_url.partition("?")
         self._base = path.rstrip("/")
-        self._url = f"{self._base}/chat/completions"
+        self._url = f"{self._base}{self.dialect.path}"
         self._answering: set[str] = set()  # the models with a completion so far
         self._advice: asyncio.Task[str] | None = None
         self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._headers |= self.dialect.headers(api_key) if api_key else {}
         own = {name.lower() for name in headers or ()}
         self._headers = {name: value for name, value in self._headers.items() if name.lower() not in own}
         self._headers.update(headers or {})
@@ -195,9 +156,7 @@ class ChatEndpoint:
             DeadlineError: If the request took too long. The message names the limit and says how to raise it.
             LimitError: If the conversation no longer fits the context of the model.
         """
-        if request.get("stream") and "stream_options" not in request:
-            request = {**request, "stream_options": {"include_usage": True}}
-        body = encode_request(request)
+        body = self.dialect.encode(request)
         facts = RequestFacts(self._url, str(request.get("model", "")), len(request.get("messages", ())), self._secrets)
         cassette = self._traffic.cassette if self._traffic is not None else None
         cache = self._traffic.cache if self._traffic is not None else None
@@ -235,6 +194,13 @@ class ChatEndpoint:
                 return f"; set base_url to {base}, which offers the models {', '.join(names[:_MOST_NAMES])}"
         return "; check base_url" if is_versioned else "; check base_url, which usually ends in /v1"
 
+    def _to_completion(self, answer: Any) -> Any:
+        try:
+            return self.dialect.to_completion(answer)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            shown = excerpt(json.dumps(answer, ensure_ascii=False), self._secrets)
+            raise ProviderError(f"{self._url} returned an answer in an unknown format: {shown}") from error
+
     async def aclose(self) -> None:
         """Close the connections. Call this once, when no requests are in flight."""
         await self._transport.aclose()
@@ -258,7 +224,7 @@ class ChatEndpoint:
         began = time.monotonic()
 
         async def attempt() -> tuple[Any, ChatCompletion]:
-            stream = StreamedCompletion(self._url, self._secrets) if request.get("stream") else None
+            stream = self.dialect.stream(self._url, self._secrets) if request.get("stream") else None
             try:
                 data = await self._transport.post(self._url, self._headers, body, stream.feed if stream else None)
             except AccessError as error:
@@ -273,7 +239,8 @@ class ChatEndpoint:
                 data = stream.result()
             if isinstance(data, Mapping) and data.get("error") and not data.get("choices"):
                 raise error_in_body(data["error"], self._url, self._secrets)
-            return data, read_completion(data, facts, self._prices)
+            value = self._to_completion(data)
+            return value, read_completion(value, facts, self._prices)
 
         queue, permit = self.queue(facts.model), None
         if queue is not None:

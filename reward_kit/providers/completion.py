@@ -27,6 +27,11 @@ from reward_kit.safe_input import (
     format_size,
 )
 
+PROVIDER_ITEMS = "provider_items"
+"""The key of a message for the items of an API that chat form cannot express, such as signed or encrypted reasoning.
+
+Its value maps the API to the list of items, which are sent back unchanged to the same API.
+"""
 _TOKEN_ID_PREFIX = "token_id:"  # vLLM writes tokens in this form with return_tokens_as_token_ids
 
 
@@ -130,6 +135,7 @@ def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
             tool_calls=calls or None,
             # vLLM and OpenRouter use `reasoning` for `reasoning_content`.
             reasoning_content=_clean(raw.get("reasoning_content") or raw.get("reasoning") or None),
+            **{key: raw[key] for key in (PROVIDER_ITEMS,) if key in raw},
         )
     except (ValidationError, AttributeError, KeyError, TypeError) as error:
         shown = excerpt(json.dumps(raw, ensure_ascii=False), facts.secrets)
@@ -224,10 +230,10 @@ class EventReader:
         return events
 
 
-class StreamedCompletion:
-    """Combines the chunks of a streamed completion into the JSON value of an answer without streaming.
+class EventStream:
+    """Reads the JSON events of a streamed answer, and bounds the memory that they need.
 
-    Error messages name the URL `where`, and the `secrets` in them are masked.
+    Error messages name the URL `where`, and the `secrets` in them are masked. Subclasses define `add` and `result`.
     """
 
     def __init__(self, where: str, secrets: Iterable[str] = ()) -> None:
@@ -238,16 +244,10 @@ class StreamedCompletion:
         # `_PIECE_BYTES`, Python's overhead per text.
         self._stream_left, self._bytes_left = MODEL_STREAM_BYTES, MODEL_ANSWER_BYTES
         self._values_left = MODEL_ANSWER_VALUES
-        self._top: dict[str, Any] = {}
-        self._choice: dict[str, Any] = {}
-        self._texts: dict[str, list[str]] = {}
-        self._calls: list[_CallParts] = []
-        self._logprobs: list[Any] = []
-        self._token_ids: list[Any] = []
         self._done = False
 
     def feed(self, chunk: bytes) -> bool:
-        """Process bytes of the stream, and return True after the end marker.
+        """Process bytes of the stream, and return True after the end of the answer.
 
         Raises:
             ProviderError: If the stream contains an error, an event that is not JSON, or more data than `safe_input`
@@ -266,55 +266,36 @@ class StreamedCompletion:
             raise too_large_error(self._where, error) from None
         return self._done
 
-    def result(self) -> dict[str, Any]:
-        """Return the completion as if it had not been streamed.
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Process an event."""
+        raise NotImplementedError
 
-        Raises:
-            TransientError: If the stream was interrupted.
-        """
-        if not self._done and self._choice.get("finish_reason") is None:
-            raise TransientError(f"{self._where} closed the stream early, without a finish_reason or {_DONE}")
-        if not self._choice:
-            return {**self._top, "choices": []}
-        message: dict[str, Any] = {key: "".join(parts) for key, parts in self._texts.items()}
-        if self._calls:
-            message["tool_calls"] = [call.to_json() for call in self._calls]
-        choice = {**self._choice, "message": message}
-        if self._logprobs:
-            choice["logprobs"] = {"content": self._logprobs}
-        if self._token_ids:
-            choice["token_ids"] = self._token_ids
-        return {**self._top, "choices": [choice]}
-
-    def _take(self, event: str) -> None:
-        check_values(event, MODEL_ANSWER_VALUES)
+    def _take(self, text: str) -> None:
+        check_values(text, MODEL_ANSWER_VALUES)
         try:
-            chunk = json.loads(event)
+            event = json.loads(text)
         except (ValueError, RecursionError):
-            chunk = None
-        if not isinstance(chunk, Mapping):
-            shown = excerpt(event, self._secrets)
+            event = None
+        if not isinstance(event, Mapping):
+            shown = excerpt(text, self._secrets)
             raise TransientError(f"{self._where} sent a stream event that is not a JSON object: {shown}")
-        if chunk.get("error"):
-            raise error_in_body(chunk["error"], self._where, self._secrets)
+        if event.get("error"):
+            raise error_in_body(event["error"], self._where, self._secrets)
         try:
-            for key in ("usage", "prompt_token_ids"):
-                if chunk.get(key):
-                    self._top[key] = chunk[key]
-            for choice in chunk.get("choices") or []:
-                if isinstance(choice, Mapping) and not choice.get("index"):
-                    self._add(choice)
-        except (AttributeError, TypeError) as error:
-            shown = excerpt(event, self._secrets)
+            self.add(event)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            shown = excerpt(text, self._secrets)
             raise ProviderError(f"{self._where} sent a stream event in an unknown format: {shown}") from error
 
-    def _keep_text(self, text: str) -> str:
+    def keep_text(self, text: str) -> str:
+        """Return a text that will be stored, after checking the limits."""
         self._bytes_left -= len(text) + _PIECE_BYTES
         if self._bytes_left < 0:
             raise TooLargeError(format_size(MODEL_ANSWER_BYTES))
         return text
 
-    def _keep_values(self, values: Any) -> list[Any]:
+    def keep_values(self, values: Any) -> list[Any]:
+        """Return a list of values that will be stored, after checking the limits."""
         if not isinstance(values, list):
             raise TypeError(f"expected a list, got {type_name(values)}")
         pending: list[Any] = [values]
@@ -327,14 +308,60 @@ class StreamedCompletion:
             raise TooLargeError(f"{MODEL_ANSWER_VALUES:,} JSON values")
         return values
 
+    def closed_early(self, missing: str) -> TransientError:
+        """Return the error for a stream that ended before the answer did."""
+        return TransientError(f"{self._where} closed the stream early, without {missing}")
+
+
+class StreamedCompletion(EventStream):
+    """Combines the chunks of a streamed completion into the JSON value of an answer without streaming."""
+
+    def __init__(self, where: str, secrets: Iterable[str] = ()) -> None:
+        super().__init__(where, secrets)
+        self._top: dict[str, Any] = {}
+        self._choice: dict[str, Any] = {}
+        self._texts: dict[str, list[str]] = {}
+        self._calls: list[_CallParts] = []
+        self._logprobs: list[Any] = []
+        self._token_ids: list[Any] = []
+
+    def result(self) -> dict[str, Any]:
+        """Return the completion as if it had not been streamed.
+
+        Raises:
+            TransientError: If the stream was interrupted.
+        """
+        if not self._done and self._choice.get("finish_reason") is None:
+            raise self.closed_early(f"a finish_reason or {_DONE}")
+        if not self._choice:
+            return {**self._top, "choices": []}
+        message: dict[str, Any] = {key: "".join(parts) for key, parts in self._texts.items()}
+        if self._calls:
+            message["tool_calls"] = [call.to_json() for call in self._calls]
+        choice = {**self._choice, "message": message}
+        if self._logprobs:
+            choice["logprobs"] = {"content": self._logprobs}
+        if self._token_ids:
+            choice["token_ids"] = self._token_ids
+        return {**self._top, "choices": [choice]}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Process a chunk of a completion."""
+        for key in ("usage", "prompt_token_ids"):
+            if event.get(key):
+                self._top[key] = event[key]
+        for choice in event.get("choices") or []:
+            if isinstance(choice, Mapping) and not choice.get("index"):
+                self._add(choice)
+
     def _add(self, choice: Mapping[str, Any]) -> None:
         self._choice["finish_reason"] = choice.get("finish_reason") or self._choice.get("finish_reason")
-        self._token_ids += self._keep_values(choice.get("token_ids") or [])
-        self._logprobs += self._keep_values((choice.get("logprobs") or {}).get("content") or [])
+        self._token_ids += self.keep_values(choice.get("token_ids") or [])
+        self._logprobs += self.keep_values((choice.get("logprobs") or {}).get("content") or [])
         delta = choice.get("delta") or {}
         for key in ("content", "refusal", "reasoning_content", "reasoning"):
             if delta.get(key) is not None:
-                self._texts.setdefault(key, []).append(self._keep_text(_text(delta[key])))
+                self._texts.setdefault(key, []).append(self.keep_text(_text(delta[key])))
         for call in delta.get("tool_calls") or []:
             # It belongs to a call by index, else by id, else to the latest call.
             index, call_id, function = call.get("index"), call.get("id"), call.get("function") or {}
@@ -353,10 +380,10 @@ class StreamedCompletion:
             name = _text(function.get("name") or "")
             # Some servers repeat the whole name in each delta; none is known to split it into equal pieces.
             if name and name != parts.name:
-                parts.name += self._keep_text(name)
+                parts.name += self.keep_text(name)
             if arguments := function.get("arguments"):
                 text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-                parts.arguments.append(self._keep_text(text))
+                parts.arguments.append(self.keep_text(text))
 
 
 @dataclass(slots=True)

@@ -35,6 +35,11 @@ _CONTEXT_TEXT = re.compile(
     r"exceeds the maximum number of tokens",
     re.IGNORECASE,
 )
+# Codes of OpenAI and types of Anthropic, which they send in a stream instead of a status.
+_TRANSIENT_CODES = {
+    **{"rate_limit_exceeded": 429, "server_error": 500},
+    **{"rate_limit_error": 429, "api_error": 500, "timeout_error": 504, "overloaded_error": 529},
+}
 _OVERLOADED = (429, 503, 529)
 _NO_ACCESS = (401, 402, 403)
 EXCERPT_CHARS = 200
@@ -149,9 +154,10 @@ def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> Provid
 
     Routers send such a body if the error occurs after they have begun to answer.
     """
-    code = error.get("code") if isinstance(error, Mapping) else None
+    code, kind = (error.get(key) for key in ("code", "type")) if isinstance(error, Mapping) else (None, None)
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
     message = f"{where} answered with an error instead of a completion: {text}"
+    code = next((_TRANSIENT_CODES[one] for one in (code, kind) if one in _TRANSIENT_CODES), code)
     is_transient = isinstance(code, int) and code in RETRIED_STATUSES
     return TransientError(message, status=code) if is_transient else ProviderError(message)
 

@@ -21,7 +21,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from reward_kit.errors import ConfigError
@@ -31,6 +31,36 @@ OPENAI_KEY = "OPENAI_API_KEY"
 OPENAI_URL = "OPENAI_BASE_URL"
 ORIGINS_VARIABLE = "REWARD_KIT_KEY_ORIGINS"
 """The environment variable that allows further variables and origins: `MY_KEY=https://llm.example OTHER_KEY=…`."""
+
+
+class Preset(NamedTuple):
+    """The endpoint and options for a provider that is named in `--model PROVIDER/NAME`.
+
+    Attributes:
+        base_url: the base URL. None for OPENAI_BASE_URL or, if it is not set, OpenAI.
+        api_key_env: the variable that contains the key. If it is "", no key is sent.
+        options: other options of the policy.
+    """
+
+    base_url: str | None
+    api_key_env: str | None
+    options: Mapping[str, Any] = {}
+
+
+PRESETS: Mapping[str, Preset] = {
+    "openai": Preset(None, None),
+    "responses": Preset(None, None, {"api": "responses"}),
+    "anthropic": Preset("https://api.anthropic.com/v1", "ANTHROPIC_API_KEY", {"api": "messages"}),
+    # Their OpenAI-compatible endpoints reject `seed`.
+    "gemini": Preset("https://generativelanguage.googleapis.com/v1beta/openai", "GEMINI_API_KEY", {"send_seed": False}),
+    "mistral": Preset("https://api.mistral.ai/v1", "MISTRAL_API_KEY", {"send_seed": False}),
+    "openrouter": Preset("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
+    "vllm": Preset("http://127.0.0.1:8000/v1", ""),
+    "sglang": Preset("http://127.0.0.1:30000/v1", ""),
+    "llama.cpp": Preset("http://127.0.0.1:8080/v1", ""),
+    "ollama": Preset("http://127.0.0.1:11434/v1", ""),
+}
+"""The providers of models, by the name in `--model PROVIDER/NAME` and in `policy.type`."""
 PROVIDERS: Mapping[str, str] = {
     "ANTHROPIC_API_KEY": "https://api.anthropic.com",
     "CEREBRAS_API_KEY": "https://api.cerebras.ai",

@@ -22,6 +22,7 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, ProviderError, type_name
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.notebook_html import code, details, line, root, strong, table
+from reward_kit.providers.keys import PRESETS
 from reward_kit.providers.response_cache import ResponseCache
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.finished import FinishedRun
@@ -471,8 +472,8 @@ def _read(
         values["policy"] = dict(policy)
     elif isinstance(policy, str):
         provider, separator, model = policy.partition("/")
-        is_model = bool(separator) and provider == "openai"
-        values["policy"] = {"type": "openai", "model": model} if is_model else {"type": policy}
+        is_model = bool(separator) and provider in PRESETS
+        values["policy"] = {"type": provider, "model": model} if is_model else {"type": policy}
     elif policy is not None and not is_policy_object(policy):
         raise ConfigError(f"policy: expected an AgentPolicy, a name or a dict of keys, got {type_name(policy)}")
     given = policy if is_policy_object(policy) else None

@@ -24,6 +24,7 @@ from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
+from reward_kit.providers.keys import PRESETS
 from reward_kit.reward_agent.named_rewards import each_call
 from reward_kit.reward_agent.scoring import Reward
 from reward_kit.runs.inputs import copy_inputs
@@ -39,10 +40,9 @@ if TYPE_CHECKING:
     from reward_kit.providers.session import ProviderSession
 
 
-_PROVIDERS = ("openai",)
 _OF_POLICY = re.compile(r"policy\.(\w+)")
 _PACKAGE = "reward_kit."
-_ASK_AN_ENDPOINT = {"openai", "own_agent"}
+_ASK_AN_ENDPOINT = {*PRESETS, "own_agent"}
 _NO_USERS = {
     "expert": "it queries the environment, which a simulated user cannot see",
     "random": "it calls tools, which a simulated user does not have",
@@ -195,7 +195,7 @@ def plan_run(
     if live and not is_named and args.base_url is not None:
         raise ConfigError("base_url is for models, but this run has none; pass models='openai/NAME'")
     in_file = task.definition.policy
-    if not needs_policy and in_file is not None and in_file.type in _PROVIDERS and not in_file.options().get("model"):
+    if not needs_policy and in_file is not None and in_file.type in PRESETS and not in_file.options().get("model"):
         # The run names the model (--model): only check the other keys.
         make_policies(task, replace(args, models=(f"{in_file.type}/MODEL",)), traffic)
         is_named = False
@@ -292,8 +292,8 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
 
     for model in args.models:
         provider, separator, name = model.partition("/")
-        if not separator or not name or provider not in _PROVIDERS:
-            near = did_you_mean(provider, _PROVIDERS) if separator else ""
+        if not separator or not name or provider not in PRESETS:
+            near = did_you_mean(provider, PRESETS) if separator else ""
             wanted = "openai/NAME" if separator or not model else f"openai/{model}"
             raise ConfigError(
                 f"--model {model!r}: write {wanted}{near if near.endswith('?') else ''}, for OpenAI or, with "
@@ -312,7 +312,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
         if in_file.type == "replay" and isinstance(options.get("run"), str):
             add_replays(task.folder / options["run"], options)
         else:
-            label = f"openai/{options.get('model')}" if in_file.type == "openai" else in_file.type
+            label = f"{in_file.type}/{options.get('model')}" if in_file.type in PRESETS else in_file.type
             choices.append((label, in_file.type, options))
     if not choices:
         in_python = "policy=MyPolicy to Task, or models='openai/NAME' to its run"
@@ -445,7 +445,7 @@ def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> Simul
     try:
         if block.type in _NO_USERS:
             raise ConfigError(f"the policy {block.type!r} cannot be a user: {_NO_USERS[block.type]}")
-        if block.type == "openai" and not block.instructions:
+        if block.type in PRESETS and not block.instructions:
             raise ConfigError("a model needs instructions to act as the user; set user.instructions")
         if block.type == "scripted":
             replies = options.get("replies")

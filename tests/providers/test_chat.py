@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from reward_kit.errors import ProviderError
 from reward_kit.models import Message
 from reward_kit.providers import ChatEndpoint, EncodedMessages, Price, PriceTable, Usage
-from reward_kit.providers.chat import encode_request
 from reward_kit.providers.completion import EventReader, StreamedCompletion
+from reward_kit.providers.dialect import Dialect
 from tests.chat_server import USAGE, ChatServer, answer, events, raw, tool_calls
 
 REQUEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -218,8 +218,8 @@ def test_encoded_messages_equal_json_dump(texts):
         encoded.update(conversation[:end])
     assert len(encoded) == len(texts)
     expected = {"model": "m", "messages": [message.to_chat() for message in conversation]}
-    assert json.loads(encode_request({"model": "m", "messages": encoded})) == expected
-    assert json.loads(encode_request({"messages": encoded})) == {"messages": expected["messages"]}
+    assert json.loads(Dialect().encode({"model": "m", "messages": encoded})) == expected
+    assert json.loads(Dialect().encode({"messages": encoded})) == {"messages": expected["messages"]}
 
 
 def test_only_new_and_rewritten_messages_are_encoded():
@@ -230,10 +230,10 @@ def test_only_new_and_rewritten_messages_are_encoded():
         return message.to_chat()
 
     a, b, c, d = (Message(role="user", content=text) for text in "abcd")
-    encoded = EncodedMessages(to_chat)
+    encoded = EncodedMessages(to_chat=to_chat)
     encoded.update([a, b])
     encoded.update([a, b, c])
     assert seen == ["a", "b", "c"]
     encoded.update([a, d])
     assert seen == ["a", "b", "c", "d"]
-    assert [message["content"] for message in json.loads(encoded.to_json())] == ["a", "d"]
+    assert [message["content"] for message in map(json.loads, encoded.encoded)] == ["a", "d"]

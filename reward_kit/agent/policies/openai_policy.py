@@ -14,9 +14,10 @@ from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, Polic
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, ProviderError, type_name
 from reward_kit.models import Message
-from reward_kit.providers.chat import ChatEndpoint, EncodedMessages, encode_json
+from reward_kit.providers.chat import ChatEndpoint, dialect_of
 from reward_kit.providers.client_transport import ClientTransport, http_sender, openai_sender
 from reward_kit.providers.completion import ChatCompletion
+from reward_kit.providers.dialect import EncodedMessages, encode_json
 from reward_kit.providers.keys import EndpointSettings
 from reward_kit.providers.prices import load_prices
 from reward_kit.providers.request_queue import Rates, RetryPolicy
@@ -54,6 +55,8 @@ class OpenAIAgentPolicy(AgentPolicy):
         stream: True to stream the answers, so that `idle_timeout_s` does not end a long answer.
         send_seed: True to send the seed of the episode (modulo 2**31) with each request.
         send_reasoning: True to send earlier `reasoning_content` back. Some endpoints require it, others reject it.
+        api: the API of the endpoint: "chat" for chat completions, "responses" for OpenAI's Responses, or "messages" for
+            Anthropic's Messages.
         extra_body: additional keys for the body of each request, such as `return_token_ids` or `max_completion_tokens`.
         idle_timeout_s: the number of seconds without a byte after which an attempt ends and is retried. With `stream`,
             the default is 60. Without it, only the total timeout applies, because no byte arrives before the answer is
@@ -94,6 +97,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         send_seed: bool = True,
         send_reasoning: bool = False,
         parallel_tool_calls: bool | None = None,
+        api: str = "chat",
         extra_body: Mapping[str, Any] | None = None,
         idle_timeout_s: float | None = None,
         total_timeout_s: float = 600.0,
@@ -147,6 +151,9 @@ class OpenAIAgentPolicy(AgentPolicy):
                     raise ConfigError("trust_env: http_client defines this setting; set it on the client")
                 send = http_sender(http_client, settings.base_url.partition("?")[2])
                 transport = ClientTransport(send, idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
+        dialect = dialect_of(api)
+        if logprobs and not dialect.has_logprobs:
+            raise ConfigError(f"logprobs: the API {api!r} does not return log-probabilities; omit the option")
         self._prices = load_prices(price_file) if price_file is not None else None
         self._endpoint = ChatEndpoint(
             settings.base_url,
@@ -161,6 +168,7 @@ class OpenAIAgentPolicy(AgentPolicy):
             no_key=settings.no_key,
             headers=default_headers,
             transport=transport,
+            dialect=dialect,
         )
         self._endpoint.queue(model)  # reject two policies with different rates before the run
 
@@ -212,7 +220,8 @@ class _ChatSession(AgentPolicy):
         self._request = policy._request if seed is None else {**policy._request, "seed": seed}
         self._parallel_tool_calls = policy._parallel_tool_calls
         self._messages = EncodedMessages(
-            Message.to_chat if policy._send_reasoning else lambda message: _without_reasoning(message.to_chat())
+            policy._endpoint.dialect,
+            Message.to_chat if policy._send_reasoning else lambda message: _without_reasoning(message.to_chat()),
         )
 
     async def get_action(

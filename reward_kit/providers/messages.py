@@ -1,0 +1,210 @@
+"""Anthropic's Messages API. Thinking blocks are kept with their signatures and sent back unchanged."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from reward_kit.providers.completion import PROVIDER_ITEMS, EventStream
+from reward_kit.providers.dialect import AnswerStream, Dialect, encode_json, items_of, text_parts
+
+API = "messages"
+VERSION = "2023-06-01"
+MAX_TOKENS = 8192
+"""The `max_tokens` of a request that sets none; the API requires it."""
+_NOT_SENT = (
+    *("seed", "stream_options", "logprobs", "top_logprobs", "n", "tools", "tool_choice", "parallel_tool_calls"),
+    *("stop", "max_completion_tokens"),
+)
+_DATA_URL = re.compile(r"data:(?P<type>[\w/+.-]+);base64,")
+_FINISH_REASONS = {
+    **{"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "refusal": "content_filter"},
+    **{"max_tokens": "length", "model_context_window_exceeded": "length"},
+}
+_DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+
+
+class Messages(Dialect):
+    """The Messages API: https://docs.claude.com/en/api/messages."""
+
+    path = "/messages"
+    has_logprobs = False
+
+    def headers(self, api_key: str) -> dict[str, str]:
+        """Return the headers that contain the key and the version of the API."""
+        return {"x-api-key": api_key, "anthropic-version": VERSION}
+
+    def encode_message(self, message: Mapping[str, Any]) -> str:
+        """Return the role and the blocks of a message as `ROLE BLOCK,BLOCK`; `join_messages` joins equal roles."""
+        role = message["role"]
+        if role in ("system", "developer"):
+            kind, blocks = "system", [_to_block(part) for part in text_parts(message.get("content"))]
+        elif role == "assistant":
+            kind, blocks = role, items_of(message, API) or _assistant_blocks(message)
+        else:
+            kind, blocks = "user", [_to_block(part) for part in text_parts(message.get("content"))]
+        if role == "tool":
+            blocks = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": blocks}]
+        return f"{kind} {','.join(map(encode_json, blocks))}"
+
+    def join_messages(self, encoded: Sequence[str]) -> dict[str, str]:
+        """Return the keys `system` and `messages`. A system message after the first other message has the role user."""
+        system: list[str] = []
+        turns: list[tuple[str, list[str]]] = []
+        for kind, _, blocks in (text.partition(" ") for text in encoded):
+            if not blocks:
+                continue
+            if kind == "system" and not turns:
+                system.append(blocks)
+                continue
+            role = "assistant" if kind == "assistant" else "user"
+            if not turns or turns[-1][0] != role:
+                turns.append((role, []))
+            turns[-1][1].append(blocks)
+        messages = ",".join(f'{{"role":"{role}","content":[{",".join(blocks)}]}}' for role, blocks in turns)
+        return {**({"system": f"[{','.join(system)}]"} if system else {}), "messages": f"[{messages}]"}
+
+    def to_body(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the body without the conversation. Keys that the API does not have, such as `seed`, are not sent."""
+        body = {key: value for key, value in request.items() if key not in _NOT_SENT}
+        body["max_tokens"] = request.get("max_completion_tokens") or request.get("max_tokens") or MAX_TOKENS
+        if stop := request.get("stop"):
+            body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+        if tools := request.get("tools"):
+            body["tools"] = [_to_tool(tool["function"]) for tool in tools]
+            if (choice := _to_choice(request.get("tool_choice"), request.get("parallel_tool_calls"))) is not None:
+                body["tool_choice"] = choice
+        return body
+
+    def stream(self, where: str, secrets: Iterable[str]) -> AnswerStream:
+        """Return the parser for a streamed answer."""
+        return _MessageStream(where, secrets)
+
+    def to_completion(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message as a chat completion. Blocks that are more than text and calls are kept."""
+        blocks = answer["content"]
+        texts = [block["text"] for block in blocks if block["type"] == "text"]
+        thinking = [block["thinking"] for block in blocks if block["type"] == "thinking"]
+        calls = [
+            {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": block["input"]}}
+            for block in blocks
+            if block["type"] == "tool_use"
+        ]
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
+        message |= {"tool_calls": calls} if calls else {}
+        message |= {"reasoning_content": "\n\n".join(filter(None, thinking)) or None} if thinking else {}
+        if any(block["type"] not in ("text", "tool_use") for block in blocks):
+            message[PROVIDER_ITEMS] = {API: [*map(_with_object_input, blocks)]}
+        reason = answer.get("stop_reason")
+        choice = {"message": message, "finish_reason": _FINISH_REASONS.get(str(reason), reason)}
+        return {"choices": [choice], **({"usage": _usage(answer["usage"])} if answer.get("usage") else {})}
+
+
+class _MessageStream(EventStream):
+    """Combines the events of a streamed message."""
+
+    def __init__(self, where: str, secrets: Iterable[str]) -> None:
+        super().__init__(where, secrets)
+        self._message: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._pieces: dict[tuple[int, str], list[str]] = {}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Process an event. Unknown types are skipped, as the API requires."""
+        kind = event["type"]
+        if kind == "message_start":
+            self._message = dict(event["message"])
+        elif kind == "content_block_start":
+            self._blocks[event["index"]] = dict(self.keep_values([event["content_block"]])[0])
+        elif kind == "content_block_delta":
+            delta = event["delta"]
+            key = _DELTAS.get(delta["type"], "partial_json" if delta["type"] == "input_json_delta" else "")
+            if key:
+                self._pieces.setdefault((event["index"], key), []).append(self.keep_text(delta[key]))
+        elif kind == "message_delta":
+            self._message |= event["delta"]
+            self._message["usage"] = {**(self._message.get("usage") or {}), **(event.get("usage") or {})}
+        elif kind == "message_stop":
+            self._done = True
+
+    def result(self) -> Any:
+        """Return the message.
+
+        Raises:
+            TransientError: If the stream was interrupted.
+        """
+        if not self._done:
+            raise self.closed_early("message_stop")
+        for (index, key), pieces in self._pieces.items():
+            block = self._blocks[index]
+            if key == "partial_json":
+                block["input"] = _parsed("".join(pieces))
+            else:
+                block[key] = block.get(key, "") + "".join(pieces)
+        return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
+
+
+def _assistant_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    blocks = [_to_block(part) for part in text_parts(message.get("content"))]
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
+        blocks.append(_with_object_input({**block, "input": _parsed(function["arguments"])}))
+    return blocks
+
+
+def _parsed(arguments: str) -> Any:
+    """Return the JSON value of arguments, or the arguments if they are not JSON. No arguments are an empty object."""
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _with_object_input(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a block whose `input`, if any, is an object, as the API requires."""
+    if isinstance(block.get("input", {}), dict):
+        return dict(block)
+    return {**block, "input": {"invalid_arguments": block["input"]}}
+
+
+def _to_block(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a content part as a block."""
+    if part.get("type") != "image_url":
+        return dict(part)
+    url = part["image_url"]["url"]
+    if match := _DATA_URL.match(url):
+        return {
+            "type": "image",
+            "source": {"type": "base64", "media_type": match["type"], "data": url[match.end() :]},
+        }
+    return {"type": "image", "source": {"type": "url", "url": url}}
+
+
+def _to_tool(function: Mapping[str, Any]) -> dict[str, Any]:
+    tool = {"name": function["name"], "description": function.get("description")}
+    schema = function.get("parameters") or {"type": "object", "properties": {}}
+    return {key: value for key, value in tool.items() if value} | {"input_schema": schema}
+
+
+def _to_choice(choice: Any, parallel: bool | None) -> dict[str, Any] | None:
+    if choice == "none":
+        return {"type": "none"}
+    chosen = {"type": "any" if choice == "required" else "auto"}
+    if isinstance(choice, Mapping):
+        chosen = {"type": "tool", "name": choice["function"]["name"]}
+    if parallel is False:
+        return {**chosen, "disable_parallel_tool_use": True}
+    return None if choice is None else chosen
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the usage. `input_tokens` excludes the tokens that were read from or written to the cache."""
+    read, written = (usage.get(f"cache_{key}_input_tokens") or 0 for key in ("read", "creation"))
+    return {
+        "prompt_tokens": usage["input_tokens"] + read + written,
+        "completion_tokens": usage["output_tokens"],
+        "prompt_tokens_details": {"cached_tokens": read},
+    }
