@@ -72,6 +72,13 @@ class ToolCall(BaseModel):
         return {"id": self.id, "type": self.type, "function": named}
 
 
+PROVIDER_ITEMS = "provider_items"
+"""The key of a message for items of an API that chat form cannot express, such as signed or encrypted reasoning.
+
+Its value maps the API to the list of all items of the message. They are sent back unchanged to the same API.
+"""
+
+
 class Message(BaseModel):
     """A message of a conversation, in OpenAI chat form.
 

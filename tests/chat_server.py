@@ -1,4 +1,5 @@
-"""A scripted OpenAI-compatible server for tests, which simulates faults and records requests.
+"""A scripted server for tests that speaks chat completions, Responses and Messages, simulates faults, and records
+requests.
 
     async with ChatServer([status(429, {"Retry-After": "0"}), answer("42")]) as server:
         ...  # an endpoint at server.base_url; afterwards server.requests
@@ -32,7 +33,7 @@ class Received:
 
 
 class ChatServer:
-    """A server of `/v1/chat/completions` on 127.0.0.1 in the running loop, by default on a free port."""
+    """A server of the three APIs below `/v1` on 127.0.0.1 in the running loop, by default on a free port."""
 
     def __init__(self, script: Script, port: int = 0, models: Sequence[str] = ()) -> None:
         self._script = script
@@ -44,7 +45,8 @@ class ChatServer:
 
     async def __aenter__(self) -> ChatServer:
         app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._handle)
+        for path in ("chat/completions", "responses", "messages"):
+            app.router.add_post(f"/v1/{path}", self._handle)
         if self._models:
             app.router.add_get("/v1/models", self._list_models)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -110,9 +112,106 @@ def answer(
         completion["usage"] = usage
 
     async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        return await _stream(request, completion) if body.get("stream") else web.json_response(completion)
+        is_streamed = bool(body.get("stream"))
+        if request.path != "/v1/chat/completions":
+            is_responses = request.path == "/v1/responses"
+            value = to_response(completion) if is_responses else to_message(completion)
+            if not is_streamed:
+                return web.json_response(value)
+            stream = response_events(value) if is_responses else message_events(value)
+            return await _send_events(request, stream, done=False)
+        return await _stream(request, completion) if is_streamed else web.json_response(completion)
 
     return behave
+
+
+def to_response(completion: dict[str, Any]) -> dict[str, Any]:
+    """Return a completion as a response of OpenAI. `message["items"]` are items before those of the message."""
+    choice = completion["choices"][0]
+    message, usage = choice["message"], completion.get("usage")
+    output = list(message.get("items") or [])
+    if message["content"] is not None:
+        entries = (choice.get("logprobs") or {}).get("content") or []
+        part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": entries}
+        output.append({"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]})
+    for n, call in enumerate(message.get("tool_calls") or []):
+        ids = {"id": f"fc_{n}", "call_id": call.get("id"), "status": "completed"}
+        output.append({"type": "function_call", **ids, **call["function"]})
+    is_cut = choice["finish_reason"] == "length"
+    response: dict[str, Any] = {
+        **{"id": "resp_1", "object": "response", "created_at": 0, "model": "m", "output": output, "tools": []},
+        **{"parallel_tool_calls": True, "tool_choice": "auto", "error": None, "metadata": {}, "instructions": None},
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+    }
+    if usage is not None:
+        response["usage"] = {
+            "input_tokens": usage["prompt_tokens"],
+            "output_tokens": usage["completion_tokens"],
+            "total_tokens": usage["prompt_tokens"] + usage["completion_tokens"],
+            "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 0}
+            | usage.get("prompt_tokens_details", {}),
+            "output_tokens_details": {"reasoning_tokens": 0} | usage.get("completion_tokens_details", {}),
+        }
+    return response
+
+
+def response_events(response: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the events of a streamed response."""
+    begun = {**response, "output": [], "status": "in_progress", "usage": None}
+    found: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
+    for n, item in enumerate(response["output"]):
+        found.append({"type": "response.output_item.added", "output_index": n, "item": item})
+        for piece in _pieces(item.get("arguments") or ""):
+            found.append({"type": "response.function_call_arguments.delta", "output_index": n, "delta": piece})
+        for part in item.get("content") or [] if item["type"] == "message" else []:
+            for piece in _pieces(part.get("text", "")):
+                found.append({"type": "response.output_text.delta", "output_index": n, "delta": piece})
+        found.append({"type": "response.output_item.done", "output_index": n, "item": item})
+    found.append({"type": f"response.{response['status']}", "response": response})
+    return [{**event, "sequence_number": n} for n, event in enumerate(found)]
+
+
+def to_message(completion: dict[str, Any]) -> dict[str, Any]:
+    """Return a completion as a message of Anthropic. `message["items"]` are blocks before those of the message."""
+    choice = completion["choices"][0]
+    message, usage = choice["message"], completion.get("usage") or {"prompt_tokens": 0, "completion_tokens": 0}
+    content = list(message.get("items") or [])
+    if message["content"]:
+        content.append({"type": "text", "text": message["content"], "citations": None})
+    for call in message.get("tool_calls") or []:
+        value = json.loads(call["function"]["arguments"])
+        content.append({"type": "tool_use", "id": call.get("id"), "name": call["function"]["name"], "input": value})
+    cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+    counts = {"input_tokens": usage["prompt_tokens"] - cached, "output_tokens": usage["completion_tokens"]}
+    reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+    return {
+        **{"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": content},
+        **{"stop_reason": reasons[choice["finish_reason"]], "stop_sequence": None},
+        "usage": {**counts, "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0},
+    }
+
+
+def message_events(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the events of a streamed message."""
+    begun = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 1}}
+    found: list[dict[str, Any]] = [{"type": "message_start", "message": begun}, {"type": "ping"}]
+    for n, block in enumerate(message["content"]):
+        deltas = [{"type": "text_delta", "text": piece} for piece in _pieces(block.get("text", ""))]
+        deltas += [{"type": "thinking_delta", "thinking": piece} for piece in _pieces(block.get("thinking", ""))]
+        if "signature" in block:
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        if "input" in block:
+            text = json.dumps(block["input"]) if block["input"] else ""
+            deltas += [{"type": "input_json_delta", "partial_json": piece} for piece in ["", *_pieces(text)]]
+        empty = {"text": "", "thinking": "", "signature": "", "input": {}}
+        start = {key: empty.get(key, value) for key, value in block.items()}
+        found.append({"type": "content_block_start", "index": n, "content_block": start})
+        found += [{"type": "content_block_delta", "index": n, "delta": delta} for delta in deltas]
+        found.append({"type": "content_block_stop", "index": n})
+    end = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    usage = {"output_tokens": message["usage"]["output_tokens"]}
+    return [*found, {"type": "message_delta", "delta": end, "usage": usage}, {"type": "message_stop"}]
 
 
 def tool_calls(calls: Sequence[tuple[str, Any]], text: str | None = None, **rest: Any) -> Behavior:

@@ -20,7 +20,7 @@ from reward_kit.agent.message_actions import (
 from reward_kit.agent.policy_interface import Action, get_tool_calls
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import type_name
-from reward_kit.models import FunctionCall, Message, ToolCall
+from reward_kit.models import PROVIDER_ITEMS, FunctionCall, Message, ToolCall
 
 
 def assistant_message(action: Action, step: int) -> Message:
@@ -35,6 +35,8 @@ def assistant_message(action: Action, step: int) -> Message:
         message.tool_calls = calls
     if action.get("reasoning_content"):
         message.reasoning_content = action["reasoning_content"]
+    if PROVIDER_ITEMS in action:
+        message = message.model_copy(update={PROVIDER_ITEMS: action[PROVIDER_ITEMS]})
     return message
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from reward_kit.models import Message
+from reward_kit.models import PROVIDER_ITEMS, Message
 from reward_kit.safe_input import parse_json
 
 MAX_NESTING = 100
@@ -27,7 +27,10 @@ def parse_action(message: Message) -> dict[str, Any]:
     joined.
     """
     calls = [RawToolCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]
-    return action_from_parts(message.text, calls, message.reasoning_content)
+    action = action_from_parts(message.text, calls, message.reasoning_content)
+    if items := (message.model_extra or {}).get(PROVIDER_ITEMS):
+        action[PROVIDER_ITEMS] = items
+    return action
 
 
 def action_from_parts(text: str, raw_calls: Sequence[RawToolCall], reasoning: str | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import pydantic
 from reward_kit.agent.message_actions import parse_action
 from reward_kit.environments.base import ForkableResource, ToolSpec
 from reward_kit.errors import PolicyError, ProviderError, RewardKitError, boundary, type_name
-from reward_kit.models import Message
+from reward_kit.models import PROVIDER_ITEMS, Message
 from reward_kit.providers.faults import AccessError, TransientError, client_errors
 from reward_kit.providers.request_queue import RetryPolicy, with_retries
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION
@@ -309,6 +309,8 @@ def check_output(output: object) -> PolicyOutput:
     for key in ("content", "reasoning_content"):
         if not isinstance(action.get(key), str | None):
             raise PolicyError(f"{key!r} of an action must be a string or None, got {action[key]!r}")
+    if not isinstance(action.get(PROVIDER_ITEMS, {}), dict):
+        raise PolicyError(f"{PROVIDER_ITEMS!r} of an action must be a dict, got {action[PROVIDER_ITEMS]!r}")
     if kind == "tool_calls" and not (isinstance(action.get("calls"), list | tuple) and action["calls"]):
         raise PolicyError(f"a tool_calls action needs 'calls', a list of at least one call, got {action!r}")
     for key in ("results", "prompt_messages"):

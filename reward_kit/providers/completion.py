@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from reward_kit.errors import ProviderError, type_name
-from reward_kit.models import FunctionCall, Message, ToolCall
+from reward_kit.models import PROVIDER_ITEMS, FunctionCall, Message, ToolCall
 from reward_kit.providers.faults import TransientError, error_in_body, excerpt, too_large_error
 from reward_kit.providers.prices import PriceTable
 from reward_kit.safe_input import (
@@ -27,11 +27,6 @@ from reward_kit.safe_input import (
     format_size,
 )
 
-PROVIDER_ITEMS = "provider_items"
-"""The key of a message for the items of an API that chat form cannot express, such as signed or encrypted reasoning.
-
-Its value maps the API to the list of items, which are sent back unchanged to the same API.
-"""
 _TOKEN_ID_PREFIX = "token_id:"  # vLLM writes tokens in this form with return_tokens_as_token_ids
 
 

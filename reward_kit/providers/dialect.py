@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from reward_kit.errors import ProviderError
-from reward_kit.models import Message
-from reward_kit.providers.completion import PROVIDER_ITEMS, StreamedCompletion
+from reward_kit.models import PROVIDER_ITEMS, Message
+from reward_kit.providers.completion import StreamedCompletion
 
 # Escaping all characters outside ASCII preserves lone surrogates, which UTF-8 cannot encode.
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from reward_kit.providers.completion import PROVIDER_ITEMS, EventStream
+from reward_kit.models import PROVIDER_ITEMS
+from reward_kit.providers.completion import EventStream
 from reward_kit.providers.dialect import AnswerStream, Dialect, encode_json, items_of, text_parts
 from reward_kit.providers.faults import error_in_body
 
