@@ -324,6 +324,13 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
     if task.definition.user is not None and "own_agent" in kinds:
         raise ConfigError(f"{task.path}: an own_agent policy talks only to its model, so user: has no effect")
     _check_labels([label for label, _, _ in choices])
+    if in_file is not None and in_file.type not in kinds:
+        for key in (key for key in args.overrides if key.startswith("policy.")):
+            kind, name = choices[0][1], key.split(".")[1]
+            raise ConfigError(
+                f"-T {key}: has no effect, because the task's policy is {in_file.type!r}, but this run uses "
+                f"{choices[0][0]!r}; write -T 'policy={{type: {kind}, {name}: VALUE}}'"
+            )
     if base_url is not None and not kinds & _ASK_AN_ENDPOINT:
         raise ConfigError("--base-url is for models, but this run has none; pass --model openai/NAME")
     made = []

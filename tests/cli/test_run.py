@@ -238,6 +238,16 @@ def test_rejected_input_and_dry_run_leave_no_recording(project: Project) -> None
     assert not (project.folder / "c.jsonl").exists()
 
 
+def test_option_of_a_policy_that_does_not_run_is_rejected(project: Project) -> None:
+    arguments = ["run", "task.yaml", "--model", "openai/m", "--base-url", "http://127.0.0.1:9/v1"]
+    done = project.call(*arguments, "-T", "policy.temprature=0")
+    message = (
+        "-T policy.temprature: has no effect, because the task's policy is 'scripted', but this run uses 'openai/m'"
+    )
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert not project.runs()
+
+
 def test_dry_run_writes_nothing(project: Project) -> None:
     done = project.call("run", "task.yaml", "--dry-run")
     assert done.returncode == 0 and "episodes: 6" in done.stdout
