@@ -331,7 +331,7 @@ class RLRolloutWorker:
         session: AgentPolicy | None = None
         user: UserSession | None = None
         try:
-            with boundary(PolicyError, f"open of {self.policy_label}"), anyio.fail_after(self._policy_seconds(live)):
+            with boundary(PolicyError, f"open of {self.policy_label}"), anyio.fail_after(self._policy_limit(live)[0]):
                 user = await self.user.open(live.start) if self.user is not None else None
                 session = await open_session(self.agent_policy, self._context(live, tools))
             await self._reset(live, user)
@@ -392,14 +392,19 @@ class RLRolloutWorker:
         """Record the first messages and observation."""
         observation = await self._observe(live.start.resource)
         messages, opening = self._prompt.render(live.start.sample, observation), None
+        stop_reason: StopReason | None = None
         if user is not None and user.speaks_first(messages, observation):
             opening = await self._ask_user(live, user, messages)
-            messages += opening.messages()
+            if opening is None:
+                stop_reason = StopReason.WALL_TIME_LIMIT
+            else:
+                messages += opening.messages()
+                stop_reason = StopReason.USER_STOPPED if opening.is_over else None
         live.episode.add_messages(messages)
         infos = {"user": opening.facts} if opening is not None else None
         live.episode.add_env_reset(observation or "\n".join(message.text for message in messages), infos)
-        if opening is not None and opening.is_over:
-            live.stop(StopReason.USER_STOPPED)
+        if stop_reason is not None:
+            live.stop(stop_reason)
 
     async def _observe(self, resource: ForkableResource | None) -> str:
         """Return the first observation of the environment, or "" if none exists or the task hides it."""
@@ -419,9 +424,9 @@ class RLRolloutWorker:
         if not len(episode):
             self._report_missing_tools(tools.missing)
         requested = time.perf_counter()
-        limit, left = self.task_definition.limits.policy_time_s, live.clock.left_s
+        seconds, is_wall_time = self._policy_limit(live)
         try:
-            with live.clock.deadline(self._policy_seconds(live)) as scope, boundary(PolicyError, self.policy_label):
+            with live.clock.deadline(seconds) as scope, boundary(PolicyError, self.policy_label):
                 conversation = History(episode.messages, len(episode.messages))
                 output = await next_action(
                     session,
@@ -435,7 +440,7 @@ class RLRolloutWorker:
             live.stop(StopReason.CONTEXT_LIMIT)
             return
         if scope is not None and scope.cancelled_caught:
-            if left is not None and (limit is None or left < limit):
+            if is_wall_time:
                 live.stop(StopReason.WALL_TIME_LIMIT)
                 return
             with boundary(PolicyError, self.policy_label):
@@ -493,13 +498,17 @@ class RLRolloutWorker:
                 self._reported_tools.add(name)
                 logger.warning("task %r: tools: %s", self.task_definition.name, message)
 
-    async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn:
+    async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn | None:
+        """Return the reply of the user, or None if the time limit of the episode was reached."""
         from reward_kit.agent.simulated_user import WHO
 
         with boundary(PolicyError, WHO):
-            with live.clock.deadline(self._policy_seconds(live)) as scope:
+            seconds, is_wall_time = self._policy_limit(live)
+            with live.clock.deadline(seconds) as scope:
                 turn = await user.reply(messages)
             if scope is not None and scope.cancelled_caught:
+                if is_wall_time:
+                    return None
                 raise self._policy_timeout()
         used = live.count_usage(turn.facts, live.user_usage)
         self.budget.spend(used)
@@ -513,11 +522,11 @@ class RLRolloutWorker:
         try:
             turn = await self._ask_user(live, user, [*live.episode.messages, message])
         except RewardKitError as error:
-            if live.clock.left_s == 0:
-                return StopReason.WALL_TIME_LIMIT
             logger.info("the user of episode %s failed", live.episode.id_, exc_info=error)
             execution.failure = Failure.from_exception(error)
             return StopReason.ERROR
+        if turn is None:
+            return StopReason.WALL_TIME_LIMIT
         execution.messages += turn.messages()
         execution.info["user"] = turn.facts
         return StopReason.USER_STOPPED if turn.is_over else None
@@ -556,10 +565,14 @@ class RLRolloutWorker:
     def _environment_call(self, what: str, resource: ForkableResource | None) -> environment_call:
         return environment_call(what, self.task_definition.limits.environment_time_s, resource)
 
-    def _policy_seconds(self, live: LiveEpisode) -> float | None:
-        """Return the number of seconds in which the policy must answer, or None if no limit applies."""
-        limits = (self.task_definition.limits.policy_time_s, live.clock.left_s)
-        return min((seconds for seconds in limits if seconds is not None), default=None)
+    def _policy_limit(self, live: LiveEpisode) -> tuple[float | None, bool]:
+        """Return the seconds in which the policy must answer, and whether the time limit of the episode sets them.
+
+        If no limit applies, the first value is None.
+        """
+        limit, left = self.task_definition.limits.policy_time_s, live.clock.left_s
+        is_wall_time = left is not None and (limit is None or left < limit)
+        return (left if is_wall_time else limit), is_wall_time
 
     def _policy_timeout(self) -> TimeoutError:
         return TimeoutError(f"no answer within {self.task_definition.limits.policy_time_s} s (limits.policy_time_s)")

@@ -159,7 +159,7 @@ def run_into(
     given: Iterable[SingleAgentEpisode] = (),
     engine: RunEngine | None = None,
 ) -> int:
-    """Run a plan in its directory, show the outcome, and exit."""
+    """Run a plan in its directory, show the outcome, and return the exit code."""
     given_s = os.environ.get(GRACE_VARIABLE, "")
     try:
         grace_s = float(given_s or _STOP_GRACE_S)

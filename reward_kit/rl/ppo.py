@@ -221,7 +221,7 @@ class PPOLearner:
         return diagnostics
 
     def _make_epochs(self, flat: TrainingRows, rows: TokenBatch, version: int) -> dict[str, float]:
-        flat = self._with_loss_columns(flat)
+        flat, importance = self._with_loss_columns(flat)
         factor = lr_factor(self.config, self.updates, self.total_steps)
         set_lr(self.optimizer, factor)
         steps: list[_StepRecord] = []
@@ -245,6 +245,7 @@ class PPOLearner:
                 self.optimizer_steps += 1
                 steps.append(record)
         measured = _summary(steps, self.config.epochs, self._context.processes) | self._row_diagnostics(flat, version)
+        measured |= importance.floats()
         measured |= {"tokens": float(flat.choices), "optimizer_steps": float(len(steps))} | rates(self.config, factor)
         if self._kl is not None and "kl_sequence" in measured:
             self._kl.update(measured["kl_sequence"], int((flat.counts_B > 0).sum()))
@@ -261,11 +262,11 @@ class PPOLearner:
         flat = self._trainable_rows(rows)
         if not flat.count:
             raise TrainingError(f"the gradient is empty: {_why_empty(rows, flat)}")
-        flat = self._with_loss_columns(flat)
+        flat, importance = self._with_loss_columns(flat)
         gap = "recomputed" not in flat.columns
         with no_denormals():
             record = self._gradients(flat, np.flatnonzero(flat.counts_B), policy=True, gap=gap, limit=None)
-        return _summary([record], 1, self._context.processes)
+        return _summary([record], 1, self._context.processes) | importance.floats()
 
     def logprobs(self, rows: TokenBatch) -> Array:
         """Return log-probabilities under the current module as (B,T) float32, aligned with `input_ids`.
@@ -322,8 +323,8 @@ class PPOLearner:
     def _trainable_rows(self, rows: TokenBatch) -> TrainingRows:
         return TrainingRows.of(rows).without_forced(keep_firsts=self._model.has_values)
 
-    def _with_loss_columns(self, flat: TrainingRows) -> TrainingRows:
-        """Add the columns that the losses need and that are not recorded.
+    def _with_loss_columns(self, flat: TrainingRows) -> tuple[TrainingRows, Diagnostics]:
+        """Add the columns that the losses need and that are not recorded, and measure the importance weights.
 
         The column `old` is the denominator of the ratio. The column `recomputed` contains the log-probabilities of the
         module before the update. The columns `reference`, `weights`, `is_within` and `old_values` are added only if the
@@ -367,16 +368,16 @@ class PPOLearner:
         old, sampler = (
             torch.from_numpy(one.astype(columns["old"].dtype))[None] for one in (columns["old"], recorded["logprobs"])
         )
-        everything = torch.ones(1, flat.count, dtype=torch.long)
+        everything, measured = torch.ones(1, flat.count, dtype=torch.long), Diagnostics({})
         if config.importance is not None:
             level, cap, ids_BT = config.importance, config.importance_cap, torch.from_numpy(flat.rows_N)[None]
             weights = truncated_importance_weights(
                 old, sampler, everything, level=level, cap=cap, sequence_ids_BT=ids_BT
             )
-            columns["weights"] = weights.weights_BT[0].numpy()
+            columns["weights"], measured = weights.weights_BT[0].numpy(), weights.diagnostics
         elif config.loss == "decoupled" and config.beyond_cap == "exclude":
             columns["is_within"] = within_cap(old, sampler, everything, config.decoupled_cap)[0].numpy()
-        return replace(flat, columns={**recorded, **columns})
+        return replace(flat, columns={**recorded, **columns}), measured
 
     def _gradients(
         self, flat: TrainingRows, chosen: Ints, *, policy: bool, gap: bool, limit: float | None

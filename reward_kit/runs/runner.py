@@ -172,9 +172,8 @@ async def run(
         cached = {"cache": traffic.cache.to_json()} if traffic is not None and traffic.cache is not None else {}
         summary = {**summary_to_json(policies), **cached, **further(rows)}
         settings = plan.definition.credit
-        if (
-            settings is None and (folder.path / "credit.jsonl").exists()
-        ):  # Written by `reward-kit credit`, possibly for earlier scores
+        # Credit that `reward-kit credit` assigned, possibly for earlier scores. Its settings are in the old summary.
+        if settings is None and (folder.path / "credit.jsonl").exists():
             from reward_kit.runs.credit import credit_settings
 
             settings = credit_settings(folder.path)

@@ -1,7 +1,7 @@
 """Resolve the references of a task to resources, tools, rewards, samples and files.
 
-`resolve_task` is the second of the three steps before a run (parse, resolve, plan). It reports all errors before
-anything is written. Each error is one line with the file, line, key and value.
+`load_task` parses a task file and resolves it with `resolve_task`. Both report all errors before anything is written.
+Each error is one line with the file, line, key and value.
 """
 
 from __future__ import annotations

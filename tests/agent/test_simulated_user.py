@@ -10,6 +10,7 @@ import anyio
 import pytest
 import yaml
 
+from reward_kit.agent.models import StopReason
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, PolicyOutput
@@ -116,6 +117,15 @@ class TestOpening:
             ("assistant", "Which size?"),
         ]
         assert episode.get_infos(0)["user"] == {"raw": "I want boots."}
+
+    async def test_time_limit_of_the_episode_ends_it_while_the_user_opens(self):
+        class Slow(Recorder):
+            async def get_action(self, observation, available_tools_specs=None):
+                await anyio.sleep(60)
+
+        episode = await dialogue([text("Which size?")], Slow(), messages=[SYSTEM], limits={"wall_time_s": 0.05})
+        assert (failure(episode), reason(episode)) == (None, StopReason.WALL_TIME_LIMIT)
+        assert said(episode) == [("system", SYSTEM["content"])]
 
     async def test_agent_opens_if_the_task_has_a_user_message(self):
         user = Recorder("bye ###STOP###")

@@ -152,7 +152,9 @@ class RewardModel(BaseModel):
     model_config = _STRICT
 
     max_concurrency: int = Field(default=16, ge=1, description="maximum number of concurrent calls")
-    max_attempts: int = Field(default=1, ge=1, description="number of retries of a call that fails with provider_error")
+    max_attempts: int = Field(
+        default=1, ge=1, description="maximum number of attempts if a call fails with provider_error"
+    )
     cache: bool = Field(default=False, description="score equal requests only once")
 
 

@@ -37,7 +37,10 @@ Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """The outcome of a run: its directory, its status ("complete" or "interrupted"), and its `summary.json`."""
+    """The outcome of a run: its directory, its status ("complete" or "interrupted"), and its summary.
+
+    The summary is the content of `summary.json`. If the run was stopped during an update, only `updates` and `stopped`.
+    """
 
     path: Path
     status: str
@@ -98,6 +101,7 @@ async def run_training(
     except BaseException:
         note_end("failed")
         raise
+    # Reached only if the control has cancelled its scope.
     return TrainingOutcome(folder.path, INTERRUPTED, {"updates": note_end(INTERRUPTED), "stopped": control.stop_reason})
 
 

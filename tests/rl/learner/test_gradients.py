@@ -111,12 +111,16 @@ def test_recomputed_logprobs_with_truncated_weights_match_the_reference_loop(lev
     model, rows = a_model(dtype=torch.float64), some_rows()
     found = learner_of(model, importance=level, importance_cap=1.5, max_tokens_per_micro_batch=60).gradients(rows)
     tokens = tokens_of(model, rows)
-    terms = []
+    terms, ratios = [], {}
     for token in tokens:
         shared = [one for one in tokens if one.row == token.row] if level == "sequence" else [token]
-        log_weight = sum(one.logprob.item() - one.old for one in shared)
-        terms.append(min(np.exp(log_weight), 1.5) * token.surrogate(token.logprob.item()))
+        ratio = np.exp(sum(one.logprob.item() - one.old for one in shared))
+        ratios[token.row if level == "sequence" else len(ratios)] = ratio
+        terms.append(min(ratio, 1.5) * token.surrogate(token.logprob.item()))
     assert_same(model, torch.stack(terms).mean(), found)
+    weights = np.minimum([*ratios.values()], 1.5)
+    assert found["weight_mean"] == pytest.approx(weights.mean())
+    assert found["weight_capped_fraction"] == pytest.approx(np.mean([*ratios.values()] > np.float64(1.5)))
     assert found["ratio_max"] == pytest.approx(1.0)
 
 
