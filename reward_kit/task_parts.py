@@ -194,7 +194,8 @@ class PolicyModel(BaseModel):
     model_config = ConfigDict(extra="allow", json_schema_extra=BY_NAME)
 
     type: str = Field(
-        description="`openai`, `hf`, `own_agent`, `scripted`, `random`, `expert`, `human`, `replay`, or module:Class"
+        description="`openai`, `anthropic` or another provider, `hf`, `own_agent`, `scripted`, `random`, `expert`, "
+        "`human`, `replay`, or module:Class"
     )
 
     @model_validator(mode="before")
@@ -210,7 +211,7 @@ class PolicyModel(BaseModel):
 class UserModel(PolicyModel):
     """The simulated user: its instructions, and the keys of the policy that plays it."""
 
-    type: str = Field(description="`openai`, `scripted`, `human`, or module:Class")
+    type: str = Field(description="`openai`, `anthropic` or another provider, `scripted`, `human`, or module:Class")
     instructions: str | None = Field(
         default=None, description="the user's system message, a template over the sample's row"
     )

@@ -116,7 +116,11 @@ class RunOptions:
 @click.command(name="run", cls=SectionedCommand, sections=_SECTIONS)
 @click.argument("task", required=False, type=click.Path(path_type=Path))
 @click.option(
-    "--model", "models", multiple=True, metavar="openai/NAME", help="A model to run; may be repeated to compare models."
+    "--model",
+    "models",
+    multiple=True,
+    metavar="PROVIDER/NAME",
+    help="A model to run, such as openai/NAME or anthropic/NAME; may be repeated to compare models.",
 )
 @click.option(
     "--policy",
@@ -125,7 +129,7 @@ class RunOptions:
     shell_complete=complete_policies,
     help="random, expert, human, scripted, replay:RUN or file.py:Class; may be repeated.",
 )
-@click.option("--base-url", help="The OpenAI-compatible endpoint of the models; default: OPENAI_BASE_URL.")
+@click.option("--base-url", help="The endpoint of the models; default: the provider's or, for openai, OPENAI_BASE_URL.")
 @click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Record model answers in FILE.")
 @click.option(
     "--replay",

@@ -33,7 +33,8 @@ ORIGINS_VARIABLE = "REWARD_KIT_KEY_ORIGINS"
 """The environment variable that allows further variables and origins: `MY_KEY=https://llm.example OTHER_KEY=…`."""
 
 
-class Preset(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Preset:
     """The endpoint and options for a provider that is named in `--model PROVIDER/NAME`.
 
     Attributes:
@@ -44,7 +45,22 @@ class Preset(NamedTuple):
 
     base_url: str | None
     api_key_env: str | None
-    options: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a policy with those of the preset.
+
+        If the options have another base URL, the key of the provider is optional.
+        """
+        completed = {**self.options, **options}
+        if self.base_url is None:
+            return completed
+        is_optional = options.get("base_url") is not None
+        completed.setdefault("base_url", self.base_url)
+        if not options.get("api_key") and options.get("api_key_env") is None and self.api_key_env is not None:
+            is_sent = not is_optional or bool(_Variables.read().get(self.api_key_env))
+            completed["api_key_env"] = self.api_key_env if is_sent else NO_KEY
+        return completed
 
 
 PRESETS: Mapping[str, Preset] = {

@@ -83,7 +83,7 @@ async def evaluate_async(
 
     Args:
         task: the file, or a `Task`.
-        models: one or several models, each as `openai/NAME`.
+        models: one or several models, each as `PROVIDER/NAME`, such as `openai/NAME`.
         policies: one policy, several, or a dict from labels to policies; by default the task's policy. A policy is a
             built-in name, `file.py:Class` relative to the task file, `replay:RUN`, or an `AgentPolicy`: a class without
             required arguments or an instance, which stays open.

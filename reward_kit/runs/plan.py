@@ -57,7 +57,7 @@ class RunArgs:
     Attributes:
         task_path: the task file, or the placeholder of a task from Python.
         overrides: the task keys to override; nested keys are dotted.
-        models: the models, each as `openai/NAME`.
+        models: the models, each as `PROVIDER/NAME`, such as `openai/NAME`.
         policies: the policies, as built-in names, `file.py:Class` or `replay:RUN`.
         base_url: the endpoint of the models.
         rollouts: the number of episodes per sample, or None to use the number in the task.
@@ -297,7 +297,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
             wanted = "openai/NAME" if separator or not model else f"openai/{model}"
             raise ConfigError(
                 f"--model {model!r}: write {wanted}{near if near.endswith('?') else ''}, for OpenAI or, with "
-                "--base-url, any compatible endpoint"
+                f"--base-url, any compatible endpoint; other providers: {', '.join(sorted({*PRESETS} - {'openai'}))}"
             )
         choices.append((model, provider, {**options_for(provider), "model": name}))
     for name in args.policies:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Collection, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, install_hint
 from reward_kit.loading import load_object
-from reward_kit.providers.keys import PRESETS, Preset
+from reward_kit.providers.keys import PRESETS
 
 if TYPE_CHECKING:
     from reward_kit.providers.session import ProviderSession
@@ -64,7 +63,7 @@ def make_policy(
     """
     kind = policy_class(name, options, folder, section=section)
     if (preset := PRESETS.get(name)) is not None:
-        options = {**preset.options, **_endpoint(preset, options), **options}
+        options = preset.complete(options)
     known = _option_names(name, kind)
     if {"base_url", "api_key_env"} & options.keys() and (known is None or "api_key_env" in known):
         from reward_kit.providers.session import key_variable_for
@@ -97,15 +96,6 @@ def make_policy(
         raise ConfigError(f"policy {name!r}: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{error}{_path_hint(kind, options, folder or Path(), str(error))}") from error
-
-
-def _endpoint(preset: Preset, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the endpoint of a preset. At another URL, the key of the provider is sent only if it is set."""
-    if preset.api_key_env is None or options.get("api_key"):
-        return {"base_url": preset.base_url} if preset.base_url else {}
-    is_other = options.get("base_url") is not None
-    is_needed = not is_other or not preset.api_key_env or bool(os.environ.get(preset.api_key_env))
-    return {"base_url": preset.base_url, "api_key_env": preset.api_key_env if is_needed else ""}
 
 
 def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path, message: str) -> str:

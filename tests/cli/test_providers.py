@@ -1,0 +1,110 @@
+"""Runs of models through every API: presets, keys, recordings and records."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reward_kit.errors import ConfigError
+from reward_kit.providers.keys import PRESETS, PROVIDERS, url_origin
+from tests.chat_server import ChatServer, answer, tool_calls
+from tests.cli.project import Project
+from tests.providers.test_dialects import REASONING
+
+KEY = "sk-of-the-user-0123456789"
+APIS = {"openai": None, "responses": "responses", "anthropic": "messages"}
+ONE = ["--limit", "1", "-n", "1"]
+TOOLS = """
+from reward_kit import ToolRegistry
+
+tools = ToolRegistry("shop")
+
+
+@tools.tool(description="Return a price.")
+def price_of(item: str) -> float:
+    return 2.5
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    (tmp_path / "work").mkdir()
+    project = Project(tmp_path / "work", rows=1, num_rollouts_per_sample=1)
+    (project.folder / "tools.py").write_text(TOOLS)
+    project.write_task(policy=None, tools_module_path="tools.py", on_text="end", max_episode_steps=4)
+    return project
+
+
+async def call(project: Project, *arguments: str, **variables: str) -> Any:
+    return await asyncio.to_thread(project.call, "run", *arguments, **variables)
+
+
+@pytest.mark.parametrize(
+    ("provider", "path"), [("openai", None), ("responses", "responses"), ("anthropic", "messages")]
+)
+async def test_run_is_recorded_and_replayed(project: Project, provider: str, path: str | None) -> None:
+    """The reasoning items are in the record, reach the server again, and a replay without a server gives the same."""
+    items = {"items": REASONING[path]} if path else {}
+    script = [tool_calls([("price_of", {"item": "tea"})], message=items), answer("2.5")]
+    arguments = ["task.yaml", "--model", f"{provider}/m", *ONE]
+    async with ChatServer(script) as server:
+        endpoint = ["--base-url", server.base_url]
+        done = await call(project, *arguments, *endpoint, "--record", "answers.jsonl", ANTHROPIC_API_KEY=KEY)
+        assert done.returncode == 0, done.stderr
+        assert len(server.requests) == 2
+        sent = json.dumps(server.bodies[1])
+    if path:
+        assert json.dumps(REASONING[path])[1:-1] in sent
+    (run,) = project.runs()
+    first = json.loads((run / "episodes.jsonl").read_text())
+    assert first["policy"] == f"{provider}/m" and first["stop_reason"] == "answered"
+    assert KEY not in (run / "run.json").read_text() + (project.folder / "answers.jsonl").read_text()
+    again = await call(project, *arguments, *endpoint, "--replay", "answers.jsonl")
+    assert again.returncode == 0, again.stderr
+    second = json.loads((next(other for other in project.runs() if other != run) / "episodes.jsonl").read_text())
+    assert (first["messages"], first["usage"]) == (second["messages"], second["usage"])
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+async def test_provider_at_another_url_gets_the_key_only_if_it_is_set(project: Project, has_key: bool) -> None:
+    async with ChatServer(lambda _: answer("2.5")) as server:
+        variables = {"ANTHROPIC_API_KEY": KEY} if has_key else {}
+        arguments = ["task.yaml", "--model", "anthropic/m", "--base-url", server.base_url, *ONE]
+        done = await call(project, *arguments, OPENAI_API_KEY="sk-other", **variables)
+        assert done.returncode == 0, done.stderr
+        (request,) = server.requests
+    assert request.headers.get("x-api-key") == (KEY if has_key else None)
+    assert "sk-other" not in str(request.headers)
+
+
+async def test_task_file_cannot_send_the_key_of_a_provider_elsewhere(project: Project) -> None:
+    async with ChatServer(lambda _: answer("2.5")) as server:
+        project.write_task(policy={"type": "anthropic", "model": "m", "base_url": server.base_url})
+        done = await call(project, "task.yaml", ANTHROPIC_API_KEY=KEY)
+        assert not server.requests
+    assert done.returncode == 2 and "ANTHROPIC_API_KEY is not configured for" in done.stderr
+
+
+def test_missing_key_and_unknown_provider_have_clear_errors(project: Project) -> None:
+    done = project.call("run", "task.yaml", "--model", "anthropic/m")
+    assert done.returncode == 2
+    assert "no API key for https://api.anthropic.com/v1: set ANTHROPIC_API_KEY in the environment" in done.stderr
+    done = project.call("run", "task.yaml", "--model", "antropic/m")
+    assert done.returncode == 2 and "did you mean 'anthropic'?" in done.stderr
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_key_of_a_preset_is_configured_for_its_origin(name: str) -> None:
+    preset = PRESETS[name]
+    if preset.api_key_env:
+        assert preset.base_url is not None
+        assert PROVIDERS[preset.api_key_env] == url_origin(preset.base_url)
+    from reward_kit.agent.policies import make_policy
+
+    make_policy(name, {"model": "m", "api_key": "k", "base_url": "http://127.0.0.1:9/v1"})
+    with pytest.raises(ConfigError, match=r"policy\.temprature: unknown key"):
+        make_policy(name, {"model": "m", "temprature": 1})
