@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -324,9 +325,14 @@ class TaskReport:
         """Yield the lines of the report for a terminal: first the rewards, then the samples."""
         for name, report in self.rewards.items():
             yield from (f"{name}: {line}" if name else line for line in report.lines())
+        alike: dict[str, list[tuple[Sample, str]]] = {}  # problems that differ only in numbers
         for proof in self.proofs:
-            where = proof.sample.where or proof.sample.id
-            yield from (f"error:   {where}: sample {proof.sample.id!r}: {quoted(one, 300)}" for one in proof.problems)
+            for problem in proof.problems:
+                alike.setdefault(re.sub(r"\d+", "#", problem), []).append((proof.sample, problem))
+        for found in alike.values():
+            sample, problem = found[0]
+            others = f" (and {pluralize(len(found) - 1, 'other sample')})" if len(found) > 1 else ""
+            yield f"error:   {sample.where or sample.id}: sample {sample.id!r}: {quoted(problem, 300)}{others}"
         for name in self.skipped:
             yield f"not checked: reward {name!r}, which calls a model and costs money; the scores are without it"
         count = len(self.proofs)
@@ -346,11 +352,10 @@ class TaskReport:
         is_right = f"; doing nothing is right and scores 1 on {idle}" if len(acting) < count else ""
         by = ", ".join(sorted({proof.by for proof in self.proofs if proof.by}))
         errors = f"{pluralize(wrong, 'error')}; " if wrong else ""
+        total = len(self.task.samples)
+        checked = pluralize(count, "sample") if count == total else f"{count} of {total} samples (--limit)"
         reference = f"the reference solution ({by}) scores 1 on {solved}" if by else "no reference solution"
-        yield (
-            f"{self.task.path}: {errors}{pluralize(count, 'sample')}; {reference}; "
-            f"doing nothing scores 0 on {nothing}{is_right}"
-        )
+        yield (f"{self.task.path}: {errors}{checked}; {reference}; doing nothing scores 0 on {nothing}{is_right}")
 
 
 def why_not_free(task: LoadedTask, user: SimulatedUser | None) -> str:

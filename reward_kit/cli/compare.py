@@ -46,7 +46,9 @@ from reward_kit.runs.comparison_table import comparison_markdown, comparison_not
 )
 @click.option(
     "--fail-on-regression",
-    type=GateNumber(0, hint="put --fail-on-regression after the runs, or write --fail-on-regression=0"),
+    type=GateNumber(
+        0, hint="write METRIC=MARGIN, put --fail-on-regression after the runs, or write --fail-on-regression=0"
+    ),
     is_flag=False,
     flag_value="0",
     multiple=True,

@@ -123,6 +123,12 @@ def fail_under_options(of: str) -> Callable[[Any], Any]:
     return lambda command: fail_under(lower_bound(command))
 
 
+def fail_on_error_option(command: Any) -> Any:
+    """Add `--fail-on-error`, whose parameter is `error_limit`."""
+    text = "Stop if more than X episodes ended with an error. Without it, any error fails --fail-under at the end."
+    return click.option("--fail-on-error", "error_limit", type=Number(0), metavar="X", help=text)(command)
+
+
 def thresholds(fail_under: Iterable[tuple[float, str | None]], lower_bound: bool) -> tuple[Threshold, ...]:
     """Return the thresholds set by `--fail-under` and `--lower-bound`."""
     from reward_kit.runs.summary import Threshold

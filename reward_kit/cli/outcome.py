@@ -132,6 +132,8 @@ class Ending:
         title: the title of the table.
         expected: the number of episodes of the complete run.
         thresholds: the gates on mean scores and metrics.
+        error_limit: the number of episodes that may end with an error. If it is None, the run does not stop, but errors
+            fail the gates.
         as_json: whether to print the summary as JSON instead of the table.
         resume_command: the command that resumes an incomplete run, or None if the run cannot be resumed.
         further: a function that returns additional keys of `summary.json` for the rows of the run.
@@ -141,6 +143,7 @@ class Ending:
     title: str
     expected: int
     thresholds: Sequence[Threshold] = ()
+    error_limit: float | None = None
     as_json: bool = False
     resume_command: Sequence[str] | None = None
     further: Callable[[Sequence[EpisodeRow]], Mapping[str, Any]] = lambda _: {}
@@ -154,7 +157,6 @@ def run_into(
     *,
     display: str | None,
     traffic: ProviderSession | None = None,
-    error_limit: float | None = None,
     only_failed: bool = False,
     given: Iterable[SingleAgentEpisode] = (),
     engine: RunEngine | None = None,
@@ -187,7 +189,7 @@ def run_into(
             traffic=traffic,
             listener=shown,
             watch=watched,
-            error_limit=error_limit,
+            error_limit=ending.error_limit,
             only_failed=only_failed,
             engine=engine,
             given=given,
@@ -242,6 +244,8 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         done = f"{len(outcome.rows)} of {ending.expected} episodes are complete"
         idle = f", none of {', '.join(outcome.not_begun)}" if outcome.rows and outcome.not_begun else ""
         note.print(f"Stopped ({control.stop_reason or 'failed'}): {done}{waiting}{idle}.")
+    if repeated := outcome.summary.get("repeated_cost"):
+        note.print(f"Replaced and unfinished attempts cost another ${repeated:.4f}")
     if cache := outcome.summary.get("cache"):
         calls = cache["hits"] + cache["misses"]
         note.print(f"{cache['hits']:,} of {pluralize(calls, 'model call')} answered from the cache {cache['path']}")
@@ -261,7 +265,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
             note.print(
                 "To change the URL of the agent's model, add --base-url URL. To change a judge, edit the task file and"
             )
-            note.print("add --force. To change the agent's model, start a new run.")
+            note.print("add --force. To change the agent's model or a judge that was set with -T, start a new run.")
     elif resume and any(summary.scored for summary in policies):
         note.print(f"Read the episodes:  {shlex.join(['reward-kit', 'view', str(outcome.path), '--open'])}")
         again = ["reward-kit", "score", str(outcome.path), "--reward", "FILE.py:FUNCTION"]
@@ -292,6 +296,11 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
     if missing:
         return 3
     failures = [line for threshold in ending.thresholds for line in _gate_failures(policies, threshold)]
+    if broken and ending.thresholds and ending.error_limit is None:
+        failures.append(
+            f"{broken} of {pluralize(len(outcome.rows), 'episode')} ended with an error and have no score; "
+            f"to allow this, add --fail-on-error {broken}"
+        )
     for line in failures:
         note.print(f"Gate failed: {line}", style="red")
     if failures:

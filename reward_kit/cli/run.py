@@ -31,6 +31,7 @@ from reward_kit.cli.options import (
     cache_option,
     complete_policies,
     display_option,
+    fail_on_error_option,
     fail_under_options,
     json_option,
     report_hidden_secrets,
@@ -73,7 +74,7 @@ _SECTIONS = {
     "Models and policies": ("models", "policies", "base_url", "record", "replay", "cache"),
     "Samples": ("rollouts", "limit", "sample_ids", "seed"),
     "Task, reward and sandbox": ("overrides", "sandbox", "trust"),
-    "Limits": ("max_concurrency", "max_cost", "fail_under", "lower_bound", "fail_on_error"),
+    "Limits": ("max_concurrency", "max_cost", "fail_under", "lower_bound", "error_limit"),
     "Resume": ("resume", "only_failed", "force"),
     "Output": ("log_dir", "display", "as_json", "dry_run", "verbose"),
     "Engine": ("engine", "address", "engine_options"),
@@ -100,7 +101,7 @@ class RunOptions:
     max_concurrency: int
     max_cost: float | None
     thresholds: tuple[Threshold, ...]
-    fail_on_error: float | None
+    error_limit: float | None
     log_dir: Path
     resume: str | None
     only_failed: bool
@@ -154,7 +155,7 @@ class RunOptions:
 )
 @click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop the run at a cost of X US dollars.")
 @fail_under_options("a mean score")
-@click.option("--fail-on-error", type=Number(0), metavar="X", help="Stop if more than X episodes ended with an error.")
+@fail_on_error_option
 @resume_options
 @click.option("--only-failed", is_flag=True, help="With --resume: rerun only the episodes that ended with an error.")
 @click.option("--force", is_flag=True, help="With --resume: continue although files of the task changed.")
@@ -238,6 +239,7 @@ def command(**options: Any) -> None:
         title=f"{plan.definition.name}  ({pluralize(len(plan.samples), 'sample')} × {plan.rollouts})",
         expected=plan.total,
         thresholds=asked.thresholds,
+        error_limit=asked.error_limit,
         as_json=asked.as_json,
         resume_command=["reward-kit", "run", "--resume", str(folder.path), *cache_arguments(asked.cache)],
     )
@@ -248,7 +250,6 @@ def command(**options: Any) -> None:
             ending,
             display="none" if asked.display is None and plan.has_human else asked.display,  # The player's terminal
             traffic=traffic,
-            error_limit=asked.fail_on_error,
             only_failed=asked.only_failed,
             engine=engine,
         )

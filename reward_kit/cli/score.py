@@ -25,6 +25,7 @@ from reward_kit.cli.options import (
     complete_rewards,
     complete_runs,
     display_option,
+    fail_on_error_option,
     fail_under_options,
     json_option,
     log_dir_option,
@@ -69,7 +70,7 @@ _SECTIONS = {
         *("reward", "options", "sandbox"),
         *("overrides", "pass_threshold", "trust", "cache"),
     ),
-    "Limits": ("fail_under", "lower_bound"),
+    "Limits": ("fail_under", "lower_bound", "error_limit"),
     "Rescoring": ("output", "only_failed"),
     "Output": ("log_dir", "display", "as_json", "verbose"),
 }
@@ -86,6 +87,7 @@ class ScoreArgs:
     log_dir: Path
     cache: Path | None
     thresholds: tuple[Threshold, ...]
+    error_limit: float | None
     display: str | None
     as_json: bool
 
@@ -107,6 +109,7 @@ class ScoreArgs:
 @click.option("--pass-threshold", type=Number(), help="Lowest passing score; default: 1, or the run's threshold.")
 @trust_option
 @fail_under_options("a mean score")
+@fail_on_error_option
 @click.option(
     "-o",
     "--output",
@@ -148,7 +151,13 @@ def command(data: Path | None, output: Path | None, only_failed: bool, **options
         )
     ready = _load_reward(data_origin(data), args)
     scored = scoring_run(data, ready, args.reward, args.log_dir)
-    ending = Ending(scored.title, scored.plan.total, args.thresholds, args.as_json)
+    ending = Ending(
+        title=scored.title,
+        expected=scored.plan.total,
+        thresholds=args.thresholds,
+        error_limit=args.error_limit,
+        as_json=args.as_json,
+    )
     sys.exit(
         run_into(scored.plan, scored.store, ending, display=args.display, traffic=_traffic(args), given=scored.episodes)
     )
@@ -207,6 +216,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
         title=f"{source.path.name}  scored again with {args.reward}",
         expected=plan.total,
         thresholds=args.thresholds,
+        error_limit=args.error_limit,
         as_json=args.as_json,
         resume_command=[*again, "-o", str(folder.path)],
         further=lambda rows: {"changes": changes(rows).to_json()},

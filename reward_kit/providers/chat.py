@@ -189,7 +189,7 @@ class ChatEndpoint:
         for base in [self._base] if is_versioned else [self._base, f"{self._base}/v1"]:
             names = _model_names(await self._transport.get(f"{base}/models", self._headers, _ADVICE_TIMEOUT_S))
             if names and base == self._base:
-                return did_you_mean(model, names)
+                return "; check base_url" if model in names else did_you_mean(model, names)
             if names:
                 return f"; set base_url to {base}, which offers the models {', '.join(names[:_MOST_NAMES])}"
         return "; check base_url" if is_versioned else "; check base_url, which usually ends in /v1"

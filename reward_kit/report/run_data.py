@@ -20,7 +20,7 @@ from reward_kit.runs.files import read_line
 from reward_kit.runs.label_file import EpisodeLabels, read_run_labels
 from reward_kit.runs.results import LineRange
 from reward_kit.runs.run_folder import RunHeader, check_score, line_record, placed_lines
-from reward_kit.runs.summary import EpisodeRow, metric_scores
+from reward_kit.runs.summary import EpisodeRow, JudgeCall, known_cost, known_sum, metric_scores
 
 _KEPT_TEXT = 2_000
 _NOT_COLUMNS = ("id", "tags", "ground_truth")
@@ -85,6 +85,7 @@ class RunFacts:
     earlier_attempts: int  # superseded by a later attempt
     unfinished: int  # cut off by a limit of the run; not results
     labels: Mapping[str, EpisodeLabels] = field(default_factory=dict)  # by rollout id
+    repeated_cost: float = 0.0  # known cost of the earlier and the unfinished attempts, in US dollars
 
     @property
     def pass_threshold(self) -> float:
@@ -98,19 +99,26 @@ def read_run(path: Path) -> RunFacts:
     if header.training is not None:
         raise ConfigError(f"{path} is a training run, which has metrics.jsonl and no episodes.jsonl")
     scores: dict[tuple[str, int], dict[str, Any]] = {}
+    calls = set[JudgeCall]()
     file = path / "scores.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         score = score_facts(line_record(file, number, line, check_score), LineRange(offset, len(line)))
         scores[score["rollout_id"], get_attempt(score)] = score
-    latest, file = LatestAttempts[EpisodeOutline](), path / "episodes.jsonl"
+        if (call := JudgeCall.of(score)) is not None:
+            calls.add(call)
+    latest, file, costs = LatestAttempts[EpisodeOutline](), path / "episodes.jsonl", list[float | None]()
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         record = outline_line(file, number, line)
         scored = scores.get((record["rollout_id"], get_attempt(record)))
         facts = episode_outline(record, header, scored, LineRange(offset, len(line)))
         latest.put(facts.row.rollout_id, facts.row.attempt, facts)
+        costs.append(facts.row.usage.get("cost"))
     episodes = latest.values()
     finished = [facts for facts in episodes if not facts.row.is_unfinished]
-    return RunFacts(path, header, finished, latest.earlier, len(episodes) - len(finished), read_run_labels(path))
+    costs += [call.cost for call in calls]
+    repeated = known_sum(costs) - known_cost(facts.row for facts in finished)
+    unfinished, labels = len(episodes) - len(finished), read_run_labels(path)
+    return RunFacts(path, header, finished, latest.earlier, unfinished, labels, max(repeated, 0.0))
 
 
 def outline_line(file: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -194,10 +202,12 @@ def score_facts(line: Mapping[str, Any], place: LineRange | None = None) -> dict
     usage = (result.get("metrics") or {}).get(METRIC) or {}
     kept = {key: line.get(key) for key in ("rollout_id", "attempt", "score", "timing", "scored_group")}
     kept["failure"] = failure
-    metrics = {name: {"score": score} for name, score in metric_scores(result).items()}
+    metrics: dict[str, Any] = {name: {"score": score} for name, score in metric_scores(result).items()}
+    if said := _said(usage.get("reason")).text:
+        metrics[METRIC] = {"reason": said}
     kept["result"] = {"is_imputed": result.get("is_imputed"), "metrics": metrics}
     kept["place"] = place
-    kept["said"], kept["usage"] = _said(result.get("reason")), _said(usage.get("reason")).text
+    kept["said"], kept["usage"] = _said(result.get("reason")), said
     return kept
 
 

@@ -292,6 +292,11 @@ class TableColumn(NamedTuple):
     below: str | None = None  # the column that shows its values as second lines, instead of a column of its own
 
     @property
+    def is_figure(self) -> bool:
+        """True if the grid of samples can show the column."""
+        return self.key == "score" or self.key.startswith(METRIC_KEY)
+
+    @property
     def is_number(self) -> bool:
         """True if the column is right-aligned."""
         return self.kind not in _TEXTS
@@ -362,11 +367,12 @@ _GROUP_COLUMNS = (
     TableColumn("spread", "difference", "score"),
     TableColumn("steps", "steps", "mean"),
 )
+_SCORE_COLUMN = TableColumn("score", "score", "score")
 _EPISODE_COLUMNS = (
     TableColumn("rollout", "episode", "id", view="episode"),
     TableColumn("sample", "sample", "id"),
     TableColumn("policy", "policy", "word"),
-    TableColumn("score", "score", "score"),
+    _SCORE_COLUMN,
     TableColumn("outcome", "outcome", "word"),
     TableColumn("stop", "stop reason", "word"),
     TableColumn("error", "error", "word", below="outcome"),
@@ -379,6 +385,16 @@ _EPISODE_COLUMNS = (
 )
 _TAG_COLUMN = TableColumn("tags", "tags", "tags", below="sample")
 _LABEL_COLUMNS = (TableColumn("label", "label", "word"), TableColumn("note", "note", "text"))
+
+
+METRIC_KEY = "metric "
+"""The beginning of the keys of the columns with metrics."""
+_MOST_METRICS = 12
+
+
+def metric_columns(episodes: Iterable[EpisodeOutline]) -> list[str]:
+    """Return the names of the metrics that have a column in the table of episodes."""
+    return list(dict.fromkeys(name for facts in episodes for name in facts.row.metrics))[:_MOST_METRICS]
 
 
 def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> DataTable:
@@ -433,6 +449,7 @@ def episodes_table(
     pass_threshold: float,
     labels: Mapping[str, EpisodeLabels] | None = None,
     slices: Collection[str] | None = None,
+    metrics: Sequence[str] = (),
 ) -> DataTable:
     """Return a table with a row per episode, sorted by name.
 
@@ -441,6 +458,7 @@ def episodes_table(
         pass_threshold: the lowest score that passes.
         labels: the labels of users, which add columns with labels and notes.
         slices: the dataset columns whose values are shown with the tags in an additional column.
+        metrics: the metrics that have columns after the score.
     """
     length = max(_SHORTEST_REASON, min(_REASON_LENGTH, _REASONS_IN_ALL // max(1, len(episodes))))
     rows: list[list[Cell]] = []
@@ -453,6 +471,7 @@ def episodes_table(
                 _named(row.sample_id),
                 _named(row.policy),
                 digits(row.score),
+                *(digits(row.metrics.get(name)) for name in metrics),
                 outcome if row.score is None else "passed" if passed else "failed",
                 escape_text(row.stop_reason, NAME_LENGTH),
                 escape_text(error_class(facts), NAME_LENGTH),
@@ -470,7 +489,17 @@ def episodes_table(
         if labels is not None:
             word, note = display_label(labels.get(row.rollout_id, {}))
             rows[-1] += [word, escape_text(note, _REASON_LENGTH)]
-    columns = [*_EPISODE_COLUMNS, *((_TAG_COLUMN,) if slices is not None else ())]
+    of_metrics = (
+        TableColumn(f"{METRIC_KEY}{index}", escape_text(name, NAME_LENGTH), "score")
+        for index, name in enumerate(metrics)
+    )
+    after = _EPISODE_COLUMNS.index(_SCORE_COLUMN) + 1
+    columns = [
+        *_EPISODE_COLUMNS[:after],
+        *of_metrics,
+        *_EPISODE_COLUMNS[after:],
+        *((_TAG_COLUMN,) if slices is not None else ()),
+    ]
     columns += _LABEL_COLUMNS if labels is not None else ()
     table = DataTable("episodes", "Episodes", columns, rows, has_matrix=True)
     return table.with_choices("policy", "outcome", "stop", "error", "tags", "label")

@@ -77,8 +77,12 @@ def run_page(
     *,
     has_rows: bool = True,
     columns: Collection[str] | None = None,
+    metrics: Sequence[str] | None = None,
 ) -> str:
-    """Return the page of a run as HTML, with slices by these dataset columns, by default those with few values."""
+    """Return the page of a run as HTML, with slices by these dataset columns, by default those with few values.
+
+    The table of episodes has a column for each of the `metrics`, by default those of the episodes.
+    """
     header, timeline = run.header, build_timeline(run)
     listed = run.episodes if has_rows else []
     summaries = summarize((facts.row for facts in run.episodes), run.pass_threshold)
@@ -86,9 +90,10 @@ def run_page(
     policies = figures.policy_names(run.episodes)
     labels = run.labels if run.labels or data.mode == "server" else None
     columns = slice_columns(run.episodes) if columns is None else columns
+    metrics = figures.metric_columns(run.episodes) if metrics is None else metrics
     slices = slice_rows(run.episodes, columns, policies, run.pass_threshold)
     has_tags = bool(slices) or data.mode == "server"
-    episodes = figures.episodes_table(listed, run.pass_threshold, labels, columns if has_tags else None)
+    episodes = figures.episodes_table(listed, run.pass_threshold, labels, columns if has_tags else None, metrics)
     tables = (figures.samples_table(listed, run.pass_threshold), figures.groups_table(listed))
     spent = [figures.policy_usage(policy, run.episodes) for policy in policies]
     has_judge = any(one.judge_cost is not None or one.judge_unpriced for one in spent)
@@ -178,6 +183,8 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary], status: str) -> li
         notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run and are not counted.")
     if run.earlier_attempts:
         notes.append(f"{run.earlier_attempts:,} attempts were replaced by later ones; the latest counts.")
+    if run.repeated_cost >= 0.5e-4:
+        notes.append(f"The costs below do not include {dollars(run.repeated_cost)} for these attempts.")
     for summary in summaries:
         if unscored := summary.episodes - summary.scored:
             policy = escape_text(summary.policy, NAME_LENGTH)

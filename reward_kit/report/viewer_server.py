@@ -8,7 +8,7 @@ import contextlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from reward_kit.report.run_figures import (
     TableColumn,
     episodes_table,
     groups_table,
+    metric_columns,
     samples_table,
     tables_data,
 )
@@ -304,6 +305,7 @@ class _Shown:
     figures: str = ""
     figures_are_of: str = ""
     columns: Collection[str] = ()  # dataset columns that form slices, as of the last page
+    metrics: Sequence[str] = ()  # metrics with a column, as of the last page
 
     @property
     def mark(self) -> str:
@@ -332,8 +334,8 @@ class _OpenRuns:
         with run.lock:
             run.watch.poll_all()
             facts, script = run.watch.facts(), _live_script(run.mark) + asset("viewer.js")
-            run.columns = slice_columns(facts.episodes)
-            return run_page(facts, served(path), script, columns=run.columns)
+            run.columns, run.metrics = slice_columns(facts.episodes), metric_columns(facts.episodes)
+            return run_page(facts, served(path), script, columns=run.columns, metrics=run.metrics)
 
     def figures(self, name: str) -> str:
         """Return the page without table rows, which is used to update the figures of an open page."""
@@ -346,7 +348,7 @@ class _OpenRuns:
             if run.mark != run.figures_are_of:
                 mark, facts = run.mark, run.watch.facts()
                 run.figures, run.figures_are_of = (
-                    run_page(facts, served(path), has_rows=False, columns=run.columns),
+                    run_page(facts, served(path), has_rows=False, columns=run.columns, metrics=run.metrics),
                     mark,
                 )
             return run.figures
@@ -365,11 +367,13 @@ class _OpenRuns:
             if now == mark:
                 return now, []
             changed, threshold = run.watch.changed_since(int(change)), run.watch.pass_threshold
+            if not run.metrics and metric_columns(changed):
+                return now, [("reload", {})]  # the first scores add columns
             beside = run.watch.beside(changed)
             tables = (
                 samples_table(beside, threshold),
                 groups_table(beside),
-                episodes_table(changed, threshold, run.watch.labels, run.columns),
+                episodes_table(changed, threshold, run.watch.labels, run.columns, run.metrics),
             )
             rows: Event = ("rows", {table.name: table.rows for table in tables})
             return now, [*([rows] if changed else []), ("figures", {})]

@@ -619,7 +619,7 @@ def regression_gates(comparison: Comparison, margin: float, metric: str | None =
 
     The gate checks the score or a metric. It fails if the upper bound of the difference (run minus baseline, 95%
     interval) is below -`margin`, which happens by chance in 2.5% of cases. The gate also fails without an interval,
-    since the difference is unknown.
+    since the difference is unknown, and if the run has more episodes with an error than the baseline.
 
     Raises:
         ConfigError: If the baseline or a run does not have the metric.
@@ -636,6 +636,11 @@ def regression_gates(comparison: Comparison, margin: float, metric: str | None =
             gates.append(Gate("fail-on-regression", label, True, text))
             continue
         is_worse = interval.high < -margin
+        errors, of_baseline = (sum(side.summary.errors.values()) for side in (difference.side, comparison.baseline))
+        if errors > of_baseline and not is_worse:
+            text = f"{label} has {errors} episodes with an error, {base} {of_baseline}; they have no score, so {label} "
+            gates.append(Gate("fail-on-regression", label, True, f"{text}may be worse; rerun them with --only-failed"))
+            continue
         text = f"{label} is {'' if is_worse else 'not shown to be '}worse than {base}{what}{beyond}: the difference is "
         text += f"{signed(interval.mean)}, and at most {signed(interval.high)}"
         gates.append(Gate("fail-on-regression", label, is_worse, text))

@@ -34,6 +34,7 @@ def read_samples(
         if not isinstance(config, Mapping):
             raise ConfigError(f"{where}: resource_config is {type_name(config)}, not a mapping")
         truth = row.get("ground_truth", definition.ground_truth)
+        check_tags(row.get("tags"), where)
         if definition.tags:
             row["tags"] = list(dict.fromkeys((*definition.tags, *parse_tags(row.get("tags")))))
         sample = Sample(str(row.get("id", f"sample-{len(seen)}")), row, truth, config, where)
@@ -43,6 +44,14 @@ def read_samples(
         yield sample
     if not seen and definition.dataset_path is not None:
         raise ConfigError(f"dataset {folder / definition.dataset_path} has no rows")
+
+
+def check_tags(tags: Any, where: str) -> None:
+    """Raise a ConfigError unless the `tags` of a row are None, a string, or a list of strings."""
+    items = tags if isinstance(tags, list | tuple) else () if tags is None or isinstance(tags, str) else (tags,)
+    for item in items:
+        if not isinstance(item, str):
+            raise ConfigError(f"{where}: tags must be a list of strings, or a string with commas, got {item!r:.60}")
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -293,7 +293,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
     for model in args.models:
         provider, separator, name = model.partition("/")
         if not separator or not name or provider not in PRESETS:
-            near = did_you_mean(provider, PRESETS) if separator else ""
+            near = did_you_mean(provider, PRESETS) if separator and provider not in PRESETS else ""
             wanted = "openai/NAME" if separator or not model else f"openai/{model}"
             raise ConfigError(
                 f"--model {model!r}: write {wanted}{near if near.endswith('?') else ''}, for OpenAI or, with "

@@ -45,13 +45,14 @@ from reward_kit.runs import events
 from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
 from reward_kit.runs.scoring_units import RunClock, ScoringUnit, ScoringUnits, StoppedEpisode, UnitScoring
-from reward_kit.runs.summary import EpisodeRow, JudgeCall, PolicySummary, summarize, summary_to_json
+from reward_kit.runs.summary import EpisodeRow, JudgeCall, PolicySummary, known_cost, summarize, summary_to_json
 from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import EvaluationMode
 
 if TYPE_CHECKING:
     from reward_kit.runs.credit import RunCredit
 
+_LEAST_DOLLARS = 1e-9  # less is a rounding error of sums
 logger = logging.getLogger("reward_kit.runs")
 
 
@@ -170,7 +171,9 @@ async def run(
         rows = list(execution.rows.values())
         policies = summarize(rows, plan.definition.pass_threshold)
         cached = {"cache": traffic.cache.to_json()} if traffic is not None and traffic.cache is not None else {}
-        summary = {**summary_to_json(policies), **cached, **further(rows)}
+        repeated = execution.repeated_cost
+        wasted = {"repeated_cost": repeated} if repeated > _LEAST_DOLLARS else {}
+        summary = {**summary_to_json(policies), **wasted, **cached, **further(rows)}
         settings = plan.definition.credit
         # Credit that `reward-kit credit` assigned, possibly for earlier scores. Its settings are in the old summary.
         if settings is None and (folder.path / "credit.jsonl").exists():
@@ -281,7 +284,10 @@ class Run:
             self._budget.spend(ActionUsage(int(tokens), row.usage.get("cost")), steps=row.num_steps)
             if row.attempt + 1 == following:
                 latest[row.rollout_id] = (offset, row, record["group_id"], record["rollout_index"])
-        scores = {(score["rollout_id"], get_attempt(score)): score for score in read_scores(self._store.path)}
+        scores: dict[tuple[str, int], dict[str, Any]] = {}
+        for record in read_scores(self._store.path):
+            scores[record["rollout_id"], get_attempt(record)] = record
+            self._spend_judge_call(JudgeCall.of(record))
         for offset, row, group_id, index in sorted(latest.values(), key=itemgetter(0)):
             if row.is_unfinished:
                 continue
@@ -457,12 +463,20 @@ class Run:
 
     def _add_score(self, row: EpisodeRow, record: Mapping[str, Any]) -> None:
         row.add_score(record)
-        if row.judge_call is not None and row.judge_call not in self._judge_calls:
-            self._judge_calls.add(row.judge_call)
-            self._budget.spend(ActionUsage(0, row.judge_call.cost))
+        self._spend_judge_call(row.judge_call)
         if self._listener is not None:
             self._listener.episode_scored(row)
         self._count_error(row.score_error)
+
+    def _spend_judge_call(self, call: JudgeCall | None) -> None:
+        if call is not None and call not in self._judge_calls:
+            self._judge_calls.add(call)
+            self._budget.spend(ActionUsage(0, call.cost))
+
+    @property
+    def repeated_cost(self) -> float:
+        """The known cost of earlier and unfinished attempts, which are not in `rows`, in US dollars."""
+        return max(self._budget.cost - known_cost(self.rows.values()), 0.0) if self._plan.policies else 0.0
 
     def _record_score(self, scored: Scored, record: Mapping[str, Any]) -> None:
         row = self.rows[scored.rollout_id]

@@ -40,6 +40,14 @@ class JudgeCall(NamedTuple):
     scored_id: str  # of the group, or of the only episode
     usage: str
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> JudgeCall | None:
+        """Return the call for a record of `scores.jsonl`, or None if no judge was called."""
+        usage = ((record.get("result") or {}).get("metrics") or {}).get(METRIC)
+        if usage is None:
+            return None
+        return cls(record.get("scored_group") or record["rollout_id"], usage.get("reason") or "")
+
     @property
     def cost(self) -> float | None:
         """The cost in US dollars; None if the price is unknown."""
@@ -120,8 +128,7 @@ class EpisodeRow:
         self.score_error = failure.get("class")
         result = record.get("result") or {}
         self.is_imputed = bool(result.get("is_imputed")) and self.score is not None
-        if (usage := (result.get("metrics") or {}).get(METRIC)) is not None:
-            self.judge_call = JudgeCall(record.get("scored_group") or self.rollout_id, usage.get("reason") or "")
+        self.judge_call = JudgeCall.of(record)
         self.metrics = metric_scores(result) if self.score is not None else {}
         self.error_message = self.error_message or failure.get("message")
         self.error_traceback = self.error_traceback or failure.get("traceback")
@@ -192,6 +199,18 @@ class PolicySummary:
         if self.cost is None or (self.judge_calls and self.judge_cost is None):
             return None
         return self.cost + (self.judge_cost or 0.0)
+
+
+def known_sum(costs: Iterable[float | None]) -> float:
+    """Return the sum of the known costs."""
+    return math.fsum(cost for cost in costs if cost is not None)
+
+
+def known_cost(rows: Iterable[EpisodeRow]) -> float:
+    """Return the known cost of episodes and their judges in US dollars."""
+    rows = list(rows)
+    calls = {row.judge_call for row in rows if row.judge_call is not None}
+    return known_sum(row.usage.get("cost") for row in rows) + known_sum(call.cost for call in calls)
 
 
 def total_usage(record: Mapping[str, Any]) -> Mapping[str, float]:

@@ -18,6 +18,7 @@ import pydantic
 from reward_kit.agent.samples import Prompt, PromptError, Sample
 from reward_kit.agent.starts import GroupStart
 from reward_kit.agent.tool_execution import Toolbox
+from reward_kit.display_text import pluralize
 from reward_kit.environments.config import check_row_config, read_config, resource_class
 from reward_kit.environments.servers import ServerPool
 from reward_kit.environments.tools import ToolRegistry
@@ -149,6 +150,7 @@ def resolve_task(
             with error_context(located, *(("rewards", index) if name else ("reward_function_path",))):
                 check_parameters(one)
                 check_truth(one, [sample.ground_truth for sample in samples], fields)
+                notes = (*notes, *_note_missing_truths(one, samples))
     inputs = find_inputs(located.path if located.is_written else None, folder, definition, reward)
     digests = {name: hash_path(path) for name, path in inputs.items()}
     has_dataset = definition.dataset_path is not None or objects.rows is not None
@@ -165,6 +167,19 @@ def resolve_task(
         objects=objects,
         of_user=of_user,
     )
+
+
+def _note_missing_truths(reward: Reward, samples: Sequence[Sample]) -> list[str]:
+    """Return a note if some samples have no ground truth, but the reward requires one."""
+    missing = [sample for sample in samples if sample.ground_truth is None]
+    if not missing or "ground_truth" not in reward.required:
+        return []
+    first = missing[0]
+    near = did_you_mean("ground_truth", first.row)
+    return [
+        f"{first.where or first.id}: no ground_truth, which reward {reward.id!r} requires"
+        f"{near if near.endswith('?') else ''} ({len(missing)} of {pluralize(len(samples), 'sample')})"
+    ]
 
 
 def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,40 @@ def test_score_range_and_full_text_filter_grid_and_list(window: Opened, page: Pa
     assert grid.get_attribute("aria-rowcount") == str(len(set(samples)) + 1)
     table.get_by_role("combobox", name="policy").select_option("walker")
     assert opened.texts(".matrix [role=columnheader]") == ["sample", "walker"]
+
+
+def test_grid_and_range_show_a_chosen_metric(window: Opened, page: Path, tmp_path: Path) -> None:
+    """Each metric has a column, and the grid and the range use the chosen one."""
+    run = tmp_path / "run"
+    shutil.copytree(page.parent, run)
+    lines = [json.loads(line) for line in (run / "scores.jsonl").read_text().splitlines()]
+    for place, line in enumerate(lines):
+        if line["result"]:
+            metrics = {"state": place % 4 / 4, "<b>tone</b>": 1.0} if place % 5 else {"state": place % 4 / 4}
+            line["result"]["metrics"] = {name: {"score": score, "reason": ""} for name, score in metrics.items()}
+    (run / "scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    opened = window().open(write_report(run))
+    assert_harmless(opened)
+    table = opened.page.locator("[data-table=episodes]")
+    assert opened.texts("[data-grid-figure] option") == ["score", "state", "<b>tone</b>"]
+    assert "state" not in opened.texts("[data-table=episodes] th:visible")
+    scores = {
+        line["rollout_id"]: None if line["score"] is None else line["result"]["metrics"]["state"]["score"]
+        for line in lines
+    }
+    table.get_by_role("combobox", name="show").select_option(label="state")
+    assert opened.texts("[data-table=episodes] th:visible")[3:5] == ["score", "state"]
+    cells: dict[tuple[str, str], list[float]] = {}
+    for episode in map(json.loads, (run / "episodes.jsonl").read_text().splitlines()):
+        if (score := scores[episode["rollout_id"]]) is not None:
+            cells.setdefault((episode["sample_id"], episode["policy"]), []).append(score)
+    for sample, *shown, _ in rows(opened):
+        for policy, text in zip(("runner", "walker"), shown, strict=True):
+            own = cells[sample, policy]
+            assert float(text.partition(" ")[0]) == pytest.approx(sum(own) / len(own), abs=6e-4), "not the score"
+    table.get_by_label("state from").fill("0.5")
+    table.get_by_label("state to").fill("0.5")
+    assert {float(text) for text in opened.column("episodes", 4)} == {0.5}
 
 
 def test_tags_filter_the_grid_and_the_list(window: Opened, tmp_path: Path) -> None:

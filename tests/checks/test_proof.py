@@ -175,3 +175,12 @@ def test_task_without_a_reward_cannot_be_proved(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no reward to check"):
         task = load_task(task_file(tmp_path, [{"id": "one"}], reward_function_path=None))
         anyio.run(prove, task, task.samples)
+
+
+def test_equal_problems_are_one_line_and_the_checked_share_is_shown(tmp_path: Path) -> None:
+    rows = [{"id": f"q{n}", "ground_truth": "4", "gold_answer": "5"} for n in range(4)]
+    task = load_task(task_file(tmp_path, rows), {"sandbox.level": "in_process"})
+    lines = list(anyio.run(check_task, task, task.samples[:3]).lines())
+    (problem,) = [line for line in lines if "the reference solution (gold_answer) does not" in line]
+    assert "sample 'q0'" in problem and problem.endswith("(and 2 other samples)")
+    assert "3 of 4 samples (--limit)" in lines[-1]

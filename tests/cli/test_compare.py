@@ -233,7 +233,7 @@ class TestInvalidRuns:
             ),
             (
                 ["--fail-on-regression", "runs/done"],
-                "'runs/done' is not a number; put --fail-on-regression after the runs",
+                "'runs/done' is not a number; write METRIC=MARGIN, put --fail-on-regression after the runs",
             ),
             (["runs/done", "runs/no", "--lower-bound"], "--lower-bound requires --fail-under"),
         ],

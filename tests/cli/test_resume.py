@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from reward_kit.report.run_data import read_run
 from tests.cli.project import Project, lines
 
 PRICED = """
@@ -45,6 +46,28 @@ def test_command_line_limit_holds_on_resume_until_raised(project: Project) -> No
     assert done.returncode == 0 and len(ids(project)) == len(set(ids(project))) == 6
     again = project.call("run", "--resume", "--max-cost", "1")
     assert again.returncode == 0, "a complete run has nothing left to stop"
+
+
+def test_cost_of_unfinished_attempts_is_shown(project: Project) -> None:
+    wait = "{'type': 'tool_call', 'name': 'wait', 'arguments': {'milliseconds': 1}}"
+    first_step = (
+        f"        if len(observation) < 3:\n            return PolicyOutput({wait}, None, {{'usage': usage}})\n"
+    )
+    two_steps = PRICED.replace("        return PolicyOutput(", first_step + "        return PolicyOutput(")
+    (project.folder / "mine.py").write_text(two_steps)
+    project.write_task(policy={"type": "mine.py:Priced"})
+    first = project.call("run", "task.yaml", "--max-cost", "0.2", "--max-concurrency", "1")
+    assert first.returncode == 1 and "Replaced and unfinished attempts cost another $0.2500" in first.stderr, (
+        first.stderr
+    )
+    done = project.call("run", "--resume", "--max-cost", "9")
+    assert done.returncode == 0, done.stderr
+    spent = sum(line["usage"]["cost"] for line in lines(project.run_path() / "episodes.jsonl"))
+    summary = json.loads((project.run_path() / "summary.json").read_text())
+    assert summary["repeated_cost"] == pytest.approx(0.25)
+    assert summary["policies"][0]["cost"] + summary["repeated_cost"] == pytest.approx(spent)
+    assert read_run(project.run_path()).repeated_cost == pytest.approx(0.25)
+    assert "do not include $0.2500 for these attempts" in (project.run_path() / "report.html").read_text()
 
 
 def test_lifted_limit_stays_lifted(project: Project) -> None:

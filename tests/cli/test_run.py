@@ -229,6 +229,9 @@ def test_gates_set_the_exit_code(project: Project) -> None:
     stopped = project.call("run", "task.yaml", "--fail-on-error", "1", "--max-concurrency", "1")
     assert stopped.returncode == 1 and "--fail-on-error 1" in stopped.stderr
     assert project.call("run", "task.yaml", "--fail-on-error", "0.9").returncode == 0
+    gated = project.call("run", "task.yaml", "--fail-under", "0.1")
+    assert gated.returncode == 1 and "Gate failed: 4 of 6 episodes ended with an error" in gated.stderr
+    assert project.call("run", "task.yaml", "--fail-under", "0.1", "--fail-on-error", "4").returncode == 0
 
 
 def test_rejected_input_and_dry_run_leave_no_recording(project: Project) -> None:

@@ -19,7 +19,7 @@ HOSTILE = {
     "nan": ("return {'score': float('nan')}", "invalid_result", "finite"),
     "text": ("return {'score': '1'}", "invalid_result", "got a str"),
     "memory": ("return {'score': float(len(bytearray(1 << 30)))}", "limit", "raise sandbox.limits.memory_mb"),
-    "reads_itself": ("open(__file__)", "crash", "it exists but is hidden in the sandbox"),
+    "reads_itself": ("open(__file__)", "crash", "the file exists but is hidden in the sandbox"),
     "writes": ("open(__file__ + '.marker', 'w')", "crash", "No such file"),
     "forges": (
         "import os; os.write(3, b'RKF1' + b'0' * 16 + b'\\0\\0\\0\\2{}'); return {'score': 1.0}",

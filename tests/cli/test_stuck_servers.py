@@ -104,4 +104,4 @@ def test_one_signal_ends_a_run_that_waits_for_an_mcp_server(tmp_path: Path, sile
 def test_non_numeric_grace_period_is_rejected(tmp_path: Path) -> None:
     done = Project(tmp_path, 1).call("run", "task.yaml", REWARD_KIT_STOP_GRACE_S="soon")
     assert done.returncode == 2
-    assert "REWARD_KIT_STOP_GRACE_S='soon': expected a number of seconds" in done.stderr
+    assert "REWARD_KIT_STOP_GRACE_S='soon': must be a number of seconds" in done.stderr

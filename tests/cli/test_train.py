@@ -137,7 +137,7 @@ def test_task_file_and_train_file_are_not_interchangeable(tmp_path: Path) -> Non
     lake_folder(tmp_path)
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(TRAIN["task"]))
     done = command_line.call("train", "task.yaml", cwd=tmp_path)
-    assert done.returncode == 2 and "task.yaml is a task file, for `reward-kit run`" in done.stderr
+    assert done.returncode == 2 and "task.yaml is a task file for `reward-kit run`" in done.stderr
     assert "task: task.yaml" in done.stderr and len(done.stderr.splitlines()) == 1
     for verb in ("run", "check"):
         done = command_line.call(verb, "train.yaml", cwd=tmp_path)

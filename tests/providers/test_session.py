@@ -95,6 +95,7 @@ async def test_rejected_key_stops_the_run_before_the_request_fails():
         ("gpt", "/api", status(404), "; check base_url, which usually ends in /v1"),
         ("gpt", "/v2", status(404), "; check base_url"),
         ("gpt", "/v1", html(), "; known: llama-3, qwen3-8b"),
+        ("qwen3-8b", "/v1", html(), "; check base_url"),
     ],
 )
 async def test_wrong_url_or_model_stops_the_run_at_once_with_advice(model, path, behavior, advice):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,12 @@ def test_tags_of_the_task_are_added_to_the_tags_of_rows(tmp_path: Path) -> None:
         None,
         "sql, long",
     ], "rows are unchanged without tags of the task"
+
+
+@pytest.mark.parametrize("tags", [5, True, {"a": 1}, ["refund", 5], [["a"]]])
+def test_tags_that_are_not_strings_are_rejected(tmp_path: Path, tags: object) -> None:
+    rows = [{"id": "a", "tags": "ok"}, {"id": "b", "tags": tags}]
+    write(tmp_path, "\n".join(map(json.dumps, rows)), "rows.jsonl")
+    definition = TaskDefinitionModel(name="t", initial_user_prompt="?", dataset_path="rows.jsonl")
+    with pytest.raises(ConfigError, match=r"rows\.jsonl:2: tags must be a list of strings"):
+        list(read_samples(definition, tmp_path))

@@ -242,7 +242,8 @@ def test_summary_of_an_earlier_release_has_no_metrics() -> None:
 
 def judged(row: EpisodeRow, group: str | None, cost: str) -> EpisodeRow:
     metric = {"judge_usage": {"score": 0.0, "reason": f"calls=1 cost_usd={cost}"}}
-    row.add_score({"score": 1.0, "result": {"score": 1.0, "metrics": metric}, "scored_group": group})
+    result = {"score": 1.0, "metrics": metric}
+    row.add_score({"rollout_id": row.rollout_id, "score": 1.0, "result": result, "scored_group": group})
     return row
 
 

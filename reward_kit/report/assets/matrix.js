@@ -11,9 +11,8 @@
 
   // Samples with a cell for each policy, from rows of the table of episodes.
   const samplesOf = (table) => {
-    const [id, sample, policy, score, outcome] = ["rollout", "sample", "policy", "score", "outcome"].map((key) =>
-      table.place(key),
-    );
+    const keys = ["rollout", "sample", "policy", table.figure().key, "outcome"];
+    const [id, sample, policy, score, outcome] = keys.map((key) => table.place(key));
     const samples = new Map(); // name -> {name, text, cells}, with a cell at the index of each policy
     const policies = new Map(); // name -> {name, text, index}
     for (const row of table.rows) {
@@ -48,13 +47,18 @@
     return first === null || second === null ? RK.DASH : RK.signed(second - first);
   };
 
-  const toldOf = (cell) => {
+  const toldOf = (cell, figure) => {
     if (!cell) return { kind: "none", text: RK.DASH, label: "no episode" };
     const unscored = cell.ids.length - cell.scored - cell.errors;
     const missing = [
       cell.errors ? `${cell.errors === 1 ? "" : `${RK.count(cell.errors)} `}error${cell.errors === 1 ? "" : "s"}` : "",
       unscored ? `${cell.ids.length === 1 ? "" : `${RK.count(unscored)} `}unscored` : "",
     ].filter(Boolean);
+    const { key, label: name } = figure;
+    if (cell.scored && key !== "score") {
+      const text = [RK.figure(meanOf(cell)), ...missing].join(" · ");
+      return { kind: "metric", text, label: `mean of ${name} ${RK.figure(meanOf(cell))}` };
+    }
     if (!cell.scored) return { kind: cell.errors ? "error" : "unscored", text: missing.join(", "), label: "" };
     const kind = cell.passed === cell.scored ? "pass" : cell.passed ? "mixed" : "fail";
     const mark = { pass: "✓", mixed: "", fail: "✗" }[kind];
@@ -82,7 +86,8 @@
 
     // Show the samples of the matching episodes.
     show(chosen) {
-      if (this.version !== this.table.version) Object.assign(this, samplesOf(this.table), { version: this.table.version });
+      const [figure, { version }] = [this.table.figure(), this.table];
+      if (this.version !== version || this.figure !== figure) Object.assign(this, samplesOf(this.table), { version, figure });
       const place = this.table.place("sample");
       const names = chosen.length < this.table.rows.length ? new Set(chosen.map((row) => stored(row[place]))) : null;
       const wanted = this.table.wantedPolicy();
@@ -159,7 +164,7 @@
       const rowHref = RK.href("sample", sample.name);
       const cells = this.columns.map(({ name: policy, text, index: at }, place) => {
         const cell = sample.cells[at];
-        const told = toldOf(cell);
+        const told = toldOf(cell, this.figure);
         const href = !cell ? rowHref : cell.ids.length === 1 ? RK.href("episode", cell.ids[0]) : RK.href("sample", sample.name, policy);
         const label = `${sample.text}, ${text}: ${told.label || told.text}`;
         return el("div", { role: "gridcell", class: `cell-${told.kind}` }, link(place + 1, href, told.text, label));

@@ -39,7 +39,12 @@
       this.body = section.querySelector("tbody");
       this.status = section.querySelector("[role=status]");
       this.search = section.querySelector("input[type=search]");
-      this.selects = [...section.querySelectorAll("select")];
+      this.selects = [...section.querySelectorAll("select[data-column]")];
+      this.figures = section.querySelector("[data-grid-figure]"); // the column that the grid and the bounds use
+      this.figures?.addEventListener("change", () => {
+        for (const span of section.querySelectorAll("[data-grid-name]")) span.textContent = this.figure().label;
+        this.show(0);
+      });
       this.chip = section.querySelector(".chip");
       this.exact = null;
       this.found = null; // {said, ids}: the episodes whose text contains the search
@@ -53,7 +58,7 @@
       this.heads = [...section.querySelectorAll("th")];
       this.heads.forEach((head, place) => head.querySelector("button").addEventListener("click", () => this.by(place)));
       this.search.addEventListener("input", () => this.searchTexts());
-      this.bounds = [...section.querySelectorAll("[data-bound]")]; // of the score
+      this.bounds = [...section.querySelectorAll("[data-bound]")]; // of the figure
       this.bounds.forEach((bound) => bound.addEventListener("input", () => this.show(0)));
       this.selects.forEach((select) => select.addEventListener("change", () => this.show(0)));
       this.chip.addEventListener("click", () => this.only(null));
@@ -64,12 +69,14 @@
       this.show(0);
     }
 
-    // Hide columns without values, and those whose values are second lines of another column.
+    // Hide columns without values, those whose values are second lines of another column, and metrics that are not chosen.
     hideColumns() {
-      if (this.hidden?.version === this.version) return;
+      const figure = this.figures?.value;
+      if (this.hidden?.version === this.version && this.hidden.figure === figure) return;
+      const isOther = (key) => key.startsWith("metric ") && key !== figure;
       const isEmpty = (place) => this.rows.length > 0 && this.rows.every((row) => isNothing(plain(row[place])));
-      const isHidden = this.columns.map(({ below }, place) => Boolean(below) || isEmpty(place));
-      this.hidden = { version: this.version, has: isHidden };
+      const isHidden = this.columns.map(({ key, below }, place) => Boolean(below) || isOther(key) || isEmpty(place));
+      this.hidden = { version: this.version, figure, has: isHidden };
       this.heads.forEach((head, place) => (head.hidden = isHidden[place]));
     }
 
@@ -165,9 +172,14 @@
       keeping(this.body, () => this.show(page));
     }
 
+    // The column that the grid shows and the bounds limit: the score or a metric.
+    figure() {
+      return this.columns[this.place(this.figures?.value || "score")];
+    }
+
     isWithin(row) {
       const [low, high] = this.bounds.map((bound) => bound.valueAsNumber);
-      const score = row[this.place("score")];
+      const score = row[this.place(this.figure().key)];
       return score !== null && !(score < low) && !(score > high);
     }
 

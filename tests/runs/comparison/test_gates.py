@@ -45,6 +45,15 @@ class TestRegression:
         third = make_run(tmp_path / "third", {f"s{place}": [0.5] for place in range(8)})
         assert [gate.failed for gate in regression_gates(compared(*runs, third), 0.0)] == [True, False]
 
+    def test_more_errors_than_the_baseline_fail_the_gate(self, tmp_path: Path) -> None:
+        names = [f"s{place}" for place in range(8)]
+        before = make_run(tmp_path / "before", {name: [0.5, 0.5] for name in names})
+        after = make_run(tmp_path / "after", {name: [0.5, None] for name in names})
+        (gate,) = regression_gates(compared(before, after), 0.0)
+        assert gate.failed and "after has 8 episodes with an error, before 0; they have no score" in gate.message
+        (gate,) = regression_gates(compared(after, before), 0.0)
+        assert not gate.failed
+
 
 class TestUnder:
     def test_under_gate_checks_the_mean_or_its_lower_bound(self, tmp_path: Path) -> None:
