@@ -194,8 +194,8 @@ class PolicyModel(BaseModel):
     model_config = ConfigDict(extra="allow", json_schema_extra=BY_NAME)
 
     type: str = Field(
-        description="`openai`, `responses`, `anthropic`, `gemini`, `mistral`, `openrouter`, `vllm`, `sglang`, `llama.cpp`, "
-        "`ollama`, `hf`, `own_agent`, `scripted`, `random`, `expert`, `human`, `replay`, or module:Class"
+        description="`openai`, `responses`, `anthropic`, `gemini`, `mistral`, `openrouter`, `vllm`, `sglang`, "
+        "`llama.cpp`, `ollama`, `hf`, `own_agent`, `scripted`, `random`, `expert`, `human`, `replay`, or module:Class"
     )
 
     @model_validator(mode="before")
