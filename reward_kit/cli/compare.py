@@ -10,6 +10,7 @@ import click
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.options import (
     GateNumber,
+    Number,
     WholeNumber,
     complete_runs,
     fail_under_options,
@@ -57,6 +58,15 @@ from reward_kit.runs.comparison_table import comparison_markdown, comparison_not
     "MARGIN (default 0); may be repeated.",
 )
 @fail_under_options("the mean score of the last run")
+@click.option(
+    "--fail-on-error",
+    "error_limit",
+    type=Number(0),
+    default=0,
+    show_default=True,
+    metavar="X",
+    help="With a gate: fail it if more than X episodes of a run ended with an error.",
+)
 @click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Seed of the resampling.")
 @click.option(
     "--display", type=click.Choice(["rich", "plain"]), help="Table style; default: rich on a terminal, otherwise plain."
@@ -71,6 +81,7 @@ def command(
     fail_on_regression: tuple[tuple[float, str | None], ...],
     fail_under: tuple[tuple[float, str | None], ...],
     lower_bound: bool,
+    error_limit: float,
     seed: int,
     display: str | None,
     as_markdown: bool,
@@ -94,8 +105,10 @@ def command(
     if as_markdown and as_json:
         raise click.UsageError("use either --markdown or --json")
     comparison = compare(read_sides(runs or two_newest(log_dir), policies), seed)
-    gates = [gate for margin, metric in fail_on_regression for gate in regression_gates(comparison, margin, metric)]
-    gates += [under_gate(comparison.sides[-1], minimum) for minimum in minimums]
+    gates = []
+    for margin, metric in fail_on_regression:
+        gates += regression_gates(comparison, margin, metric, error_limit=error_limit)
+    gates += [under_gate(comparison.sides[-1], minimum, error_limit=error_limit) for minimum in minimums]
     if as_json:
         echo_json({**to_json(comparison), "gates": [gate._asdict() for gate in gates]}, allow_nan=False)
     elif as_markdown:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, StoreError, boundary, did_you_mean
 from reward_kit.runs.display import figure, signed
 from reward_kit.runs.results import read_results
@@ -614,12 +615,14 @@ class Gate(NamedTuple):
     message: str
 
 
-def regression_gates(comparison: Comparison, margin: float, metric: str | None = None) -> list[Gate]:
+def regression_gates(
+    comparison: Comparison, margin: float, metric: str | None = None, *, error_limit: float = 0
+) -> list[Gate]:
     """Return a gate for each run except the baseline, which fails if the run is worse by more than `margin`.
 
     The gate checks the score or a metric. It fails if the upper bound of the difference (run minus baseline, 95%
     interval) is below -`margin`, which happens by chance in 2.5% of cases. The gate also fails without an interval,
-    since the difference is unknown, and if the run has more episodes with an error than the baseline.
+    since the difference is unknown, and if the run has more episodes with an error than the baseline and `error_limit`.
 
     Raises:
         ConfigError: If the baseline or a run does not have the metric.
@@ -636,10 +639,9 @@ def regression_gates(comparison: Comparison, margin: float, metric: str | None =
             gates.append(Gate("fail-on-regression", label, True, text))
             continue
         is_worse = interval.high < -margin
-        errors, of_baseline = (sum(side.summary.errors.values()) for side in (difference.side, comparison.baseline))
-        if errors > of_baseline and not is_worse:
-            text = f"{label} has {errors} episodes with an error, {base} {of_baseline}; they have no score, so {label} "
-            gates.append(Gate("fail-on-regression", label, True, f"{text}may be worse; rerun them with --only-failed"))
+        allowed = max(error_limit, sum(comparison.baseline.summary.errors.values()))
+        if not is_worse and (errors := _too_many_errors(difference.side, allowed)):
+            gates.append(Gate("fail-on-regression", label, True, errors))
             continue
         text = f"{label} is {'' if is_worse else 'not shown to be '}worse than {base}{what}{beyond}: the difference is "
         text += f"{signed(interval.mean)}, and at most {signed(interval.high)}"
@@ -656,8 +658,21 @@ def _difference_of(baseline: Side, difference: Difference, metric: str | None) -
     return next(found.interval for found in difference.metrics if found.name == metric)
 
 
-def under_gate(side: Side, threshold: Threshold) -> Gate:
+def _too_many_errors(side: Side, allowed: float) -> str | None:
+    """Return the message of a gate if more episodes than allowed ended with an error."""
+    errors = sum(side.summary.errors.values())
+    if errors <= allowed:
+        return None
+    return (
+        f"{pluralize(errors, 'episode')} of {side.label} ended with an error and have no score; rerun them with "
+        f"`reward-kit run --resume {side.path} --only-failed`, or allow them with --fail-on-error {errors}"
+    )
+
+
+def under_gate(side: Side, threshold: Threshold, *, error_limit: float = 0) -> Gate:
     """Return a gate that fails if the mean of a score or metric, or its lower bound, is below the threshold.
+
+    It also fails if more than `error_limit` episodes ended with an error.
 
     Raises:
         ConfigError: If the run does not have the metric.
@@ -666,6 +681,8 @@ def under_gate(side: Side, threshold: Threshold) -> Gate:
     what, value, least = threshold.what, threshold.value(side.summary), threshold.least
     if value is None:
         return Gate("fail-under", side.label, True, f"the {what} of {side.label} is unknown")
+    if value >= least and (errors := _too_many_errors(side, error_limit)):
+        return Gate("fail-under", side.label, True, errors)
     text = f"the {what} of {side.label} is {figure(value)}, {'below' if value < least else 'not below'} {least:g}"
     return Gate("fail-under", side.label, value < least, text)
 

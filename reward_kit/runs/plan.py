@@ -326,10 +326,14 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
     _check_labels([label for label, _, _ in choices])
     if in_file is not None and in_file.type not in kinds:
         for key in (key for key in args.overrides if key.startswith("policy.")):
-            kind, name = choices[0][1], key.split(".")[1]
+            (label, kind, _), name = choices[0], key.split(".")[1]
+            known = option_names(kind, task.folder)
+            fix = f"; write -T 'policy={{type: {kind}, {name}: VALUE}}'"
+            if known is not None and name not in known:
+                fix = did_you_mean(name, known)
             raise ConfigError(
                 f"-T {key}: has no effect, because the task's policy is {in_file.type!r}, but this run uses "
-                f"{choices[0][0]!r}; write -T 'policy={{type: {kind}, {name}: VALUE}}'"
+                f"{label!r}{fix}"
             )
     if base_url is not None and not kinds & _ASK_AN_ENDPOINT:
         raise ConfigError("--base-url is for models, but this run has none; pass --model openai/NAME")

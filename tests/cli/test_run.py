@@ -247,7 +247,9 @@ def test_option_of_a_policy_that_does_not_run_is_rejected(project: Project) -> N
     message = (
         "-T policy.temprature: has no effect, because the task's policy is 'scripted', but this run uses 'openai/m'"
     )
-    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert done.returncode == 2 and f"{message}; did you mean 'temperature'?" in done.stderr, done.stderr
+    done = project.call(*arguments, "-T", "policy.temperature=0")
+    assert "; write -T 'policy={type: openai, temperature: VALUE}'" in done.stderr
     assert not project.runs()
 
 

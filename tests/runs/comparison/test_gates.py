@@ -50,7 +50,10 @@ class TestRegression:
         before = make_run(tmp_path / "before", {name: [0.5, 0.5] for name in names})
         after = make_run(tmp_path / "after", {name: [0.5, None] for name in names})
         (gate,) = regression_gates(compared(before, after), 0.0)
-        assert gate.failed and "after has 8 episodes with an error, before 0; they have no score" in gate.message
+        assert gate.failed and "8 episodes of after ended with an error and have no score" in gate.message
+        assert [gate.failed for gate in regression_gates(compared(before, after), 0.0, error_limit=8)] == [False]
+        side = compared(before, after).sides[-1]
+        assert [under_gate(side, Threshold(0.1), error_limit=limit).failed for limit in (7, 8)] == [True, False]
         (gate,) = regression_gates(compared(after, before), 0.0)
         assert not gate.failed
 

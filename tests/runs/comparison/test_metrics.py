@@ -61,7 +61,7 @@ def test_runs_without_metrics_have_no_table_of_them(tmp_path: Path) -> None:
 def test_gate_checks_a_metric_of_the_run(tmp_path: Path) -> None:
     metrics: dict[str, Scores] = {"state": {"a": [0.5, 0.5], "b": [1.0, 0.0]}}
     side = compared(*(make_run(tmp_path / name, SCORES, metrics=metrics) for name in ("first", "second"))).sides[-1]
-    assert [under_gate(side, Threshold(least, "state")).failed for least in (0.5, 0.51)] == [False, True]
+    assert [under_gate(side, Threshold(least, "state"), error_limit=1).failed for least in (0.5, 0.51)] == [False, True]
     assert "the mean of 'state' of second is 0.500, below 0.51" in under_gate(side, Threshold(0.51, "state")).message
     with pytest.raises(ConfigError, match="--fail-under: second: unknown metric 'stat'; did you"):
         under_gate(side, Threshold(0.0, "stat"))
