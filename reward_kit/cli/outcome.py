@@ -25,7 +25,7 @@ from reward_kit.display_text import pluralize
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs import runner
-from reward_kit.runs.display import Display, DisplayKind, duration_text, figure, summary_table
+from reward_kit.runs.display import Display, DisplayKind, dollars, duration_text, figure, summary_table
 from reward_kit.runs.plan import Control, RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder
@@ -245,7 +245,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         idle = f", none of {', '.join(outcome.not_begun)}" if outcome.rows and outcome.not_begun else ""
         note.print(f"Stopped ({control.stop_reason or 'failed'}): {done}{waiting}{idle}.")
     if repeated := outcome.summary.get("repeated_cost"):
-        note.print(f"Replaced and unfinished attempts cost another ${repeated:.4f}")
+        note.print(f"Replaced and unfinished attempts cost another {dollars(repeated)}")
     if cache := outcome.summary.get("cache"):
         calls = cache["hits"] + cache["misses"]
         note.print(f"{cache['hits']:,} of {pluralize(calls, 'model call')} answered from the cache {cache['path']}")

@@ -10,13 +10,12 @@ import random
 import re
 import time
 from collections.abc import Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from reward_kit.errors import ConfigError, ProviderError, did_you_mean
+from reward_kit.errors import ProviderError, did_you_mean
 from reward_kit.providers.completion import ChatCompletion, RequestFacts, read_completion
-from reward_kit.providers.dialect import Dialect
+from reward_kit.providers.dialect import AnswerStream, Dialect
 from reward_kit.providers.faults import (
     ENDPOINT_ERRORS,
     AccessError,
@@ -26,8 +25,10 @@ from reward_kit.providers.faults import (
     error_in_body,
     excerpt,
 )
+from reward_kit.providers.messages import Messages
 from reward_kit.providers.prices import PriceTable
 from reward_kit.providers.request_queue import Rates, RequestQueue, RetryPolicy, with_retries
+from reward_kit.providers.responses import Responses
 from reward_kit.providers.session import ProviderSession
 from reward_kit.providers.transport import Transport, header_secrets
 
@@ -39,24 +40,8 @@ _ADVICE_TIMEOUT_S = 2.0
 _MOST_NAMES = 8
 
 
-DIALECTS = {
-    "chat": "dialect:Dialect",
-    "responses": "responses:Responses",
-    "messages": "messages:Messages",
-}
-
-
-def dialect_of(api: str) -> Dialect:
-    """Return the dialect of an API.
-
-    Raises:
-        ConfigError: If the API is unknown.
-    """
-    if api not in DIALECTS:
-        raise ConfigError(f"api: unknown API {api!r}{did_you_mean(str(api), DIALECTS)}")
-    module, _, name = DIALECTS[api].partition(":")
-    dialect: Dialect = getattr(import_module(f"reward_kit.providers.{module}"), name)()
-    return dialect
+DIALECTS: Mapping[str, Dialect] = {"chat": Dialect(), "responses": Responses(), "messages": Messages()}
+"""The dialects, by the option `api`."""
 
 
 def _model_names(listed: Any) -> list[str]:
@@ -194,8 +179,13 @@ class ChatEndpoint:
                 return f"; set base_url to {base}, which offers the models {', '.join(names[:_MOST_NAMES])}"
         return "; check base_url" if is_versioned else "; check base_url, which usually ends in /v1"
 
-    def _to_completion(self, answer: Any) -> Any:
+    def _to_completion(self, answer: Any, stream: AnswerStream | None) -> Any:
+        """Return an answer, or that of a stream, in the form of a chat completion."""
         try:
+            if stream is not None and answer is None:  # a server may ignore `stream` and answer in one piece
+                answer = stream.result()
+            if isinstance(answer, Mapping) and answer.get("error") and not answer.get("choices"):
+                raise error_in_body(answer["error"], self._url, self._secrets)
             return self.dialect.to_completion(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             shown = excerpt(json.dumps(answer, ensure_ascii=False), self._secrets)
@@ -235,11 +225,7 @@ class ChatEndpoint:
                     raise
                 advice = await self._ask_for_advice(facts.model)
                 raise WrongEndpointError(f"{str(error).rstrip('.')}{advice}") from error
-            if stream is not None and data is None:  # a server may ignore `stream` and answer in one piece
-                data = stream.result()
-            if isinstance(data, Mapping) and data.get("error") and not data.get("choices"):
-                raise error_in_body(data["error"], self._url, self._secrets)
-            value = self._to_completion(data)
+            value = self._to_completion(data, stream)
             return value, read_completion(value, facts, self._prices)
 
         queue, permit = self.queue(facts.model), None

@@ -134,7 +134,7 @@ def text_parts(content: Any) -> list[Mapping[str, Any]]:
     return [part for part in parts if part.get("type") != "text" or part.get("text")]
 
 
-def items_of(message: Mapping[str, Any], api: str) -> list[Any] | None:
+def stored_items(message: Mapping[str, Any], api: str) -> list[Any] | None:
     """Return the items in which an API returned a message, or None if the message comes from elsewhere."""
     stored = message.get(PROVIDER_ITEMS)
     items = stored.get(api) if isinstance(stored, Mapping) else None

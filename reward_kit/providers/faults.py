@@ -157,7 +157,8 @@ def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> Provid
     code, kind = (error.get(key) for key in ("code", "type")) if isinstance(error, Mapping) else (None, None)
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
     message = f"{where} answered with an error instead of a completion: {text}"
-    code = next((_TRANSIENT_CODES[one] for one in (code, kind) if one in _TRANSIENT_CODES), code)
+    named = (_TRANSIENT_CODES.get(one) for one in (code, kind) if isinstance(one, str))
+    code = next(filter(None, named), code)
     is_transient = isinstance(code, int) and code in RETRIED_STATUSES
     return TransientError(message, status=code) if is_transient else ProviderError(message)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from reward_kit.models import PROVIDER_ITEMS
 from reward_kit.providers.completion import EventStream
-from reward_kit.providers.dialect import AnswerStream, Dialect, encode_json, items_of, text_parts
+from reward_kit.providers.dialect import AnswerStream, Dialect, encode_json, stored_items, text_parts
 
 API = "messages"
 VERSION = "2023-06-01"
@@ -43,7 +43,7 @@ class Messages(Dialect):
         if role in ("system", "developer"):
             kind, blocks = "system", [_to_block(part) for part in text_parts(message.get("content"))]
         elif role == "assistant":
-            kind, blocks = role, items_of(message, API) or _assistant_blocks(message)
+            kind, blocks = role, stored_items(message, API) or _assistant_blocks(message)
         else:
             kind, blocks = "user", [_to_block(part) for part in text_parts(message.get("content"))]
         if role == "tool":
@@ -143,7 +143,7 @@ class _MessageStream(EventStream):
             if key == "partial_json":
                 block["input"] = _parsed("".join(pieces))
             else:
-                block[key] = block.get(key, "") + "".join(pieces)
+                block[key] = (block.get(key) or "") + "".join(pieces)
         return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from reward_kit.models import PROVIDER_ITEMS
 from reward_kit.providers.completion import EventStream
-from reward_kit.providers.dialect import AnswerStream, Dialect, encode_json, items_of, text_parts
+from reward_kit.providers.dialect import AnswerStream, Dialect, encode_json, stored_items, text_parts
 from reward_kit.providers.faults import error_in_body
 
 API = "responses"
@@ -25,7 +25,7 @@ class Responses(Dialect):
 
     def encode_message(self, message: Mapping[str, Any]) -> str:
         """Return the items of a message as JSON, separated by commas."""
-        items = items_of(message, API)
+        items = stored_items(message, API)
         return ",".join(map(encode_json, _to_items(message) if items is None else items))
 
     def join_messages(self, encoded: Sequence[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from reward_kit.runs.files import read_line
 from reward_kit.runs.label_file import EpisodeLabels, read_run_labels
 from reward_kit.runs.results import LineRange
 from reward_kit.runs.run_folder import RunHeader, check_score, line_record, placed_lines
-from reward_kit.runs.summary import EpisodeRow, JudgeCall, known_cost, known_sum, metric_scores
+from reward_kit.runs.summary import EpisodeRow, JudgeCall, metric_scores, repeated_cost
 
 _KEPT_TEXT = 2_000
 _NOT_COLUMNS = ("id", "tags", "ground_truth")
@@ -85,12 +85,36 @@ class RunFacts:
     earlier_attempts: int  # superseded by a later attempt
     unfinished: int  # cut off by a limit of the run; not results
     labels: Mapping[str, EpisodeLabels] = field(default_factory=dict)  # by rollout id
-    repeated_cost: float = 0.0  # known cost of the earlier and the unfinished attempts, in US dollars
+    spent: float = 0.0  # known cost of all attempts and their judges, in US dollars
+
+    @property
+    def repeated_cost(self) -> float:
+        """The known cost of the replaced and unfinished attempts, in US dollars."""
+        return repeated_cost(self.spent, [facts.row for facts in self.episodes])
 
     @property
     def pass_threshold(self) -> float:
         """The lowest score that passes."""
         return self.header.pass_threshold
+
+
+class RunSpending:
+    """The known cost of all attempts of a run, of which a later one may replace an earlier one, and of their judges."""
+
+    def __init__(self) -> None:
+        self.dollars = 0.0
+        self._calls: set[JudgeCall] = set()
+
+    def add_attempt(self, row: EpisodeRow) -> None:
+        """Add the cost of an attempt without its judge."""
+        self.dollars += row.usage.get("cost", 0.0)
+
+    def add_score(self, record: Mapping[str, Any]) -> None:
+        """Add the cost of the judge of a score. Episodes that were judged in one call share its cost."""
+        call = JudgeCall.of(record)
+        if call is not None and call not in self._calls:
+            self._calls.add(call)
+            self.dollars += call.cost or 0.0
 
 
 def read_run(path: Path) -> RunFacts:
@@ -99,26 +123,23 @@ def read_run(path: Path) -> RunFacts:
     if header.training is not None:
         raise ConfigError(f"{path} is a training run, which has metrics.jsonl and no episodes.jsonl")
     scores: dict[tuple[str, int], dict[str, Any]] = {}
-    calls = set[JudgeCall]()
+    spent = RunSpending()
     file = path / "scores.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         score = score_facts(line_record(file, number, line, check_score), LineRange(offset, len(line)))
         scores[score["rollout_id"], get_attempt(score)] = score
-        if (call := JudgeCall.of(score)) is not None:
-            calls.add(call)
-    latest, file, costs = LatestAttempts[EpisodeOutline](), path / "episodes.jsonl", list[float | None]()
+        spent.add_score(score)
+    latest, file = LatestAttempts[EpisodeOutline](), path / "episodes.jsonl"
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         record = outline_line(file, number, line)
         scored = scores.get((record["rollout_id"], get_attempt(record)))
         facts = episode_outline(record, header, scored, LineRange(offset, len(line)))
         latest.put(facts.row.rollout_id, facts.row.attempt, facts)
-        costs.append(facts.row.usage.get("cost"))
+        spent.add_attempt(facts.row)
     episodes = latest.values()
     finished = [facts for facts in episodes if not facts.row.is_unfinished]
-    costs += [call.cost for call in calls]
-    repeated = known_sum(costs) - known_cost(facts.row for facts in finished)
     unfinished, labels = len(episodes) - len(finished), read_run_labels(path)
-    return RunFacts(path, header, finished, latest.earlier, unfinished, labels, max(repeated, 0.0))
+    return RunFacts(path, header, finished, latest.earlier, unfinished, labels, spent.dollars)
 
 
 def outline_line(file: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -183,8 +183,8 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary], status: str) -> li
         notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run and are not counted.")
     if run.earlier_attempts:
         notes.append(f"{run.earlier_attempts:,} attempts were replaced by later ones; the latest counts.")
-    if run.repeated_cost >= 0.5e-4:
-        notes.append(f"The costs below do not include {dollars(run.repeated_cost)} for these attempts.")
+    if repeated := run.repeated_cost:
+        notes.append(f"The costs below do not include {dollars(repeated)} for replaced and unfinished attempts.")
     for summary in summaries:
         if unscored := summary.episodes - summary.scored:
             policy = escape_text(summary.policy, NAME_LENGTH)

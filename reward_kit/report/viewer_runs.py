@@ -27,7 +27,7 @@ from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
 from reward_kit.report.episode_chunks import StoredLines, split_groups
 from reward_kit.report.episode_search import EpisodeSearch
 from reward_kit.report.rendering import NAME_LENGTH
-from reward_kit.report.run_data import EpisodeOutline, RunFacts, episode_outline, score_facts
+from reward_kit.report.run_data import EpisodeOutline, RunFacts, RunSpending, episode_outline, score_facts
 from reward_kit.runs.files import EPISODES, HELD_OUT_SCORE, METRICS, read_json, wrap_os_errors
 from reward_kit.runs.label_file import LABELS, EpisodeLabels, add_label, check_label
 from reward_kit.runs.results import LineRange, index_credit
@@ -146,6 +146,7 @@ class _ReadLines:
         self.rows: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.scores_of: dict[Attempt, Mapping[str, Any]] = {}
         self.earlier = 0
+        self.spent = RunSpending()
         self.epoch = secrets.token_hex(4)
 
 
@@ -205,7 +206,8 @@ class WatchedRun:
             latest.sort(key=lambda facts: facts.place.offset if facts.place is not None else 0)
             finished = [facts for facts in latest if not facts.row.is_unfinished]
             unfinished = len(latest) - len(finished)
-            return RunFacts(self.path, self.header, finished, self._memory.earlier, unfinished, dict(self.labels))
+            memory, labels = self._memory, dict(self.labels)
+            return RunFacts(self.path, self.header, finished, memory.earlier, unfinished, labels, memory.spent.dollars)
 
     @property
     def labels(self) -> Mapping[str, EpisodeLabels]:
@@ -298,6 +300,7 @@ class WatchedRun:
         for place, record in scores.lines:
             name, attempt = record["rollout_id"], get_attempt(record)
             memory.scores_of[name, attempt] = score_facts(record, place)
+            memory.spent.add_score(record)
             scored = memory.known.get(name)
             if scored is not None and scored.facts.row.attempt == attempt:
                 file, place_of_episode = self.path / "episodes.jsonl", scored.facts.place
@@ -308,6 +311,7 @@ class WatchedRun:
             facts = self._facts_of(record, place)
             row, known = facts.row, memory.known.get(facts.row.rollout_id)
             memory.earlier += known is not None
+            memory.spent.add_attempt(row)
             if known is None:
                 memory.groups[facts.group_id].append(row.rollout_id)
                 memory.rows[row.sample_id, row.policy].append(row.rollout_id)

@@ -242,10 +242,14 @@ def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], wh
     """
     if reward.required & {"ground_truth", "ground_truths"} and all(truth is None for truth in truths):
         known = sorted(set(fields))
-        near = difflib.get_close_matches("ground_truth", known, n=1)
-        fix = f"; rename {near[0]!r} to 'ground_truth'" if near else ""
-        message = f"reward {reward.id!r} needs ground_truth, but no {what} has one{fix}"
+        message = f"reward {reward.id!r} needs ground_truth, but no {what} has one{rename_to_truth(known)}"
         raise ConfigError(f"{message} (their fields: {', '.join(known) or 'none'})")
+
+
+def rename_to_truth(fields: Iterable[str]) -> str:
+    """Return the advice to rename a misspelled field, or ""."""
+    near = difflib.get_close_matches("ground_truth", [name for name in fields if name != "ground_truth"], n=1)
+    return f"; rename {near[0]!r} to 'ground_truth'" if near else ""
 
 
 def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:

@@ -264,10 +264,15 @@ def _number(value: float | None) -> str:
     return "–" if value is None else figure(value)
 
 
+def dollars(value: float) -> str:
+    """Format an amount of US dollars."""
+    return f"${value:.4f}"
+
+
 def _cost(value: float | None, *, is_used: bool) -> str:
     if value is None:
         return "unknown" if is_used else "–"
-    return f"${value:.4f}"
+    return dollars(value)
 
 
 def _counts(counts: Mapping[str, int]) -> str:

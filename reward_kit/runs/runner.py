@@ -45,14 +45,13 @@ from reward_kit.runs import events
 from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
 from reward_kit.runs.scoring_units import RunClock, ScoringUnit, ScoringUnits, StoppedEpisode, UnitScoring
-from reward_kit.runs.summary import EpisodeRow, JudgeCall, PolicySummary, known_cost, summarize, summary_to_json
+from reward_kit.runs.summary import EpisodeRow, JudgeCall, PolicySummary, repeated_cost, summarize, summary_to_json
 from reward_kit.task_parts import CreditModel
 from reward_kit.typed_interface import EvaluationMode
 
 if TYPE_CHECKING:
     from reward_kit.runs.credit import RunCredit
 
-_LEAST_DOLLARS = 1e-9  # less is a rounding error of sums
 logger = logging.getLogger("reward_kit.runs")
 
 
@@ -171,9 +170,8 @@ async def run(
         rows = list(execution.rows.values())
         policies = summarize(rows, plan.definition.pass_threshold)
         cached = {"cache": traffic.cache.to_json()} if traffic is not None and traffic.cache is not None else {}
-        repeated = execution.repeated_cost
-        wasted = {"repeated_cost": repeated} if repeated > _LEAST_DOLLARS else {}
-        summary = {**summary_to_json(policies), **wasted, **cached, **further(rows)}
+        repeated = {"repeated_cost": cost} if (cost := execution.repeated_cost) else {}
+        summary = {**summary_to_json(policies), **repeated, **cached, **further(rows)}
         settings = plan.definition.credit
         # Credit that `reward-kit credit` assigned, possibly for earlier scores. Its settings are in the old summary.
         if settings is None and (folder.path / "credit.jsonl").exists():
@@ -475,8 +473,8 @@ class Run:
 
     @property
     def repeated_cost(self) -> float:
-        """The known cost of earlier and unfinished attempts, which are not in `rows`, in US dollars."""
-        return max(self._budget.cost - known_cost(self.rows.values()), 0.0) if self._plan.policies else 0.0
+        """The known cost of replaced and unfinished attempts, which are not in `rows`, in US dollars."""
+        return repeated_cost(self._budget.cost, list(self.rows.values())) if self._plan.policies else 0.0
 
     def _record_score(self, scored: Scored, record: Mapping[str, Any]) -> None:
         row = self.rows[scored.rollout_id]

@@ -30,6 +30,7 @@ from reward_kit.runs.statistics import (
     safe_mean,
 )
 
+_ROUNDING = 1e-9  # a smaller difference of two sums of dollars is a rounding error
 MOST_TAGS = 50
 """The number of tags with figures; further tags, in alphabetical order, have none."""
 
@@ -201,16 +202,15 @@ class PolicySummary:
         return self.cost + (self.judge_cost or 0.0)
 
 
-def known_sum(costs: Iterable[float | None]) -> float:
-    """Return the sum of the known costs."""
-    return math.fsum(cost for cost in costs if cost is not None)
+def repeated_cost(spent: float, rows: Sequence[EpisodeRow]) -> float:
+    """Return the part of the money spent on a run that is not in these rows, in US dollars.
 
-
-def known_cost(rows: Iterable[EpisodeRow]) -> float:
-    """Return the known cost of episodes and their judges in US dollars."""
-    rows = list(rows)
+    It was spent on attempts that were replaced or are unfinished. Unknown costs count as 0.
+    """
     calls = {row.judge_call for row in rows if row.judge_call is not None}
-    return known_sum(row.usage.get("cost") for row in rows) + known_sum(call.cost for call in calls)
+    counted = sum(row.usage.get("cost", 0.0) for row in rows) + sum(call.cost or 0.0 for call in calls)
+    rest = spent - counted
+    return rest if rest > _ROUNDING else 0.0
 
 
 def total_usage(record: Mapping[str, Any]) -> Mapping[str, float]:

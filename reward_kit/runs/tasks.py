@@ -30,7 +30,7 @@ from reward_kit.providers.keys import NO_KEY
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_for
 from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.named_rewards import NamedRewards, RewardPart, each_reward
-from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
+from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth, rename_to_truth
 from reward_kit.runs.datasets import check_dataset, read_samples
 from reward_kit.runs.inputs import TASK_FILE, find_inputs, hash_path
 from reward_kit.runs.task_file import (
@@ -174,12 +174,9 @@ def _note_missing_truths(reward: Reward, samples: Sequence[Sample]) -> list[str]
     missing = [sample for sample in samples if sample.ground_truth is None]
     if not missing or "ground_truth" not in reward.required:
         return []
-    first = missing[0]
-    near = did_you_mean("ground_truth", first.row)
-    return [
-        f"{first.where or first.id}: no ground_truth, which reward {reward.id!r} requires"
-        f"{near if near.endswith('?') else ''} ({len(missing)} of {pluralize(len(samples), 'sample')})"
-    ]
+    first, share = missing[0], f"{len(missing)} of {pluralize(len(samples), 'sample')}"
+    where = first.where or first.id
+    return [f"{where}: no ground_truth, which reward {reward.id!r} requires{rename_to_truth(first.row)} ({share})"]
 
 
 def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from reward_kit.report.run_data import read_run
+from reward_kit.report.viewer_runs import WatchedRun
 from tests.cli.project import Project, lines
 
 PRICED = """
@@ -66,8 +67,11 @@ def test_cost_of_unfinished_attempts_is_shown(project: Project) -> None:
     summary = json.loads((project.run_path() / "summary.json").read_text())
     assert summary["repeated_cost"] == pytest.approx(0.25)
     assert summary["policies"][0]["cost"] + summary["repeated_cost"] == pytest.approx(spent)
-    assert read_run(project.run_path()).repeated_cost == pytest.approx(0.25)
-    assert "do not include $0.2500 for these attempts" in (project.run_path() / "report.html").read_text()
+    watch = WatchedRun(project.run_path())  # for the served page
+    watch.poll_all()
+    for facts in (read_run(project.run_path()), watch.facts()):
+        assert facts.repeated_cost == pytest.approx(0.25)
+    assert "do not include $0.2500 for replaced" in (project.run_path() / "report.html").read_text()
 
 
 def test_lifted_limit_stays_lifted(project: Project) -> None:

@@ -18,7 +18,7 @@ from reward_kit.agent.policy_interface import EpisodeContext, check_output
 from reward_kit.environments.base import tool_spec
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.models import PROVIDER_ITEMS, Message
-from reward_kit.providers.chat import DIALECTS, dialect_of
+from reward_kit.providers.chat import DIALECTS
 from reward_kit.providers.prices import Price, PriceTable
 from tests.chat_server import (
     USAGE,
@@ -179,7 +179,7 @@ def test_tool_choice_and_formats_are_translated(api: str, choice: object) -> Non
     request = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "tool_choice": choice}
     if api == "responses":
         request |= {"response_format": {"type": "json_schema", "json_schema": schema}, "reasoning_effort": "low"}
-    body = json.loads(dialect_of(api).encode(request))
+    body = json.loads(DIALECTS[api].encode(request))
     check_request(api, body)
     if api == "responses":
         assert body["text"] == {"format": {"type": "json_schema", **schema}} and body["reasoning"] == {"effort": "low"}
@@ -252,15 +252,40 @@ async def test_malformed_answers_are_rejected(api: str, value: object) -> None:
             await session.get_action(ASKED)
 
 
+BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": 5}}
+PIECE = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}}
+STOP = {"type": "message_stop"}
+
+
+@pytest.mark.parametrize(
+    ("api", "sent"),
+    [
+        ("messages", [PIECE, STOP]),
+        ("messages", [BLOCK, PIECE, STOP]),
+        ("messages", [BLOCK, BLOCK | {"index": "1"}, STOP]),
+        ("messages", [{"type": "error", "error": {"type": ["overloaded_error"], "code": {}}}]),
+        ("responses", [{"type": "response.completed", "response": 1}]),
+        ("responses", [{"type": "response.completed", "response": {"output": [{}]}}]),
+    ],
+)
+async def test_malformed_streams_are_rejected(api: str, sent: list) -> None:
+    stream = events(*sent, done=False)
+    async with ChatServer([stream]) as server, session_at(server, api=api, stream=True) as session:
+        with pytest.raises(ProviderError, match=r"unknown format|an error instead of"):
+            await session.get_action(ASKED)
+
+
 def test_arguments_that_are_no_object_are_sent_as_one() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "move", "arguments": '{"to": '}}
     request = {"model": "m", "messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]}
-    (message,) = json.loads(dialect_of("messages").encode(request))["messages"]
+    (message,) = json.loads(DIALECTS["messages"].encode(request))["messages"]
     assert message["content"][0]["input"] == {"invalid_arguments": '{"to": '}
 
 
 def test_unknown_api_and_log_probabilities_of_messages_are_rejected() -> None:
     with pytest.raises(ConfigError, match="api: unknown API 'respones'; did you mean 'responses'"):
         OpenAIAgentPolicy("m", base_url="http://127.0.0.1:9/v1", api="respones")
+    with pytest.raises(ConfigError, match="api: client= sends chat completions only"):
+        OpenAIAgentPolicy("m", client=openai.AsyncOpenAI(api_key="k"), api="messages")
     with pytest.raises(ConfigError, match="logprobs: the API 'messages' does not return"):
         OpenAIAgentPolicy("m", base_url="http://127.0.0.1:9/v1", api="messages", logprobs=True)

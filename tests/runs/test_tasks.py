@@ -322,3 +322,13 @@ def test_column_in_single_braces_is_noted(tmp_path: Path) -> None:
     assert load_task(tmp_path / "t.yaml").notes == (
         "the prompt has {order} in single braces, which is not a template; write {{ order }}",
     )
+
+
+def test_note_names_the_first_row_without_a_required_ground_truth(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text("def r(messages, ground_truth):\n    return {'score': 1.0}\n")
+    rows = '{"id": "a", "ground_truth": 1}\n{"id": "b", "ground_thruth": 1}\n{"id": "c", "ground_truth": null}\n'
+    (tmp_path / "rows.jsonl").write_text(rows)
+    task = load_task(write(tmp_path, MINIMAL + "dataset_path: rows.jsonl\nreward_function_path: r.py:r\n"))
+    (note,) = [note for note in task.notes if "ground_truth" in note]
+    assert "rows.jsonl:2: no ground_truth, which reward 'r' requires; rename 'ground_thruth' to 'ground_truth'" in note
+    assert note.endswith("(2 of 3 samples)")

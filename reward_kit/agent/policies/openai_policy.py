@@ -12,9 +12,9 @@ from typing import Any
 
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput, policy_output
 from reward_kit.environments.base import ToolSpec
-from reward_kit.errors import ConfigError, ProviderError, type_name
+from reward_kit.errors import ConfigError, ProviderError, did_you_mean, type_name
 from reward_kit.models import Message
-from reward_kit.providers.chat import ChatEndpoint, dialect_of
+from reward_kit.providers.chat import DIALECTS, ChatEndpoint
 from reward_kit.providers.client_transport import ClientTransport, http_sender, openai_sender
 from reward_kit.providers.completion import ChatCompletion
 from reward_kit.providers.dialect import EncodedMessages, encode_json
@@ -151,7 +151,11 @@ class OpenAIAgentPolicy(AgentPolicy):
                     raise ConfigError("trust_env: http_client defines this setting; set it on the client")
                 send = http_sender(http_client, settings.base_url.partition("?")[2])
                 transport = ClientTransport(send, idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
-        dialect = dialect_of(api)
+        if api not in DIALECTS:
+            raise ConfigError(f"api: unknown API {api!r}{did_you_mean(str(api), DIALECTS)}")
+        dialect = DIALECTS[api]
+        if client is not None and api != "chat":
+            raise ConfigError(f"api: client= sends chat completions only; omit it, or use http_client with api={api!r}")
         if logprobs and not dialect.has_logprobs:
             raise ConfigError(f"logprobs: the API {api!r} does not return log-probabilities; omit the option")
         self._prices = load_prices(price_file) if price_file is not None else None
