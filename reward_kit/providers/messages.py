@@ -126,7 +126,8 @@ class _MessageStream(EventStream):
                 self._pieces.setdefault((event["index"], key), []).append(self.keep_text(delta[key]))
         elif kind == "message_delta":
             self._message |= event["delta"]
-            self._message["usage"] = {**(self._message.get("usage") or {}), **(event.get("usage") or {})}
+            known = {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
+            self._message["usage"] = {**(self._message.get("usage") or {}), **known}
         elif kind == "message_stop":
             self._done = True
 
@@ -204,8 +205,10 @@ def _to_choice(choice: Any, parallel: bool | None) -> dict[str, Any] | None:
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the usage. `input_tokens` excludes the tokens that were read from or written to the cache."""
     read, written = (usage.get(f"cache_{key}_input_tokens") or 0 for key in ("read", "creation"))
+    thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
     return {
         "prompt_tokens": usage["input_tokens"] + read + written,
         "completion_tokens": usage["output_tokens"],
-        "prompt_tokens_details": {"cached_tokens": read},
+        "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
+        **({} if thinking is None else {"completion_tokens_details": {"reasoning_tokens": thinking}}),
     }
