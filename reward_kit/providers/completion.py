@@ -316,9 +316,12 @@ class EventStream:
             value = pending.pop()
             inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
             self._values_left -= len(inner)
+            self._bytes_left -= sum(len(one) for one in inner if isinstance(one, str))
             pending += [one for one in inner if isinstance(one, dict | list)]
         if self._values_left < 0:
             raise TooLargeError(f"{MODEL_ANSWER_VALUES:,} JSON values")
+        if self._bytes_left < 0:
+            raise TooLargeError(format_size(MODEL_ANSWER_BYTES))
         return values
 
     def closed_early(self, missing: str) -> TransientError:
