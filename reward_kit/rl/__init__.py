@@ -10,16 +10,18 @@ from reward_kit.lazy import lazy_modules
 if TYPE_CHECKING:
     from reward_kit.rl.checkpoint import save_batch_for_study
     from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig
+    from reward_kit.rl.loss_terms import GlobalBatch, merge_diagnostics
     from reward_kit.rl.losses import (
         AdaptiveKLCoefficient,
-        GlobalBatch,
         cispo_loss,
         decoupled_ppo_loss,
+        dppo_loss,
         entropy_loss,
+        gmpo_loss,
         gspo_loss,
         kl_loss,
-        merge_diagnostics,
         ppo_clip_loss,
+        sapo_loss,
         truncated_importance_weights,
         value_loss,
     )
@@ -81,9 +83,11 @@ __all__ = [
     "compose_embeddings",
     "decoupled_ppo_loss",
     "describe",
+    "dppo_loss",
     "entropy_loss",
     "episode_texts",
     "fit",
+    "gmpo_loss",
     "gspo_loss",
     "kl_loss",
     "load_model",
@@ -91,6 +95,7 @@ __all__ = [
     "load_reward_manager",
     "merge_diagnostics",
     "ppo_clip_loss",
+    "sapo_loss",
     "save_batch_for_study",
     "save_model",
     "train",
@@ -99,8 +104,9 @@ __all__ = [
 ]
 _MODULES = {
     "checkpoint": "save_batch_for_study",
-    "losses": "AdaptiveKLCoefficient GlobalBatch cispo_loss decoupled_ppo_loss entropy_loss gspo_loss kl_loss "
-    "merge_diagnostics ppo_clip_loss truncated_importance_weights value_loss",
+    "loss_terms": "GlobalBatch merge_diagnostics",
+    "losses": "AdaptiveKLCoefficient cispo_loss decoupled_ppo_loss dppo_loss entropy_loss gmpo_loss gspo_loss kl_loss "
+    "ppo_clip_loss sapo_loss truncated_importance_weights value_loss",
     "model_kit.models": "TERSE_TEMPLATE build_decoder build_tokenizer compose_embeddings describe load_model "
     "save_model",
     "model_kit.sft": "DemonstratingPolicy Demonstrations SFTConfig SFTProgress episode_texts fit",
