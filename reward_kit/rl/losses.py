@@ -230,9 +230,9 @@ def sapo_loss(
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
     ratio_N = _cut(log_ratio_N).exp()
-    heats = (ratio_N.new_tensor(one) for one in (temperature_positive, temperature_negative))
-    heat_N = torch.where(advantages_N > 0.0, *heats)
-    gates_N = torch.sigmoid(heat_N * (ratio_N - 1.0)) * (4.0 / heat_N)
+    temperature_N = torch.full_like(ratio_N, temperature_negative)
+    temperature_N[advantages_N > 0.0] = temperature_positive
+    gates_N = torch.sigmoid(temperature_N * (ratio_N - 1.0)) * (4.0 / temperature_N)
     loss_N = tokens.weighted(-advantages_N * gates_N, weights_BT)
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), _ratio_statistics(ratio_N, log_ratio_N, tokens))
 
