@@ -15,13 +15,10 @@ if TYPE_CHECKING:
         AdaptiveKLCoefficient,
         cispo_loss,
         decoupled_ppo_loss,
-        dppo_loss,
         entropy_loss,
-        gmpo_loss,
         gspo_loss,
         kl_loss,
         ppo_clip_loss,
-        sapo_loss,
         truncated_importance_weights,
         value_loss,
     )
@@ -83,11 +80,9 @@ __all__ = [
     "compose_embeddings",
     "decoupled_ppo_loss",
     "describe",
-    "dppo_loss",
     "entropy_loss",
     "episode_texts",
     "fit",
-    "gmpo_loss",
     "gspo_loss",
     "kl_loss",
     "load_model",
@@ -95,7 +90,6 @@ __all__ = [
     "load_reward_manager",
     "merge_diagnostics",
     "ppo_clip_loss",
-    "sapo_loss",
     "save_batch_for_study",
     "save_model",
     "train",
@@ -105,8 +99,8 @@ __all__ = [
 _MODULES = {
     "checkpoint": "save_batch_for_study",
     "loss_terms": "GlobalBatch merge_diagnostics",
-    "losses": "AdaptiveKLCoefficient cispo_loss decoupled_ppo_loss dppo_loss entropy_loss gmpo_loss gspo_loss kl_loss "
-    "ppo_clip_loss sapo_loss truncated_importance_weights value_loss",
+    "losses": "AdaptiveKLCoefficient cispo_loss decoupled_ppo_loss entropy_loss gspo_loss kl_loss "
+    "ppo_clip_loss truncated_importance_weights value_loss",
     "model_kit.models": "TERSE_TEMPLATE build_decoder build_tokenizer compose_embeddings describe load_model "
     "save_model",
     "model_kit.sft": "DemonstratingPolicy Demonstrations SFTConfig SFTProgress episode_texts fit",
