@@ -134,8 +134,8 @@ class _MessageStream(EventStream):
         elif kind == "message_delta":
             delta, usage = self.keep_values([event["delta"], event.get("usage") or {}])
             self._message |= delta
-            self._message["usage"] = self._message.get("usage") or {}
-            self._message["usage"].update(usage)
+            known = {key: value for key, value in usage.items() if value is not None}
+            self._message["usage"] = {**(self._message.get("usage") or {}), **known}
         elif kind == "message_stop":
             self._done = self._is_complete = True
 
@@ -213,8 +213,10 @@ def _to_choice(choice: Any, parallel: bool | None) -> dict[str, Any] | None:
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the usage. `input_tokens` excludes the tokens that were read from or written to the cache."""
     read, written = (usage.get(f"cache_{key}_input_tokens") or 0 for key in ("read", "creation"))
+    thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
     return {
         "prompt_tokens": usage["input_tokens"] + read + written,
         "completion_tokens": usage["output_tokens"],
-        "prompt_tokens_details": {"cached_tokens": read},
+        "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
+        **({} if thinking is None else {"completion_tokens_details": {"reasoning_tokens": thinking}}),
     }

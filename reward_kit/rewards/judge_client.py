@@ -117,6 +117,7 @@ class JudgeUsage:
         prompt_tokens: the number of prompt tokens. If None, an endpoint did not report it.
         completion_tokens: the number of completion tokens. If None, an endpoint did not report it.
         cost: the cost in US dollars. If None, a price or a number of tokens is unknown.
+        reasoning_tokens: the number of completion tokens that are reasoning, as far as the endpoint reported it.
     """
 
     calls: int = 0
@@ -124,17 +125,19 @@ class JudgeUsage:
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     cost: float | None = 0.0
+    reasoning_tokens: int = 0
 
-    def add_call(self, prompt_tokens: int | None, completion_tokens: int | None, cost: float | None) -> None:
+    def add_call(self, answer: Answer) -> None:
         """Add the usage of a request that was answered."""
 
         def add(total: float | None, more: float | None) -> Any:
             return None if total is None or more is None else total + more
 
         self.calls += 1
-        self.prompt_tokens = add(self.prompt_tokens, prompt_tokens)
-        self.completion_tokens = add(self.completion_tokens, completion_tokens)
-        self.cost = add(self.cost, cost)
+        self.prompt_tokens = add(self.prompt_tokens, answer.prompt_tokens)
+        self.completion_tokens = add(self.completion_tokens, answer.completion_tokens)
+        self.cost = add(self.cost, answer.cost)
+        self.reasoning_tokens += answer.reasoning_tokens or 0
 
     def as_metric(self) -> MetricResult:
         """Return the usage as a metric. Its reason is a list of the form `name=value`."""
@@ -143,6 +146,7 @@ class JudgeUsage:
             "cached": self.cached,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
+            **({"reasoning_tokens": self.reasoning_tokens} if self.reasoning_tokens else {}),
             "cost_usd": None if self.cost is None else f"{self.cost:.6f}",
         }
         texts = (f"{name}={'unknown' if value is None else value}" for name, value in figures.items())
@@ -161,6 +165,7 @@ class Answer(NamedTuple):
     completion_tokens: int | None = None
     cost: float | None = None
     finish_reason: str | None = None
+    reasoning_tokens: int | None = None
 
 
 class AnswerCache:
@@ -432,7 +437,7 @@ class JudgeClient:
         if is_known:
             usage.cached += 1
         else:
-            usage.add_call(answer.prompt_tokens, answer.completion_tokens, answer.cost)
+            usage.add_call(answer)
         if problem := _CUT.get(answer.finish_reason or ""):
             raise UnreadableVerdict(problem)
         verdict = question.verdict(answer.text, code)
@@ -483,4 +488,4 @@ class JudgeClient:
         if usage is None:
             return Answer(text, finish_reason=completion.finish_reason)
         tokens = (usage.prompt_tokens, usage.completion_tokens)
-        return Answer(text, *tokens, usage.cost, completion.finish_reason)
+        return Answer(text, *tokens, usage.cost, completion.finish_reason, usage.reasoning_tokens)
