@@ -18,7 +18,7 @@ MAX_TOKENS = 8192
 """The `max_tokens` of a request that sets none; the API requires it."""
 _NOT_SENT = (
     *("seed", "stream_options", "logprobs", "top_logprobs", "n", "tools", "tool_choice", "parallel_tool_calls"),
-    *("stop", "max_completion_tokens"),
+    *("stop", "max_completion_tokens", "response_format"),
 )
 _DATA_URL = re.compile(r"data:(?P<type>[\w/+.-]+);base64,")
 _FINISH_REASONS = {
@@ -77,6 +77,9 @@ class Messages(Dialect):
         body["max_tokens"] = request.get("max_completion_tokens") or request.get("max_tokens") or MAX_TOKENS
         if stop := request.get("stop"):
             body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+        if (wanted := request.get("response_format")) and wanted["type"] == "json_schema":
+            form = {"type": "json_schema", "schema": wanted["json_schema"]["schema"]}
+            body["output_config"] = {**body.get("output_config", {}), "format": form}
         if tools := request.get("tools"):
             body["tools"] = [_to_tool(tool["function"]) for tool in tools]
             if (choice := _to_choice(request.get("tool_choice"), request.get("parallel_tool_calls"))) is not None:
