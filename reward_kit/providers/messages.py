@@ -10,6 +10,7 @@ from typing import Any
 from reward_kit.models import PROVIDER_ITEMS
 from reward_kit.providers.completion import EventStream
 from reward_kit.providers.dialect import AnswerStream, Dialect, encode_json, stored_items, text_parts
+from reward_kit.safe_input import MODEL_ANSWER_CALLS, TooLargeError
 
 API = "messages"
 VERSION = "2023-06-01"
@@ -19,14 +20,17 @@ INVALID_ARGUMENTS = "invalid_arguments"
 """The key of the `input` of a call whose arguments are not a JSON object."""
 _NOT_SENT = (
     *("seed", "stream_options", "logprobs", "top_logprobs", "n", "tools", "tool_choice", "parallel_tool_calls"),
-    *("stop", "max_completion_tokens"),
+    *("stop", "max_completion_tokens", "response_format"),
 )
 _DATA_URL = re.compile(r"data:(?P<type>[\w/+.-]+);base64,")
 _FINISH_REASONS = {
     **{"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "refusal": "content_filter"},
     **{"max_tokens": "length", "model_context_window_exceeded": "length"},
 }
-_DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+_DELTAS = {
+    **{"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"},
+    "input_json_delta": "partial_json",
+}
 
 
 class Messages(Dialect):
@@ -72,6 +76,9 @@ class Messages(Dialect):
         body["max_tokens"] = request.get("max_completion_tokens") or request.get("max_tokens") or MAX_TOKENS
         if stop := request.get("stop"):
             body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+        if (wanted := request.get("response_format")) and wanted["type"] == "json_schema":
+            form = {"type": "json_schema", "schema": wanted["json_schema"]["schema"]}
+            body["output_config"] = {**body.get("output_config", {}), "format": form}
         if tools := request.get("tools"):
             body["tools"] = [_to_tool(tool["function"]) for tool in tools]
             if (choice := _to_choice(request.get("tool_choice"), request.get("parallel_tool_calls"))) is not None:
@@ -109,7 +116,8 @@ class _MessageStream(EventStream):
         super().__init__(where, secrets)
         self._message: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
-        self._pieces: dict[tuple[int, str], list[str]] = {}
+        self._pieces: dict[int, dict[str, list[str]]] = {}  # by block and key
+        self._is_complete = False
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Process an event. Unknown types are skipped, as the API requires."""
@@ -117,17 +125,21 @@ class _MessageStream(EventStream):
         if kind == "message_start":
             self._message = dict(event["message"])
         elif kind == "content_block_start":
+            if len(self._blocks) == MODEL_ANSWER_CALLS:
+                raise TooLargeError(f"{MODEL_ANSWER_CALLS:,} content blocks")
             self._blocks[event["index"]] = dict(self.keep_values([event["content_block"]])[0])
+            self._pieces[event["index"]] = {}
         elif kind == "content_block_delta":
             delta = event["delta"]
-            key = _DELTAS.get(delta["type"], "partial_json" if delta["type"] == "input_json_delta" else "")
-            if key:
-                self._pieces.setdefault((event["index"], key), []).append(self.keep_text(delta[key]))
+            if key := _DELTAS.get(delta["type"]):
+                self._pieces[event["index"]].setdefault(key, []).append(self.keep_text(delta[key]))
         elif kind == "message_delta":
-            self._message |= event["delta"]
-            self._message["usage"] = {**(self._message.get("usage") or {}), **(event.get("usage") or {})}
+            delta, usage = self.keep_values([event["delta"], event.get("usage") or {}])
+            self._message |= delta
+            known = {key: value for key, value in usage.items() if value is not None}
+            self._message["usage"] = {**(self._message.get("usage") or {}), **known}
         elif kind == "message_stop":
-            self._done = True
+            self._done = self._is_complete = True
 
     def result(self) -> Any:
         """Return the message.
@@ -135,14 +147,14 @@ class _MessageStream(EventStream):
         Raises:
             TransientError: If the stream was interrupted.
         """
-        if not self._done:
+        if not self._is_complete:
             raise self.closed_early("message_stop")
-        for (index, key), pieces in self._pieces.items():
-            block = self._blocks[index]
-            if key == "partial_json":
-                block["input"] = _parsed("".join(pieces))
-            else:
-                block[key] = (block.get(key) or "") + "".join(pieces)
+        for index, block in self._blocks.items():
+            for key, pieces in self._pieces[index].items():
+                if key == "partial_json":
+                    block["input"] = _parsed("".join(pieces))
+                else:
+                    block[key] = (block.get(key) or "") + "".join(pieces)
         return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
 
 
@@ -208,8 +220,10 @@ def _to_choice(choice: Any, parallel: bool | None) -> dict[str, Any] | None:
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the usage. `input_tokens` excludes the tokens that were read from or written to the cache."""
     read, written = (usage.get(f"cache_{key}_input_tokens") or 0 for key in ("read", "creation"))
+    thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
     return {
         "prompt_tokens": usage["input_tokens"] + read + written,
         "completion_tokens": usage["output_tokens"],
-        "prompt_tokens_details": {"cached_tokens": read},
+        "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
+        **({} if thinking is None else {"completion_tokens_details": {"reasoning_tokens": thinking}}),
     }

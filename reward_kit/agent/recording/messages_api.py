@@ -17,6 +17,7 @@ from reward_kit.agent.recording.api import (
     with_items,
 )
 from reward_kit.models import PROVIDER_ITEMS
+from reward_kit.providers.completion import Usage
 from reward_kit.providers.dialect import stored_items
 from reward_kit.providers.messages import INVALID_ARGUMENTS, Messages, assistant_blocks
 
@@ -190,12 +191,15 @@ def _to_arguments(value: Any) -> str:
 
 
 def _usage(answer: RecordedAnswer) -> dict[str, Any]:
-    """Return the usage, which the API requires. `input_tokens` excludes the tokens that were read from the cache."""
-    usage = answer.completion.usage
-    read = usage.cached_tokens if usage else 0
-    return {
-        "input_tokens": usage.prompt_tokens - read if usage else 0,
-        "output_tokens": usage.completion_tokens if usage else 0,
+    """Return the usage, which the API requires. `input_tokens` excludes the tokens read from or written to the cache."""
+    usage = answer.completion.usage or Usage(0, 0)
+    read, written = usage.cached_tokens, usage.cache_write_tokens or 0
+    counts: dict[str, Any] = {
+        "input_tokens": usage.prompt_tokens - read - written,
+        "output_tokens": usage.completion_tokens,
         "cache_read_input_tokens": read,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": written,
     }
+    if usage.reasoning_tokens is not None:
+        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
+    return counts

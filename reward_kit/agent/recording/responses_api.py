@@ -265,11 +265,12 @@ def _usage(answer: RecordedAnswer) -> dict[str, Any] | None:
     usage = answer.completion.usage
     if usage is None:
         return None
+    cached = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens or 0}
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": cached,
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
