@@ -178,13 +178,17 @@ def to_message(completion: dict[str, Any]) -> dict[str, Any]:
     for call in message.get("tool_calls") or []:
         value = json.loads(call["function"]["arguments"])
         content.append({"type": "tool_use", "id": call.get("id"), "name": call["function"]["name"], "input": value})
-    cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
-    counts = {"input_tokens": usage["prompt_tokens"] - cached, "output_tokens": usage["completion_tokens"]}
+    prompt = usage.get("prompt_tokens_details", {})
+    cached, written = prompt.get("cached_tokens", 0), prompt.get("cache_write_tokens", 0)
+    counts: dict[str, Any] = {"input_tokens": usage["prompt_tokens"] - cached - written}
+    counts |= {"output_tokens": usage["completion_tokens"]}
+    if details := usage.get("completion_tokens_details"):
+        counts["output_tokens_details"] = {"thinking_tokens": details["reasoning_tokens"]}
     reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
     return {
         **{"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": content},
         **{"stop_reason": reasons[choice["finish_reason"]], "stop_sequence": None},
-        "usage": {**counts, "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0},
+        "usage": {**counts, "cache_read_input_tokens": cached, "cache_creation_input_tokens": written},
     }
 
 

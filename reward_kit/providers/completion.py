@@ -40,12 +40,28 @@ class Usage:
         cached_tokens: the number of prompt tokens that were in the cache of the provider.
         cost: the cost in US dollars according to the price file. If the file does not list the model, this is the cost
             that the provider reported. None if both are missing.
+        cache_write_tokens: the number of prompt tokens that were written to the cache. None if not reported.
+        reasoning_tokens: the number of tokens written as reasoning. None if not reported.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     cost: float | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+    def to_json(self) -> dict[str, float]:
+        """Return the usage for the record of an episode, without unknown values and without caches of 0 tokens."""
+        figures: dict[str, float | None] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "cached_tokens": self.cached_tokens or None,
+            "cache_write_tokens": self.cache_write_tokens or None,
+            "reasoning_tokens": self.reasoning_tokens,
+            "cost": self.cost,
+        }
+        return {name: value for name, value in figures.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +168,19 @@ def _usage(data: Mapping[str, Any], model: str, prices: PriceTable | None) -> Us
     raw = data.get("usage")
     if not isinstance(raw, Mapping):
         return None
-    details = raw.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else raw.get("prompt_cache_hit_tokens")
-    prompt, completion, cached = _count(raw.get("prompt_tokens")), _count(raw.get("completion_tokens")), _count(cached)
+    read, written = raw.get("prompt_tokens_details"), raw.get("completion_tokens_details")
+    read = read if isinstance(read, Mapping) else {"cached_tokens": raw.get("prompt_cache_hit_tokens")}
+    prompt, completion = _count(raw.get("prompt_tokens")), _count(raw.get("completion_tokens"))
     if prompt is None or completion is None:
         return None
-    cost = prices.cost(model, prompt, completion, cached or 0) if prices else None
+    cached, cache_write = _count(read.get("cached_tokens")) or 0, _count(read.get("cache_write_tokens"))
+    reasoning = _count(written.get("reasoning_tokens")) if isinstance(written, Mapping) else None
+    cost = prices.cost(model, prompt, completion, cached, cache_write or 0) if prices else None
     if cost is None:  # a router such as OpenRouter reports it
         reported = raw.get("cost")
         if isinstance(reported, int | float) and not isinstance(reported, bool):
             cost = float(reported) if math.isfinite(reported) and reported >= 0 else None
-    return Usage(prompt, completion, cached or 0, cost)
+    return Usage(prompt, completion, cached, cost, cache_write, reasoning)
 
 
 def _count(value: Any) -> int | None:

@@ -18,7 +18,7 @@ MAX_TOKENS = 8192
 """The `max_tokens` of a request that sets none; the API requires it."""
 _NOT_SENT = (
     *("seed", "stream_options", "logprobs", "top_logprobs", "n", "tools", "tool_choice", "parallel_tool_calls"),
-    *("stop", "max_completion_tokens"),
+    *("stop", "max_completion_tokens", "response_format"),
 )
 _DATA_URL = re.compile(r"data:(?P<type>[\w/+.-]+);base64,")
 _FINISH_REASONS = {
@@ -77,6 +77,9 @@ class Messages(Dialect):
         body["max_tokens"] = request.get("max_completion_tokens") or request.get("max_tokens") or MAX_TOKENS
         if stop := request.get("stop"):
             body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+        if (wanted := request.get("response_format")) and wanted["type"] == "json_schema":
+            form = {"type": "json_schema", "schema": wanted["json_schema"]["schema"]}
+            body["output_config"] = {**body.get("output_config", {}), "format": form}
         if tools := request.get("tools"):
             body["tools"] = [_to_tool(tool["function"]) for tool in tools]
             if (choice := _to_choice(request.get("tool_choice"), request.get("parallel_tool_calls"))) is not None:
@@ -134,8 +137,8 @@ class _MessageStream(EventStream):
         elif kind == "message_delta":
             delta, usage = self.keep_values([event["delta"], event.get("usage") or {}])
             self._message |= delta
-            self._message["usage"] = self._message.get("usage") or {}
-            self._message["usage"].update(usage)
+            known = {key: value for key, value in usage.items() if value is not None}
+            self._message["usage"] = {**(self._message.get("usage") or {}), **known}
         elif kind == "message_stop":
             self._done = self._is_complete = True
 
@@ -213,8 +216,10 @@ def _to_choice(choice: Any, parallel: bool | None) -> dict[str, Any] | None:
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the usage. `input_tokens` excludes the tokens that were read from or written to the cache."""
     read, written = (usage.get(f"cache_{key}_input_tokens") or 0 for key in ("read", "creation"))
+    thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
     return {
         "prompt_tokens": usage["input_tokens"] + read + written,
         "completion_tokens": usage["output_tokens"],
-        "prompt_tokens_details": {"cached_tokens": read},
+        "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
+        **({} if thinking is None else {"completion_tokens_details": {"reasoning_tokens": thinking}}),
     }

@@ -19,7 +19,6 @@ from reward_kit.environments.base import tool_spec
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.models import PROVIDER_ITEMS, Message
 from reward_kit.providers.chat import DIALECTS
-from reward_kit.providers.prices import Price, PriceTable
 from tests.chat_server import (
     USAGE,
     ChatServer,
@@ -102,7 +101,8 @@ async def test_text_is_the_same_in_every_dialect(api: str, stream: bool) -> None
     async with ChatServer([answer("hello")]) as server, session_at(server, api=api, stream=stream) as session:
         output = check_output(await session.get_action(ASKED, TOOLS))
     assert output.action_structured == {"type": "text", "content": "hello"}
-    assert output.log_probs["usage"] == {"prompt_tokens": 11, "completion_tokens": 7}
+    reported = {"reasoning_tokens": 0} if api == "responses" else {}
+    assert output.log_probs["usage"] == {"prompt_tokens": 11, "completion_tokens": 7, **reported}
     assert output.log_probs["finish_reason"] == "stop"
 
 
@@ -189,16 +189,18 @@ def test_tool_choice_and_formats_are_translated(api: str, choice: object) -> Non
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", DIALECTS)
-async def test_cached_tokens_and_cost_are_counted(api: str, stream: bool, tmp_path) -> None:
+async def test_token_kinds_and_cost_are_counted(api: str, stream: bool, tmp_path) -> None:
     prices = tmp_path / "prices.yaml"
-    prices.write_text("m: {input: 10, cached: 1, output: 100}")
-    usage = {"prompt_tokens": 1000, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 900}}
+    prices.write_text("m: {input: 10, cached: 1, cache_write: 12.5, output: 100}")
+    kinds = {"prompt_tokens_details": {"cached_tokens": 900, "cache_write_tokens": 60}}
+    kinds |= {"completion_tokens_details": {"reasoning_tokens": 8}}
+    usage = {"prompt_tokens": 1000, "completion_tokens": 10, **kinds}
     options = {"api": api, "stream": stream, "price_file": str(prices)}
     async with ChatServer([answer("ok", usage=usage)]) as server, session_at(server, **options) as session:
         output = await session.get_action(ASKED)
-    cost = PriceTable({"m": Price(10, 100, 1)}).cost("m", 1000, 10, 900)
-    expected = {"prompt_tokens": 1000, "completion_tokens": 10, "cached_tokens": 900, "cost": cost}
-    assert output.log_probs["usage"] == expected
+    expected = {"prompt_tokens": 1000, "completion_tokens": 10, "cached_tokens": 900, "cache_write_tokens": 60}
+    cost = pytest.approx((40 * 10 + 900 * 1 + 60 * 12.5 + 10 * 100) / 1e6)
+    assert output.log_probs["usage"] == {**expected, "reasoning_tokens": 8, "cost": cost}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -141,12 +141,16 @@ class RecordedAnswer:
         usage = self.completion.usage
         if not usage:
             return {}
-        counts = {
+        counts: dict[str, Any] = {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         }
+        if usage.cache_write_tokens is not None:
+            counts["prompt_tokens_details"]["cache_write_tokens"] = usage.cache_write_tokens
+        if usage.reasoning_tokens is not None:
+            counts["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
         return {"usage": counts}
 
 

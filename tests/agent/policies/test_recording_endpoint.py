@@ -19,7 +19,7 @@ CALL = ToolCall(id="call_1", function=FunctionCall(name="add", arguments='{"x": 
 SAID = ChatCompletion(
     Message(role="assistant", content="Let me \U0001f914 see.", tool_calls=[CALL], reasoning_content="hm"),
     finish_reason="tool_calls",
-    usage=Usage(11, 7, cached_tokens=5),
+    usage=Usage(11, 7, cached_tokens=5, cache_write_tokens=2, reasoning_tokens=3),
 )
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -64,6 +64,8 @@ async def test_answer_has_the_openai_format() -> None:
     ]
     assert (reply.usage.prompt_tokens, reply.usage.total_tokens) == (11, 18)
     assert reply.usage.prompt_tokens_details.cached_tokens == 5
+    assert reply.usage.prompt_tokens_details.cache_write_tokens == 2
+    assert reply.usage.completion_tokens_details.reasoning_tokens == 3
     assert choice.message.reasoning_content == "hm"
 
 
