@@ -36,7 +36,7 @@ class Responses(Dialect):
     def to_body(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body without `input`. `seed` and `stop`, which the API does not have, are not sent."""
         body = {_RENAMED.get(key, key): value for key, value in request.items() if key not in _NOT_SENT}
-        body.setdefault("store", False)
+        body = {"store": False, "stream": False} | body  # the default of `transformers serve` is to stream
         include = [] if body["store"] else [_ENCRYPTED]
         include += [LOGPROBS] if request.get("logprobs") else []
         if include:
