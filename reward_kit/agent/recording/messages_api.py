@@ -191,7 +191,7 @@ def _to_arguments(value: Any) -> str:
 
 
 def _usage(answer: RecordedAnswer) -> dict[str, Any]:
-    """Return the usage, which the API requires. `input_tokens` excludes the tokens read from or written to the cache."""
+    """Return the usage, which the API requires. `input_tokens` excludes tokens read from or written to the cache."""
     usage = answer.completion.usage or Usage(0, 0)
     read, written = usage.cached_tokens, usage.cache_write_tokens or 0
     counts: dict[str, Any] = {
