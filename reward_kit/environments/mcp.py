@@ -15,6 +15,7 @@ import os
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -165,19 +166,23 @@ def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -
     """Return the server's name and the specification of each requested tool, keyed by a unique name for the agent."""
     by_name: dict[str, mcp_types.Tool] = {}
     for tool in listed:
-        if by_name.setdefault(tool.name, tool) is not tool:
-            logger.warning("the server lists two tools named %r; using the first", tool.name)
-    names = [name for name in by_name if wanted is None or name in set(wanted)]
-    kept = {name for name in names if re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}", name)}
-    shown = {name: name for name in kept}
+        by_name.setdefault(tool.name, tool)
+    if len(by_name) < len(listed):
+        (twice, _), *_ = Counter(tool.name for tool in listed).most_common(1)
+        logger.warning("the server lists several tools named %.100r; using the first", twice)
+    names = [name for name in by_name if wanted is None or name in wanted]
+    shown = {name: name for name in names if re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}", name)}
+    taken, numbers = set(shown), Counter[str]()
     for name in names:
-        if name not in kept:
-            plain = re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:_MAX_NAME_CHARS] or "tool"
-            free, number = plain, 1
-            while free in shown.values():
-                number += 1
-                free = f"{plain[: _MAX_NAME_CHARS - len(str(number)) - 1]}_{number}"
+        if name not in shown:
+            plain = re.sub(r"[^a-zA-Z0-9_-]", "_", name[:_MAX_NAME_CHARS]) or "tool"
+            free = plain
+            while free in taken:
+                numbers[plain] += 1
+                suffix = f"_{numbers[plain] + 1}"
+                free = f"{plain[: _MAX_NAME_CHARS - len(suffix)]}{suffix}"
             shown[name] = free
+            taken.add(free)
     table = {}
     for name in names:
         tool = by_name[name]

@@ -37,6 +37,7 @@ from reward_kit.safe_input import (
     MCP_MESSAGE_BYTES,
     MCP_MESSAGE_VALUES,
     MCP_STREAM_BYTES,
+    MCP_TOOLS,
     MCP_TOOLS_BYTES,
     TooLargeError,
     check_values,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 _MAX_PAGES = 1_000
-_MAX_TOOLS = 10_000
 _MAX_ROUNDS = 10
 _MAX_FORMS = 20
 _RELISTEN_S, _MAX_RELISTEN_S = 1.0, 60.0
@@ -153,8 +153,8 @@ class McpSession:
             except MCPError as error:
                 raise await self._lost(f"did not list its tools: {error.message}") from error
             tools += page.tools
-            if len(tools) > _MAX_TOOLS:
-                raise EnvironmentFailure(f"{self._name} lists more than {_MAX_TOOLS:,} tools")
+            if len(tools) > MCP_TOOLS:
+                raise EnvironmentFailure(f"{self._name} lists more than {MCP_TOOLS:,} tools")
             size += len(page.model_dump_json())
             if size > MCP_TOOLS_BYTES:
                 raise EnvironmentFailure(
@@ -193,6 +193,9 @@ class McpSession:
                 result = await client.call_tool(tool, arguments, progress_callback=self._on_progress)
                 self._raise_user_failure()
                 return result
+        except ToolError:  # from a task
+            self._raise_user_failure()
+            raise
         except MCPError as error:
             self._raise_user_failure()
             if error.code == mcp_types.CONNECTION_CLOSED or error.message == _SESSION_GONE:
@@ -226,7 +229,7 @@ class McpSession:
             else:
                 problem = schema_violation(result.structured_content, schema)
         except TooLargeError as error:
-            logger.warning("%s: a result of %r was not checked: larger than %s", self._name, name, error)
+            logger.warning("%s: a result of %r was not checked: the check is limited to %s", self._name, name, error)
             return
         except ValueError as error:
             raise EnvironmentFailure(f"{self._name}: the output schema of {name!r} is invalid: {error}") from None
@@ -378,6 +381,7 @@ async def _awaited(answer: Awaitable[FormAnswer]) -> FormAnswer:
 
 
 _CHUNK_BYTES = 1 << 20
+_TOOL_MARK = b'"inputSchema"'  # counted before parsing: a tool takes 4 kB of memory when parsed
 _FLUSH_S = 0.5
 _GRACE_S = 2.0
 _SHOWN_CHARS = 200
@@ -508,6 +512,8 @@ async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
             line += piece
             whole, line = bytes(line), bytearray()
             check_values(whole, MCP_MESSAGE_VALUES)
+            if whole.count(_TOOL_MARK) > MCP_TOOLS:
+                raise TooLargeError(f"{MCP_TOOLS:,} tools")
             yield whole
         line += rest
         if len(line) > MCP_MESSAGE_BYTES:
@@ -574,7 +580,7 @@ class _CountedStream(httpx2.AsyncByteStream):
         self._body, self._most_bytes, self._is_events = body, most_bytes, is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = values = 0
+        size = values = tools = 0
         async for piece in self._body:
             size += len(piece)
             if self._most_bytes is not None and size > self._most_bytes:
@@ -583,6 +589,9 @@ class _CountedStream(httpx2.AsyncByteStream):
             values = sum(piece.count(mark, end) for mark in (b",", b"[", b"{")) + (0 if end else values)
             if values > MCP_MESSAGE_VALUES:
                 raise AnswerTooLargeError(f"the answer has more than {MCP_MESSAGE_VALUES:,} JSON values")
+            tools += piece.count(_TOOL_MARK)
+            if tools > MCP_TOOLS:
+                raise AnswerTooLargeError(f"the answer lists more than {MCP_TOOLS:,} tools")
             yield piece
 
     async def aclose(self) -> None:

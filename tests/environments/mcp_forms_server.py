@@ -1,7 +1,7 @@
 """An MCP server of the SDK's class whose tools ask for input, and whose `slow_` tools are tasks.
 
-    python mcp_forms_server.py              # stdio
-    python mcp_forms_server.py 8000         # streamable HTTP; its first protocol version with tasks is 2026-07-28
+python mcp_forms_server.py              # stdio
+python mcp_forms_server.py 8000         # streamable HTTP; its first protocol version with tasks is 2026-07-28
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mcp_types import (
     SamplingMessage,
     TextContent,
 )
-from pydantic import BaseModel, Field, alias_generators
+from pydantic import BaseModel, Field
 
 FORM = {
     "type": "object",
@@ -117,7 +117,6 @@ STAMPS = {"createdAt": "2026-07-28T10:00:00Z", "lastUpdatedAt": "2026-07-28T10:0
 
 
 class TaskParams(RequestParams):
-    model_config = {"alias_generator": alias_generators.to_camel}
     task_id: str
 
 
