@@ -29,7 +29,7 @@ MODEL_STREAM_BYTES = 128 * MIB
 MiB.
 """
 MODEL_ANSWER_CALLS = 1_000
-"""Maximum number of tool calls in one streamed answer."""
+"""Maximum number of tool calls, output items or content blocks in one streamed answer."""
 ERROR_BODY_BYTES = 256 * 1024
 """Bytes read from the body of an HTTP error; a message shows 1,000 characters of it."""
 ENVIRONMENT_ANSWER_BYTES = 64 * MIB

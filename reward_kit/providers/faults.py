@@ -32,11 +32,12 @@ _CONTEXT_CODES = ("context_length_exceeded", "string_above_max_length")
 # Messages of OpenAI and vLLM, Anthropic, llama.cpp, and Gemini, which have no error code in common.
 _CONTEXT_TEXT = re.compile(
     r"maximum context length|prompt is too long|exceeds? the available context size|"
-    r"exceeds the maximum number of tokens",
+    r"exceeds the (maximum number of tokens|context window)",
     re.IGNORECASE,
 )
-# Codes of OpenAI and types of Anthropic, which they send in a stream instead of a status.
+# Codes of OpenAI and litellm and types of Anthropic, which they send in a stream instead of a status.
 _TRANSIENT_CODES = {
+    **{str(status): status for status in RETRIED_STATUSES},
     **{"rate_limit_exceeded": 429, "server_error": 500},
     **{"rate_limit_error": 429, "api_error": 500, "timeout_error": 504, "overloaded_error": 529},
 }
@@ -149,14 +150,16 @@ def status_error(
     return WrongEndpointError(message) if is_unknown else ProviderError(message)
 
 
-def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError:
-    """Return the error for a body `{"error": …}` that was sent with a successful status.
+def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError | LimitError:
+    """Return the error for a body `{"error": …}` that was sent with a successful status, or for an error event.
 
-    Routers send such a body if the error occurs after they have begun to answer.
+    Servers and routers send them if the error occurs after they have begun to answer.
     """
     code, kind = (error.get(key) for key in ("code", "type")) if isinstance(error, Mapping) else (None, None)
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
     message = f"{where} answered with an error instead of a completion: {text}"
+    if code in _CONTEXT_CODES or _CONTEXT_TEXT.search(text):
+        return LimitError(message)
     named = (_TRANSIENT_CODES.get(one) for one in (code, kind) if isinstance(one, str))
     code = next(filter(None, named), code)
     is_transient = isinstance(code, int) and code in RETRIED_STATUSES

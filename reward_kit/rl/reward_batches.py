@@ -90,7 +90,9 @@ class RewardBatch:
             # Sampled tokens are rarely padding: check each row's last one, and the rest only if needed.
             rows = torch.arange(len(last), device=self.device)
             columns = torch.from_numpy(last).to(self.device).clamp(min=0)
-            on_padding = (self.attention_BT[rows, columns] == 0).cpu().numpy() & (last >= 0)
+            attended = self.attention_BT[rows, columns].cpu().numpy()
+            _check_binary("'attention_mask'", attended)
+            on_padding = (attended == 0) & (last >= 0)
             if on_padding.any():
                 last[on_padding] = last_nonzero(self.valid_BT[torch.from_numpy(on_padding).to(self.device)])
         return last
@@ -246,7 +248,11 @@ def as_numbers(values: Any, name: str) -> Floats:
 
 
 def last_nonzero(mask_BT: Tensor) -> Ints:
-    """Return the index of the last nonzero column of each row, or -1 if all are zero."""
+    """Return the index of the last nonzero column of each row, or -1 if all are zero.
+
+    Raises:
+        ConfigError: If the mask is on the CPU, is not of floats, and contains another number than 0 and 1.
+    """
     return _by_blocks(mask_BT) if mask_BT.device.type == "cpu" else _by_columns(mask_BT)
 
 
@@ -270,12 +276,20 @@ def _by_blocks(mask_BT: Tensor) -> Ints:
     head, blocks = width % _BLOCK, width // _BLOCK
     # Columns that do not fill a block come first, so that the others are a view with an axis of blocks.
     by_block = values[:, head:].reshape(rows, blocks, _BLOCK)
-    is_used = np.bitwise_or.reduce(by_block, axis=2) != 0
+    bits = np.bitwise_or.reduce(by_block, axis=2)
+    _check_binary("the mask of actions", bits, values[:, :head])
+    is_used = bits != 0
     last = _last_true(values[:, :head] != 0)
     in_blocks = np.flatnonzero(is_used.any(axis=1))
     block = _last_true(is_used[in_blocks])
     last[in_blocks] = head + block * _BLOCK + _last_true(by_block[in_blocks, block] != 0)
     return last
+
+
+def _check_binary(name: str, *parts: Any) -> None:
+    for values in parts:
+        if values.dtype != np.bool_ and ((values != 0) & (values != 1)).any():
+            raise ConfigError(f"{name} must contain only 0 and 1")
 
 
 def _last_true(is_here: Bools) -> Ints:

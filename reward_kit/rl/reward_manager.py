@@ -105,7 +105,8 @@ class RunningStatistics:
         """
         if not len(numbers):
             return self
-        mean = float(np.mean(numbers))
+        # Relative to the first one, so that the mean of equal numbers is exactly that number.
+        mean = float(numbers[0] + np.mean(numbers - numbers[0]))
         m2 = float(np.sum((numbers - mean) ** 2))
         count = self.count + len(numbers)
         apart = mean - self.mean

@@ -319,6 +319,14 @@ def test_restored_manager_continues_identically() -> None:
     assert torch.equal(first(later), second(later))
 
 
+@pytest.mark.parametrize("score", [0.1, 1e8 + 0.1, 1e16 / 3])
+def test_equal_scores_are_normalized_to_zero(score: float) -> None:
+    # The mean of seven equal numbers can differ from them by rounding, which the division by 1e-8 would enlarge.
+    running = manager(normalization_type="variance")
+    for _ in range(2):
+        assert not running(answers([[4]] * 7, episode_rewards=[score] * 7)).any()
+
+
 @pytest.mark.parametrize("state", [{}, {"count": 1, "mean": 0.0}, {"count": -1, "mean": 0.0, "m2": 0.0}])
 def test_invalid_state_is_rejected(state: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="invalid running statistics"):
