@@ -219,7 +219,7 @@ class McpSession:
             raise self._user_failure
 
     async def _check_result(self, name: str, result: mcp_types.CallToolResult) -> None:
-        """Validate a result against the tool's output schema, in the place of the SDK, which sets no bounds."""
+        """Validate a result against the tool's output schema, instead of the SDK, which sets no bounds."""
         schema = self._output_schemas.get(name)
         if schema is None:
             return
