@@ -36,8 +36,9 @@ _CONTEXT_TEXT = re.compile(
     r"exceeds the (maximum number of tokens|context window)",
     re.IGNORECASE,
 )
-# Codes of OpenAI and types of Anthropic, which they send in a stream instead of a status.
+# Codes of OpenAI and litellm and types of Anthropic, which they send in a stream instead of a status.
 _TRANSIENT_CODES = {
+    **{str(status): status for status in RETRIED_STATUSES},
     **{"rate_limit_exceeded": 429, "server_error": 500},
     **{"rate_limit_error": 429, "api_error": 500, "timeout_error": 504, "overloaded_error": 529},
 }
