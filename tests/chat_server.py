@@ -155,7 +155,9 @@ def response_events(response: dict[str, Any]) -> list[dict[str, Any]]:
     begun = {**response, "output": [], "status": "in_progress", "usage": None}
     found: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
     for n, item in enumerate(response["output"]):
-        found.append({"type": "response.output_item.added", "output_index": n, "item": item})
+        empty = {"status": "in_progress", "content": [], "arguments": ""}
+        added = {key: empty.get(key, value) for key, value in item.items()}
+        found.append({"type": "response.output_item.added", "output_index": n, "item": added})
         for piece in _pieces(item.get("arguments") or ""):
             found.append({"type": "response.function_call_arguments.delta", "output_index": n, "delta": piece})
         for part in item.get("content") or [] if item["type"] == "message" else []:

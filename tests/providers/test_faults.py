@@ -72,7 +72,7 @@ TRANSIENT_STREAMS = {
 FAILED_RESPONSE = {"status": "failed", "output": [], "error": {"code": "server_error", "message": "worker died"}}
 # Events in the form of each API, and their statuses.
 ERROR_EVENTS = {
-    "chat": [{"error": {"code": 503, "message": "worker died"}}],
+    "chat": [{"error": {"code": code, "type": None, "message": "worker died"}} for code in (503, "500")],
     "responses": [
         {"type": "error", "code": "server_error", "message": "worker died", "param": None},
         {
