@@ -76,6 +76,7 @@ class ChatCompletion:
         prompt_ids: (P,) the token ids of the prompt, as the model read it.
         token_ids: (N,) the ids of the sampled tokens.
         logprobs: (N,) the log-probabilities of the sampled tokens, with the natural logarithm.
+        logprob_entries: (N,) the entries of the log-probabilities as the provider sent them.
         retries: the number of attempts that failed before the answer.
     """
 
@@ -85,6 +86,7 @@ class ChatCompletion:
     prompt_ids: list[int] | None = None
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
+    logprob_entries: list[dict[str, Any]] | None = None
     retries: int = 0
 
 
@@ -120,6 +122,7 @@ def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = 
         prompt_ids=_integers(data.get("prompt_token_ids") or choice.get("prompt_token_ids")),
         token_ids=_integers(choice.get("token_ids")) or spelled_ids,
         logprobs=logprobs,
+        logprob_entries=choice["logprobs"]["content"] if logprobs else None,
     )
 
 

@@ -16,6 +16,8 @@ API = "messages"
 VERSION = "2023-06-01"
 MAX_TOKENS = 8192
 """The `max_tokens` of a request that sets none; the API requires it."""
+INVALID_ARGUMENTS = "invalid_arguments"
+"""The key of the `input` of a call whose arguments are not a JSON object."""
 _NOT_SENT = (
     *("seed", "stream_options", "logprobs", "top_logprobs", "n", "tools", "tool_choice", "parallel_tool_calls"),
     *("stop", "max_completion_tokens", "response_format"),
@@ -43,15 +45,12 @@ class Messages(Dialect):
 
     def encode_message(self, message: Mapping[str, Any]) -> str:
         """Return the role and the blocks of a message as `ROLE BLOCK,BLOCK`; `join_messages` joins equal roles."""
-        role = message["role"]
-        if role in ("system", "developer"):
-            kind, blocks = "system", [_to_block(part) for part in text_parts(message.get("content"))]
-        elif role == "assistant":
-            kind, blocks = role, stored_items(message, API) or _assistant_blocks(message)
-        else:
-            kind, blocks = "user", [_to_block(part) for part in text_parts(message.get("content"))]
-        if role == "tool":
-            blocks = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": blocks}]
+        role, blocks = message["role"], stored_items(message, API)
+        kind = {"system": "system", "developer": "system", "assistant": "assistant"}.get(role, "user")
+        if not blocks:
+            blocks = assistant_blocks(message) if role == "assistant" else _content_blocks(message)
+            if role == "tool":
+                blocks = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": blocks}]
         return f"{kind} {','.join(map(encode_json, blocks))}"
 
     def join_messages(self, encoded: Sequence[str]) -> dict[str, str]:
@@ -159,13 +158,18 @@ class _MessageStream(EventStream):
         return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
 
 
-def _assistant_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    blocks = [_to_block(part) for part in text_parts(message.get("content"))]
+def assistant_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the blocks of an assistant message in chat form."""
+    blocks = _content_blocks(message)
     for call in message.get("tool_calls") or ():
         function = call["function"]
         block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
         blocks.append(_with_object_input({**block, "input": _parsed(function["arguments"])}))
     return blocks
+
+
+def _content_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [_to_block(part) for part in text_parts(message.get("content"))]
 
 
 def _parsed(arguments: str) -> Any:
@@ -180,7 +184,7 @@ def _with_object_input(block: Mapping[str, Any]) -> dict[str, Any]:
     """Return a block whose `input`, if any, is an object, as the API requires."""
     if isinstance(block.get("input", {}), dict):
         return dict(block)
-    return {**block, "input": {"invalid_arguments": block["input"]}}
+    return {**block, "input": {INVALID_ARGUMENTS: block["input"]}}
 
 
 def _to_block(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ API = "responses"
 _RENAMED = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 _NOT_SENT = ("seed", "stream_options", "logprobs", "reasoning_effort", "response_format", "tools", "stop", "n")
 _ENCRYPTED = "reasoning.encrypted_content"
-_LOGPROBS = "message.output_text.logprobs"
+LOGPROBS = "message.output_text.logprobs"
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 
 
@@ -38,7 +38,7 @@ class Responses(Dialect):
         body = {_RENAMED.get(key, key): value for key, value in request.items() if key not in _NOT_SENT}
         body = {"store": False, "stream": False} | body  # the default of `transformers serve` is to stream
         include = [] if body["store"] else [_ENCRYPTED]
-        include += [_LOGPROBS] if request.get("logprobs") else []
+        include += [LOGPROBS] if request.get("logprobs") else []
         if include:
             body["include"] = list(dict.fromkeys([*include, *body.get("include", ())]))
         if effort := request.get("reasoning_effort"):
