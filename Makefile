@@ -183,9 +183,9 @@ $(VENV)/.docs: $(VENV)/.dev
 	@$(PYTHON) -m venv .integrations/transformers
 	@.integrations/transformers/bin/python -m pip install --quiet --constraint constraints.txt 'torch==2.13.0'
 	@.integrations/transformers/bin/python -m pip install --quiet --constraint constraints.txt \
-		'transformers[serving]==5.23.0'
+		'transformers[serving]==5.24.0'
 	@$(PYTHON) -m venv .integrations/litellm
-	@.integrations/litellm/bin/python -m pip install --quiet 'litellm[proxy]==1.106.2'
+	@.integrations/litellm/bin/python -m pip install --quiet 'litellm[proxy]==1.108.7'
 	@touch $@
 
 # verl without its dependencies: it pins versions that conflict, and the tests need only its losses.

@@ -9,8 +9,7 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from reward_kit.agent.policies import own_agent_policy
-from reward_kit.agent.policies.own_agent_policy import ChatRequest, RecordedAnswer, RecordingEndpoint
+from reward_kit.agent.recording import ChatRequest, RecordedAnswer, RecordingEndpoint, ServedModel, endpoint
 from reward_kit.errors import EpisodeError
 from reward_kit.models import FunctionCall, Message, ToolCall
 from reward_kit.providers.completion import ChatCompletion, Usage
@@ -19,7 +18,7 @@ CALL = ToolCall(id="call_1", function=FunctionCall(name="add", arguments='{"x": 
 SAID = ChatCompletion(
     Message(role="assistant", content="Let me \U0001f914 see.", tool_calls=[CALL], reasoning_content="hm"),
     finish_reason="tool_calls",
-    usage=Usage(11, 7, cached_tokens=5),
+    usage=Usage(11, 7, cached_tokens=5, cache_write_tokens=2, reasoning_tokens=3),
 )
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -29,11 +28,11 @@ class ServedEndpoint:
 
     def __init__(self, says: ChatCompletion = SAID) -> None:
         self.says, self.asked = says, list[ChatRequest]()
-        self.endpoint = RecordingEndpoint("real-model")
+        self.endpoint = RecordingEndpoint(ServedModel("real-model"))
 
     async def answer(self, request: ChatRequest) -> RecordedAnswer:
         self.asked.append(request)
-        return RecordedAnswer(self.says, "chatcmpl-7", "real-model")
+        return RecordedAnswer(self.says, "7", "real-model")
 
     async def __aenter__(self) -> ServedEndpoint:
         self.url = await self.endpoint.open(self.answer)
@@ -64,6 +63,8 @@ async def test_answer_has_the_openai_format() -> None:
     ]
     assert (reply.usage.prompt_tokens, reply.usage.total_tokens) == (11, 18)
     assert reply.usage.prompt_tokens_details.cached_tokens == 5
+    assert reply.usage.prompt_tokens_details.cache_write_tokens == 2
+    assert reply.usage.completion_tokens_details.reasoning_tokens == 3
     assert choice.message.reasoning_content == "hm"
 
 
@@ -76,7 +77,7 @@ async def test_streamed_answer_equals_the_whole_answer() -> None:
             kinds = {event.type async for event in stream}
             streamed = await stream.get_final_completion()
     assert {"content.delta", "tool_calls.function.arguments.delta"} <= kinds
-    assert served.asked[1].stream and served.asked[1].include_usage
+    assert served.asked[1].stream
     dumped = [reply.model_dump(exclude={"created", "object"}, exclude_none=True) for reply in (whole, streamed)]
     for call in dumped[1]["choices"][0]["message"]["tool_calls"]:
         del call["index"]
@@ -116,7 +117,10 @@ async def test_request_options_are_forwarded_except_reserved_keys() -> None:
 
 REFUSED = {
     "several answers": ({"messages": HELLO, "n": 2}, "n must be 1, got 2"),
-    "log-probabilities": ({"messages": HELLO, "logprobs": True}, "logprobs: log-probabilities are recorded"),
+    "log-probabilities": (
+        {"messages": HELLO, "logprobs": True},
+        "logprobs: the policy does not request log-probabilities",
+    ),
     "the older form of tools": ({"messages": HELLO, "functions": [{"name": "add"}]}, "use tools and tool_choice"),
     "no messages": ({"model": "m"}, "messages must be a list of at least one message"),
     "an unknown role": ({"messages": [{"role": "robot", "content": ""}]}, "messages: 0.role"),
@@ -159,13 +163,13 @@ async def test_unknown_token_returns_404() -> None:
 
 
 async def test_other_api_routes_are_reported_as_unsupported() -> None:
-    async with ServedEndpoint() as served, served.http.post(f"{served.url}/responses", json={}) as response:
+    async with ServedEndpoint() as served, served.http.post(f"{served.url}/embeddings", json={}) as response:
         assert response.status == 404
-        assert "use POST chat/completions" in (await response.json())["error"]["message"]
+        assert "use POST chat/completions, responses or messages" in (await response.json())["error"]["message"]
 
 
 async def test_request_body_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_agent_policy, "AGENT_REQUEST_BYTES", 1000)
+    monkeypatch.setattr(endpoint, "AGENT_REQUEST_BYTES", 1000)
     async with ServedEndpoint() as served:
         assert (await served.post({"messages": HELLO}))[0] == 200
         status, reply = await served.post({"messages": [{"role": "user", "content": "a" * 2000}]})
