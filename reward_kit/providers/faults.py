@@ -12,7 +12,8 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping
-from datetime import UTC
+from contextlib import suppress
+from datetime import UTC, datetime
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from types import TracebackType
@@ -184,6 +185,9 @@ def _text_of(error: Any) -> str:
     return error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
 
 
+_LIMITS = ("requests", "tokens", "input-tokens", "output-tokens")
+
+
 def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
     """Return the number of seconds to wait, at least 0. None if the headers contain no valid value."""
     milliseconds = _number(headers.get("Retry-After-Ms"))
@@ -191,13 +195,24 @@ def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = 
         return milliseconds / 1000
     value = headers.get("Retry-After")
     seconds = _number(value)
-    if seconds is not None or value is None or (until := _date(value)) is None:
+    until = _date(value) or _limit_reset(headers)
+    if seconds is not None or until is None:
         return seconds
     # A date is relative to the answer's own `Date`, so that the delay is correct even if the server's clock is wrong.
     sent = _date(headers.get("Date"))
     if sent is None:
         sent = time.time() if now is None else now
     return max(0.0, until - sent)
+
+
+def _limit_reset(headers: Mapping[str, str] | Message) -> float | None:
+    """Return the time at which all exhausted rate limits of Anthropic's headers are reset. None without any."""
+    resets: list[float] = []
+    for name in (f"anthropic-ratelimit-{kind}" for kind in _LIMITS):
+        if _number(headers.get(f"{name}-remaining")) == 0:
+            with suppress(ValueError, OverflowError, OSError):
+                resets.append(datetime.fromisoformat(headers.get(f"{name}-reset", "")).timestamp())
+    return max(resets, default=None)
 
 
 def _number(text: str | None) -> float | None:

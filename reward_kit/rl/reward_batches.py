@@ -162,6 +162,34 @@ class RewardBatch:
         ends: Bools = last[self.episodes_B] == np.arange(len(self))
         return ends
 
+    def action_ends(self) -> tuple[Ints, Ints]:
+        """Return the row and the column of the last token of each action, (S,) each, in order.
+
+        `action_lengths` contains the numbers of tokens of the actions of each row. Without that column, an action is a
+        contiguous run of valid tokens. An action without tokens ends at the last token of the previous action or, if
+        there is none, at the first token of the row.
+
+        Raises:
+            ConfigError: If the lengths differ from the valid tokens of their row, or only actions without tokens are in
+                a row.
+        """
+        valid = self.valid_BT.cpu().numpy()
+        if (lengths := self.column("action_lengths")) is None:
+            ends = valid.copy()
+            ends[:, :-1] &= ~valid[:, 1:]
+            rows, columns = np.nonzero(ends)
+            return rows, columns
+        places = []
+        for row, counts in enumerate(lengths):
+            tokens = np.flatnonzero(valid[row])
+            if sum(counts) != len(tokens) or (len(counts) and not len(tokens)):
+                raise ConfigError(
+                    f"non_tensor_batch['action_lengths'][{row}] is {list(counts)}, but the row has {len(tokens)} valid "
+                    "tokens"
+                )
+            places.append(tokens[np.maximum(np.cumsum(np.asarray(counts, dtype=np.int64)) - 1, 0)])
+        return np.repeat(np.arange(len(places)), [len(ends) for ends in places]), np.concatenate(places)
+
     def placed(self, scores_B: Floats, others: TokenRewards | None = None) -> Tensor:
         """Return (B,T) float32 rewards on the device of the inputs, with each score at the last valid token of its row.
 
@@ -183,7 +211,8 @@ class RewardBatch:
                     f"the reward of row {one.rows[wrong[0]]} is {one.values[wrong[0]]:g}, which is not a finite float32"
                 )
             at, columns = (torch.from_numpy(indices).to(self.device) for indices in one[:2])
-            rewards[at, columns] += torch.from_numpy(one.values).to(self.device, torch.float32)
+            values = torch.from_numpy(one.values).to(self.device, torch.float32)
+            rewards.index_put_((at, columns), values, accumulate=True)
         return rewards
 
     def ids(self, row: int) -> tuple[list[int], list[int]]:
