@@ -163,9 +163,12 @@ $(VENV)/.docs: $(VENV)/.dev
 
 # Each kind has a separate virtual environment, since servers pin different major versions of the SDK.
 .integrations/.agents: Makefile
-	@echo "Installing agent frameworks into .integrations (about 120 MB)"
+	@echo "Installing agent frameworks and command-line agents from PyPI and npm into .integrations (about 900 MB)"
 	@$(PYTHON) -m venv .integrations/agents
-	@.integrations/agents/bin/python -m pip install --quiet openai-agents==0.24.0 'pydantic-ai-slim[openai]==2.68.0'
+	@.integrations/agents/bin/python -m pip install --quiet openai-agents==0.24.0 \
+	  'pydantic-ai-slim[openai,anthropic]==2.68.0' anthropic==2.14.0 \
+	  langchain==1.5.2 langgraph==1.2.24 langchain-openai==1.7.4 langchain-anthropic==1.7.10
+	@npm install --silent --prefix .integrations/agents_npm @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0
 	@touch $@
 
 .integrations/.mcp: Makefile
@@ -174,6 +177,8 @@ $(VENV)/.docs: $(VENV)/.dev
 	@.integrations/mcp/bin/python -m pip install --quiet mcp-server-time==2026.10.19 mcp-server-git==2026.10.19
 	@$(PYTHON) -m venv .integrations/mcp1
 	@.integrations/mcp1/bin/python -m pip install --quiet mcp-server-time==2025.9.25 'mcp>=1,<2'
+	@$(PYTHON) -m venv .integrations/mcp_tasks
+	@.integrations/mcp_tasks/bin/python -m pip install --quiet fastmcp-tasks==4.1.4
 	@npm install --silent --prefix .integrations/npm \
 		@modelcontextprotocol/server-filesystem@2026.8.31 @modelcontextprotocol/server-everything@2026.8.31
 	@touch $@
@@ -183,9 +188,9 @@ $(VENV)/.docs: $(VENV)/.dev
 	@$(PYTHON) -m venv .integrations/transformers
 	@.integrations/transformers/bin/python -m pip install --quiet --constraint constraints.txt 'torch==2.13.0'
 	@.integrations/transformers/bin/python -m pip install --quiet --constraint constraints.txt \
-		'transformers[serving]==5.23.0'
+		'transformers[serving]==5.24.0'
 	@$(PYTHON) -m venv .integrations/litellm
-	@.integrations/litellm/bin/python -m pip install --quiet 'litellm[proxy]==1.106.2'
+	@.integrations/litellm/bin/python -m pip install --quiet 'litellm[proxy]==1.108.7'
 	@touch $@
 
 # verl without its dependencies: it pins versions that conflict, and the tests need only its losses.

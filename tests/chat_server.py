@@ -112,15 +112,9 @@ def answer(
         completion["usage"] = usage
 
     async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        is_streamed = bool(body.get("stream"))
-        if request.path != "/v1/chat/completions":
-            is_responses = request.path == "/v1/responses"
-            value = to_response(completion) if is_responses else to_message(completion)
-            if not is_streamed:
-                return web.json_response(value)
-            stream = response_events(value) if is_responses else message_events(value)
-            return await _send_events(request, stream, done=False)
-        return await _stream(request, completion) if is_streamed else web.json_response(completion)
+        convert, to_events = _APIS[request.path]
+        value = convert(completion)
+        return await _send_events(request, to_events(value)) if body.get("stream") else web.json_response(value)
 
     return behave
 
@@ -161,7 +155,9 @@ def response_events(response: dict[str, Any]) -> list[dict[str, Any]]:
     begun = {**response, "output": [], "status": "in_progress", "usage": None}
     found: list[dict[str, Any]] = [{"type": "response.created", "response": begun}]
     for n, item in enumerate(response["output"]):
-        found.append({"type": "response.output_item.added", "output_index": n, "item": item})
+        empty = {"status": "in_progress", "content": [], "arguments": ""}
+        added = {key: empty.get(key, value) for key, value in item.items()}
+        found.append({"type": "response.output_item.added", "output_index": n, "item": added})
         for piece in _pieces(item.get("arguments") or ""):
             found.append({"type": "response.function_call_arguments.delta", "output_index": n, "delta": piece})
         for part in item.get("content") or [] if item["type"] == "message" else []:
@@ -182,13 +178,17 @@ def to_message(completion: dict[str, Any]) -> dict[str, Any]:
     for call in message.get("tool_calls") or []:
         value = json.loads(call["function"]["arguments"])
         content.append({"type": "tool_use", "id": call.get("id"), "name": call["function"]["name"], "input": value})
-    cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
-    counts = {"input_tokens": usage["prompt_tokens"] - cached, "output_tokens": usage["completion_tokens"]}
+    prompt = usage.get("prompt_tokens_details", {})
+    cached, written = prompt.get("cached_tokens", 0), prompt.get("cache_write_tokens", 0)
+    counts: dict[str, Any] = {"input_tokens": usage["prompt_tokens"] - cached - written}
+    counts |= {"output_tokens": usage["completion_tokens"]}
+    if details := usage.get("completion_tokens_details"):
+        counts["output_tokens_details"] = {"thinking_tokens": details["reasoning_tokens"]}
     reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
     return {
         **{"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": content},
         **{"stop_reason": reasons[choice["finish_reason"]], "stop_sequence": None},
-        "usage": {**counts, "cache_read_input_tokens": cached, "cache_creation_input_tokens": 0},
+        "usage": {**counts, "cache_read_input_tokens": cached, "cache_creation_input_tokens": written},
     }
 
 
@@ -247,7 +247,7 @@ def events(*data: Any, done: bool = True) -> Behavior:
     """Return a raw event stream; values other than text are sent as JSON."""
 
     async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
-        return await _send_events(request, data, done)
+        return await _send_events(request, [*data, "[DONE]"] if done else data)
 
     return behave
 
@@ -275,17 +275,42 @@ def cut_body() -> Behavior:
     return behave
 
 
-def cut_stream(connection: bool = False) -> Behavior:
-    """End a stream early, optionally by closing the connection."""
+def cut_stream(
+    keep: float = 0.5, *, half_event: bool = False, connection: bool = False, error: dict[str, Any] | None = None
+) -> Behavior:
+    """End a stream early.
+
+    Args:
+        keep: the fraction of the events to send; 1 omits only those that end the answer.
+        half_event: whether to send half of the next event.
+        connection: whether to close the connection.
+        error: an event to send at the end.
+    """
 
     async def behave(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
+        convert, to_events = _APIS[request.path]
+        message = {"role": "assistant", "content": "half an answer"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        stream = [*to_events(convert({"choices": [choice], "usage": USAGE}))]
+        count = max(1, int(keep * next(n for n, event in enumerate(stream) if _ends(event))))
         response = await _open_stream(request)
-        await _event(response, {"choices": [{"index": 0, "delta": {"content": "half an ans"}}]})
+        for event in [*stream[:count], *([error] if error else [])]:
+            await _event(response, event)
+        if half_event:
+            text = f"data: {json.dumps(stream[count])}"
+            await response.write(text[: len(text) // 2].encode())
         if connection:
             _hang_up(request)
         return response
 
     return behave
+
+
+def _ends(event: Any) -> bool:
+    """Return whether an event ends an answer in any of the APIs."""
+    if "choices" in event:
+        return event["choices"][0].get("finish_reason") is not None
+    return event["type"] in ("response.completed", "message_stop")
 
 
 def silent() -> Behavior:
@@ -337,17 +362,15 @@ async def _event(response: web.StreamResponse, data: Any) -> None:
     await response.write(f"data: {text}\n\n".encode())
 
 
-async def _send_events(request: web.Request, data: Sequence[Any], done: bool) -> web.StreamResponse:
+async def _send_events(request: web.Request, data: Sequence[Any]) -> web.StreamResponse:
     response = await _open_stream(request)
     for item in data:
         await _event(response, item)
-    if done:
-        await _event(response, "[DONE]")
     return response
 
 
-async def _stream(request: web.Request, completion: dict[str, Any]) -> web.StreamResponse:
-    """Stream a completion in pieces of three characters, as OpenAI and vLLM do."""
+def completion_events(completion: dict[str, Any]) -> list[Any]:
+    """Return the events of a completion streamed in pieces of three characters, as OpenAI and vLLM do."""
     top = {key: value for key, value in completion.items() if key not in ("choices", "usage")}
     choice = completion["choices"][0]
     chunks: list[dict[str, Any]] = [{"delta": delta} for delta in _deltas(choice["message"])]
@@ -358,7 +381,15 @@ async def _stream(request: web.Request, completion: dict[str, Any]) -> web.Strea
     data = [{**top, "choices": [{"index": 0, **chunk}]} for chunk in chunks]
     if "usage" in completion:
         data.append({**top, "choices": [], "usage": completion["usage"]})
-    return await _send_events(request, data, done=True)
+    return [*data, "[DONE]"]
+
+
+_APIS: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], Callable[[dict[str, Any]], list[Any]]]] = {
+    "/v1/chat/completions": (dict, completion_events),
+    "/v1/responses": (to_response, response_events),
+    "/v1/messages": (to_message, message_events),
+}
+"""The functions that convert a completion to the API of a path, and the result to the events of a stream."""
 
 
 def _deltas(message: dict[str, Any]) -> list[dict[str, Any]]:

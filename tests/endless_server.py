@@ -31,6 +31,8 @@ _JSON = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\
 _EVENTS = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 _CHUNK = {"choices": [{"index": 0, "delta": {"content": "word "}}]}
 _ENTRY = {"token": "a", "logprob": -0.5}
+_BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+_DELTA = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "word "}}
 
 
 def _event(value: object) -> bytes:
@@ -66,6 +68,12 @@ ANSWERS: dict[str, tuple[str, bytes, bytes]] = {
     "logprob-events": (_EVENTS, b"", _event({"choices": [{"logprobs": {"content": [_ENTRY] * 50}}]}) * 20),
     "list-events": (_EVENTS, b"", _event({"choices": [{"logprobs": {"content": [[]] * 5000}}]})),
     "call-events": (_EVENTS, b"", b""),
+    "item-events": (_EVENTS, b"", _event({"type": "response.output_item.done", "item": {}}) * 1000),
+    "long-item-events": (_EVENTS, b"", _event({"type": "response.output_item.done", "item": {"text": "x" * 65536}})),
+    "response-text-events": (_EVENTS, b"", _event({"type": "response.output_text.delta", "delta": "word "}) * 1000),
+    "block-events": (_EVENTS, b"", b""),
+    "message-text-events": (_EVENTS, _event(_BLOCK), _event(_DELTA) * 1000),
+    "message-delta-events": (_EVENTS, b"", b""),
     "after-done": (_EVENTS, _event(_CHUNK) + b"data: [DONE]\n\n", b"x" * 65536),
     "trickle": (_JSON + "\r\n", b'{"choices": "', b"x"),
     "event-trickle": (_EVENTS, b"", b":\n"),
@@ -89,6 +97,17 @@ ANSWERS: dict[str, tuple[str, bytes, bytes]] = {
 """Each response: its headers, the first bytes of its body, and the bytes to repeat."""
 
 
+def _numbered(kind: str, number: int) -> bytes:
+    """Return the next 1,000 values of a response, with their numbers."""
+    numbers = range(number, number + 1000)
+    if kind == "block-events":
+        return b"".join(_event({**_BLOCK, "index": n}) for n in numbers)
+    if kind == "message-delta-events":
+        return b"".join(_event({"type": "message_delta", "delta": {f"key {n}": n}}) for n in numbers)
+    return _event({"choices": [{"delta": {"tool_calls": [{"index": n, "function": {"name": "f"}} for n in numbers]}}]})
+
+
+NUMBERED = ("call-events", "block-events", "message-delta-events")
 SLOW = ("trickle", "event-trickle", "silence")
 
 
@@ -105,11 +124,8 @@ def serve(kind: str, most_mb: int) -> None:
             connection.sendall(head.encode() + first + bomb)
             sent = number = 0
             while not bomb and (not most_mb or sent < most_mb * MB):
-                if kind == "call-events":
-                    calls = [{"index": number + n, "function": {"name": "f"}} for n in range(1000)]
-                    again_now, number = _event({"choices": [{"delta": {"tool_calls": calls}}]}), number + 1000
-                else:
-                    again_now = again
+                again_now = _numbered(kind, number) if kind in NUMBERED else again
+                number += 1000
                 connection.sendall(again_now)
                 if kind in SLOW:
                     time.sleep(0.1)

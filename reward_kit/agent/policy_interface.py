@@ -264,11 +264,7 @@ def policy_output(completion: ChatCompletion) -> PolicyOutput:
         "logprobs": completion.logprobs,
     }
     if usage:
-        facts["usage"] = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-        if usage.cached_tokens:
-            facts["usage"]["cached_tokens"] = usage.cached_tokens
-        if usage.cost is not None:
-            facts["usage"]["cost"] = usage.cost
+        facts["usage"] = usage.to_json()
     facts["finish_reason"] = completion.finish_reason
     raw = message.text if message.text or not message.tool_calls else None
     return PolicyOutput(parse_action(message), raw, {key: value for key, value in facts.items() if value is not None})

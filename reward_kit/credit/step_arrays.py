@@ -254,10 +254,10 @@ def relative(
         "constant"       (x - mean) / normalization_constant
         "leave_one_out"  x - the mean of the others = (x - mean) n / (n - 1)
 
-    Before anything else, the first value of each group is subtracted from its values. Equal values therefore become
-    exactly zero, and a large offset does not reduce the precision. In a group of one, the value becomes zero. Values
-    whose squares would overflow or underflow are scaled within their group first, so a result is infinite only if it is
-    too large for a float.
+    Before anything else, the first value of each group with a weight is subtracted from its values. Equal values
+    therefore become exactly zero, and a large offset does not reduce the precision. In a group of one, the value
+    becomes zero. Values whose squares would overflow or underflow are scaled within their group first, so a result is
+    infinite only if it is too large for a float.
 
     Args:
         values_N: (N,) the values.
@@ -274,7 +274,11 @@ def relative(
     weights = np.ones(len(values)) if weights_N is None else weights_N[valued_N]
     units = _units(values, groups)
     centered = values / units
-    centered -= centered[first_positions(groups)][groups]
+    firsts = first_positions(groups)
+    if weights_N is not None:
+        weighted = np.flatnonzero(weights > 0.0)[::-1]
+        firsts[groups[weighted]] = weighted  # if a position is written twice, the last value remains
+    centered -= centered[firsts][groups]
     totals = np.bincount(groups, weights)
     # If all weights are zero, as for trajectories without steps, nothing is subtracted.
     centered -= (np.bincount(groups, weights * centered) / np.where(totals > 0, totals, 1.0))[groups]

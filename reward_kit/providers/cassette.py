@@ -36,6 +36,7 @@ from reward_kit.safe_input import RECORDED_LINE_BYTES, TooLargeError, complete_l
 SCHEMA_VERSION = 1
 _HEADER_START = b'{"schema_version":'
 _EXCHANGE_KEYS = {"key", "scope", "occurrence", "request"}
+_CONVERSATION = {"messages", "input"}
 _MOST_COMPARED = 200
 _LONGEST_HEADER = 10_000
 _ERRORS = {"ProviderError": ProviderError, "DeadlineError": DeadlineError, "LimitError": LimitError}
@@ -276,7 +277,7 @@ class CassetteIndex:
             request = pair[1]["request"]
             pairs = zip(_messages(request), _messages(asked), strict=False)
             shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], pairs))
-            return shared, sum(request.get(key) == value for key, value in asked.items() if key != "messages")
+            return shared, sum(request.get(key) == value for key, value in asked.items() if key not in _CONVERSATION)
 
         nearest = max(((exchange, self._line(exchange)) for exchange in candidates), key=likeness, default=None)
         if nearest is None:
@@ -303,11 +304,11 @@ def _check_header(path: Path, file: IO[bytes]) -> None:
 
 def describe(request: Mapping[str, Any], scope: str) -> str:
     """Return a short description of a request."""
-    messages = request.get("messages") or [{}]
-    last = messages[-1] if isinstance(messages[-1], Mapping) else {}
-    content = last.get("content")
+    messages = _messages(request)
+    last = messages[-1] if messages and isinstance(messages[-1], Mapping) else {}
+    content = last.get("content", last.get("output"))
     text = content if isinstance(content, str) else json.dumps(content if content else last.get("tool_calls"))
-    last_message = f"the last from {last.get('role')}: {excerpt(text, limit=80)!r}"
+    last_message = f"the last from {last.get('role') or last.get('type')}: {excerpt(text, limit=80)!r}"
     asker = f" of episode {scope}" if scope else ""
     return f"the request{asker} to {request.get('model')} with {len(messages)} messages, {last_message}"
 
@@ -321,7 +322,7 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
 
 
 def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
-    messages = request.get("messages")
+    messages = request.get("messages", request.get("input"))  # `input` in Responses
     return messages if isinstance(messages, list) else []
 
 
@@ -336,7 +337,7 @@ def _difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
             return difference
     if len(before) != len(now):
         return f" at messages: {len(before)} became {len(now)}"
-    fields = sorted((recorded.keys() | asked.keys()) - {"messages"})
+    fields = sorted((recorded.keys() | asked.keys()) - _CONVERSATION)
     missing = "(absent)"
     differences = (first_difference(recorded.get(key, missing), asked.get(key, missing), key) for key in fields)
     return next((difference for difference in differences if difference), "")

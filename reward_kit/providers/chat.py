@@ -211,7 +211,8 @@ class ChatEndpoint:
             return self.dialect.to_completion(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             shown = excerpt(json.dumps(answer, ensure_ascii=False), self._secrets)
-            raise ProviderError(f"{self._url} returned an answer in an unknown format: {shown}") from error
+            reason = excerpt(f"{type(error).__name__}: {error}", self._secrets)
+            raise ProviderError(f"{self._url} returned an answer in an unknown format ({reason}): {shown}") from error
 
     async def aclose(self) -> None:
         """Close the connections. Call this once, when no requests are in flight."""

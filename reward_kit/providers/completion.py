@@ -40,12 +40,28 @@ class Usage:
         cached_tokens: the number of prompt tokens that were in the cache of the provider.
         cost: the cost in US dollars according to the price file. If the file does not list the model, this is the cost
             that the provider reported. None if both are missing.
+        cache_write_tokens: the number of prompt tokens that were written to the cache. None if not reported.
+        reasoning_tokens: the number of tokens written as reasoning. None if not reported.
     """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     cost: float | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+    def to_json(self) -> dict[str, float]:
+        """Return the usage for the record of an episode, without unknown values and without caches of 0 tokens."""
+        figures: dict[str, float | None] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "cached_tokens": self.cached_tokens or None,
+            "cache_write_tokens": self.cache_write_tokens or None,
+            "reasoning_tokens": self.reasoning_tokens,
+            "cost": self.cost,
+        }
+        return {name: value for name, value in figures.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +76,7 @@ class ChatCompletion:
         prompt_ids: (P,) the token ids of the prompt, as the model read it.
         token_ids: (N,) the ids of the sampled tokens.
         logprobs: (N,) the log-probabilities of the sampled tokens, with the natural logarithm.
+        logprob_entries: (N,) the entries of the log-probabilities as the provider sent them.
         retries: the number of attempts that failed before the answer.
     """
 
@@ -69,6 +86,7 @@ class ChatCompletion:
     prompt_ids: list[int] | None = None
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
+    logprob_entries: list[dict[str, Any]] | None = None
     retries: int = 0
 
 
@@ -104,6 +122,7 @@ def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = 
         prompt_ids=_integers(data.get("prompt_token_ids") or choice.get("prompt_token_ids")),
         token_ids=_integers(choice.get("token_ids")) or spelled_ids,
         logprobs=logprobs,
+        logprob_entries=choice["logprobs"]["content"] if logprobs else None,
     )
 
 
@@ -152,17 +171,19 @@ def _usage(data: Mapping[str, Any], model: str, prices: PriceTable | None) -> Us
     raw = data.get("usage")
     if not isinstance(raw, Mapping):
         return None
-    details = raw.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, Mapping) else raw.get("prompt_cache_hit_tokens")
-    prompt, completion, cached = _count(raw.get("prompt_tokens")), _count(raw.get("completion_tokens")), _count(cached)
+    read, written = raw.get("prompt_tokens_details"), raw.get("completion_tokens_details")
+    read = read if isinstance(read, Mapping) else {"cached_tokens": raw.get("prompt_cache_hit_tokens")}
+    prompt, completion = _count(raw.get("prompt_tokens")), _count(raw.get("completion_tokens"))
     if prompt is None or completion is None:
         return None
-    cost = prices.cost(model, prompt, completion, cached or 0) if prices else None
+    cached, cache_write = _count(read.get("cached_tokens")) or 0, _count(read.get("cache_write_tokens"))
+    reasoning = _count(written.get("reasoning_tokens")) if isinstance(written, Mapping) else None
+    cost = prices.cost(model, prompt, completion, cached, cache_write or 0) if prices else None
     if cost is None:  # a router such as OpenRouter reports it
         reported = raw.get("cost")
         if isinstance(reported, int | float) and not isinstance(reported, bool):
             cost = float(reported) if math.isfinite(reported) and reported >= 0 else None
-    return Usage(prompt, completion, cached or 0, cost)
+    return Usage(prompt, completion, cached, cost, cache_write, reasoning)
 
 
 def _count(value: Any) -> int | None:
@@ -298,9 +319,12 @@ class EventStream:
             value = pending.pop()
             inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
             self._values_left -= len(inner)
+            self._bytes_left -= sum(len(one) for one in inner if isinstance(one, str))
             pending += [one for one in inner if isinstance(one, dict | list)]
         if self._values_left < 0:
             raise TooLargeError(f"{MODEL_ANSWER_VALUES:,} JSON values")
+        if self._bytes_left < 0:
+            raise TooLargeError(format_size(MODEL_ANSWER_BYTES))
         return values
 
     def closed_early(self, missing: str) -> TransientError:

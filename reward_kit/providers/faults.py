@@ -12,7 +12,8 @@ import math
 import re
 import time
 from collections.abc import Iterable, Mapping
-from datetime import UTC
+from contextlib import suppress
+from datetime import UTC, datetime
 from email.message import Message
 from email.utils import parsedate_to_datetime
 from types import TracebackType
@@ -32,11 +33,12 @@ _CONTEXT_CODES = ("context_length_exceeded", "string_above_max_length")
 # Messages of OpenAI and vLLM, Anthropic, llama.cpp, and Gemini, which have no error code in common.
 _CONTEXT_TEXT = re.compile(
     r"maximum context length|prompt is too long|exceeds? the available context size|"
-    r"exceeds the maximum number of tokens",
+    r"exceeds the (maximum number of tokens|context window)",
     re.IGNORECASE,
 )
-# Codes of OpenAI and types of Anthropic, which they send in a stream instead of a status.
+# Codes of OpenAI and litellm and types of Anthropic, which they send in a stream instead of a status.
 _TRANSIENT_CODES = {
+    **{str(status): status for status in RETRIED_STATUSES},
     **{"rate_limit_exceeded": 429, "server_error": 500},
     **{"rate_limit_error": 429, "api_error": 500, "timeout_error": 504, "overloaded_error": 529},
 }
@@ -149,14 +151,16 @@ def status_error(
     return WrongEndpointError(message) if is_unknown else ProviderError(message)
 
 
-def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError:
-    """Return the error for a body `{"error": …}` that was sent with a successful status.
+def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError | LimitError:
+    """Return the error for a body `{"error": …}` that was sent with a successful status, or for an error event.
 
-    Routers send such a body if the error occurs after they have begun to answer.
+    Servers and routers send them if the error occurs after they have begun to answer.
     """
     code, kind = (error.get(key) for key in ("code", "type")) if isinstance(error, Mapping) else (None, None)
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
     message = f"{where} answered with an error instead of a completion: {text}"
+    if code in _CONTEXT_CODES or _CONTEXT_TEXT.search(text):
+        return LimitError(message)
     named = (_TRANSIENT_CODES.get(one) for one in (code, kind) if isinstance(one, str))
     code = next(filter(None, named), code)
     is_transient = isinstance(code, int) and code in RETRIED_STATUSES
@@ -181,6 +185,9 @@ def _text_of(error: Any) -> str:
     return error if isinstance(error, str) else json.dumps(error, ensure_ascii=False)
 
 
+_LIMITS = ("requests", "tokens", "input-tokens", "output-tokens")
+
+
 def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
     """Return the number of seconds to wait, at least 0. None if the headers contain no valid value."""
     milliseconds = _number(headers.get("Retry-After-Ms"))
@@ -188,13 +195,24 @@ def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = 
         return milliseconds / 1000
     value = headers.get("Retry-After")
     seconds = _number(value)
-    if seconds is not None or value is None or (until := _date(value)) is None:
+    until = _date(value) or _limit_reset(headers)
+    if seconds is not None or until is None:
         return seconds
     # A date is relative to the answer's own `Date`, so that the delay is correct even if the server's clock is wrong.
     sent = _date(headers.get("Date"))
     if sent is None:
         sent = time.time() if now is None else now
     return max(0.0, until - sent)
+
+
+def _limit_reset(headers: Mapping[str, str] | Message) -> float | None:
+    """Return the time at which all exhausted rate limits of Anthropic's headers are reset. None without any."""
+    resets: list[float] = []
+    for name in (f"anthropic-ratelimit-{kind}" for kind in _LIMITS):
+        if _number(headers.get(f"{name}-remaining")) == 0:
+            with suppress(ValueError, OverflowError, OSError):
+                resets.append(datetime.fromisoformat(headers.get(f"{name}-reset", "")).timestamp())
+    return max(resets, default=None)
 
 
 def _number(text: str | None) -> float | None:

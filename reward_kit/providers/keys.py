@@ -97,6 +97,18 @@ _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")  # clients may interpret other c
 _SAME_AS = {"ws": "http", "wss": "https"}
 
 
+def complete_model(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of a model at its endpoint, and the options with those of the provider in `PROVIDER/NAME`.
+
+    If the options have a base URL, or the part before the slash is not a provider, the name is the whole text.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    provider, _, name = model.partition("/")
+    if not name or provider not in PRESETS or "base_url" in given:
+        return model, given
+    return name, PRESETS[provider].complete(given)
+
+
 def url_origin(url: str) -> str:
     """Return the scheme, host and port of a URL, without a default port.
 

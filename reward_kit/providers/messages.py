@@ -10,21 +10,27 @@ from typing import Any
 from reward_kit.models import PROVIDER_ITEMS
 from reward_kit.providers.completion import EventStream
 from reward_kit.providers.dialect import AnswerStream, Dialect, encode_json, stored_items, text_parts
+from reward_kit.safe_input import MODEL_ANSWER_CALLS, TooLargeError
 
 API = "messages"
 VERSION = "2023-06-01"
 MAX_TOKENS = 8192
 """The `max_tokens` of a request that sets none; the API requires it."""
+INVALID_ARGUMENTS = "invalid_arguments"
+"""The key of the `input` of a call whose arguments are not a JSON object."""
 _NOT_SENT = (
     *("seed", "stream_options", "logprobs", "top_logprobs", "n", "tools", "tool_choice", "parallel_tool_calls"),
-    *("stop", "max_completion_tokens"),
+    *("stop", "max_completion_tokens", "response_format"),
 )
 _DATA_URL = re.compile(r"data:(?P<type>[\w/+.-]+);base64,")
 _FINISH_REASONS = {
     **{"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls", "refusal": "content_filter"},
     **{"max_tokens": "length", "model_context_window_exceeded": "length"},
 }
-_DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+_DELTAS = {
+    **{"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"},
+    "input_json_delta": "partial_json",
+}
 
 
 class Messages(Dialect):
@@ -40,15 +46,12 @@ class Messages(Dialect):
 
     def encode_message(self, message: Mapping[str, Any]) -> str:
         """Return the role and the blocks of a message as `ROLE BLOCK,BLOCK`; `join_messages` joins equal roles."""
-        role = message["role"]
-        if role in ("system", "developer"):
-            kind, blocks = "system", [_to_block(part) for part in text_parts(message.get("content"))]
-        elif role == "assistant":
-            kind, blocks = role, stored_items(message, API) or _assistant_blocks(message)
-        else:
-            kind, blocks = "user", [_to_block(part) for part in text_parts(message.get("content"))]
-        if role == "tool":
-            blocks = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": blocks}]
+        role, blocks = message["role"], stored_items(message, API)
+        kind = {"system": "system", "developer": "system", "assistant": "assistant"}.get(role, "user")
+        if not blocks:
+            blocks = assistant_blocks(message) if role == "assistant" else _content_blocks(message)
+            if role == "tool":
+                blocks = [{"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": blocks}]
         return f"{kind} {','.join(map(encode_json, blocks))}"
 
     def join_messages(self, encoded: Sequence[str]) -> dict[str, str]:
@@ -74,6 +77,9 @@ class Messages(Dialect):
         body["max_tokens"] = request.get("max_completion_tokens") or request.get("max_tokens") or MAX_TOKENS
         if stop := request.get("stop"):
             body["stop_sequences"] = [stop] if isinstance(stop, str) else stop
+        if (wanted := request.get("response_format")) and wanted["type"] == "json_schema":
+            form = {"type": "json_schema", "schema": wanted["json_schema"]["schema"]}
+            body["output_config"] = {**body.get("output_config", {}), "format": form}
         if tools := request.get("tools"):
             body["tools"] = [_to_tool(tool["function"]) for tool in tools]
             if (choice := _to_choice(request.get("tool_choice"), request.get("parallel_tool_calls"))) is not None:
@@ -111,7 +117,8 @@ class _MessageStream(EventStream):
         super().__init__(where, secrets)
         self._message: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
-        self._pieces: dict[tuple[int, str], list[str]] = {}
+        self._pieces: dict[int, dict[str, list[str]]] = {}  # by block and key
+        self._is_complete = False
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Process an event. Unknown types are skipped, as the API requires."""
@@ -119,17 +126,21 @@ class _MessageStream(EventStream):
         if kind == "message_start":
             self._message = dict(event["message"])
         elif kind == "content_block_start":
+            if len(self._blocks) == MODEL_ANSWER_CALLS:
+                raise TooLargeError(f"{MODEL_ANSWER_CALLS:,} content blocks")
             self._blocks[event["index"]] = dict(self.keep_values([event["content_block"]])[0])
+            self._pieces[event["index"]] = {}
         elif kind == "content_block_delta":
             delta = event["delta"]
-            key = _DELTAS.get(delta["type"], "partial_json" if delta["type"] == "input_json_delta" else "")
-            if key:
-                self._pieces.setdefault((event["index"], key), []).append(self.keep_text(delta[key]))
+            if key := _DELTAS.get(delta["type"]):
+                self._pieces[event["index"]].setdefault(key, []).append(self.keep_text(delta[key]))
         elif kind == "message_delta":
-            self._message |= event["delta"]
-            self._message["usage"] = {**(self._message.get("usage") or {}), **(event.get("usage") or {})}
+            delta, usage = self.keep_values([event["delta"], event.get("usage") or {}])
+            self._message |= delta
+            known = {key: value for key, value in usage.items() if value is not None}
+            self._message["usage"] = {**(self._message.get("usage") or {}), **known}
         elif kind == "message_stop":
-            self._done = True
+            self._done = self._is_complete = True
 
     def result(self) -> Any:
         """Return the message.
@@ -137,24 +148,29 @@ class _MessageStream(EventStream):
         Raises:
             TransientError: If the stream was interrupted.
         """
-        if not self._done:
+        if not self._is_complete:
             raise self.closed_early("message_stop")
-        for (index, key), pieces in self._pieces.items():
-            block = self._blocks[index]
-            if key == "partial_json":
-                block["input"] = _parsed("".join(pieces))
-            else:
-                block[key] = (block.get(key) or "") + "".join(pieces)
+        for index, block in self._blocks.items():
+            for key, pieces in self._pieces[index].items():
+                if key == "partial_json":
+                    block["input"] = _parsed("".join(pieces))
+                else:
+                    block[key] = (block.get(key) or "") + "".join(pieces)
         return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
 
 
-def _assistant_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    blocks = [_to_block(part) for part in text_parts(message.get("content"))]
+def assistant_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the blocks of an assistant message in chat form."""
+    blocks = _content_blocks(message)
     for call in message.get("tool_calls") or ():
         function = call["function"]
         block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
         blocks.append(_with_object_input({**block, "input": _parsed(function["arguments"])}))
     return blocks
+
+
+def _content_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [_to_block(part) for part in text_parts(message.get("content"))]
 
 
 def _parsed(arguments: str) -> Any:
@@ -169,7 +185,7 @@ def _with_object_input(block: Mapping[str, Any]) -> dict[str, Any]:
     """Return a block whose `input`, if any, is an object, as the API requires."""
     if isinstance(block.get("input", {}), dict):
         return dict(block)
-    return {**block, "input": {"invalid_arguments": block["input"]}}
+    return {**block, "input": {INVALID_ARGUMENTS: block["input"]}}
 
 
 def _to_block(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,8 +221,10 @@ def _to_choice(choice: Any, parallel: bool | None) -> dict[str, Any] | None:
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the usage. `input_tokens` excludes the tokens that were read from or written to the cache."""
     read, written = (usage.get(f"cache_{key}_input_tokens") or 0 for key in ("read", "creation"))
+    thinking = (usage.get("output_tokens_details") or {}).get("thinking_tokens")
     return {
         "prompt_tokens": usage["input_tokens"] + read + written,
         "completion_tokens": usage["output_tokens"],
-        "prompt_tokens_details": {"cached_tokens": read},
+        "prompt_tokens_details": {"cached_tokens": read, "cache_write_tokens": written},
+        **({} if thinking is None else {"completion_tokens_details": {"reasoning_tokens": thinking}}),
     }

@@ -15,16 +15,24 @@ from typing import Any
 
 from reward_kit.errors import ConfigError, describe_read_error, did_you_mean
 
-_FIELDS = ("input", "output", "cached")
+_FIELDS = ("input", "output", "cached", "cache_write")
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Prices in US dollars per million tokens. `cached` is the price of prompt tokens in the cache of the provider."""
+    """Prices in US dollars per million tokens.
+
+    Attributes:
+        input: the price of prompt tokens.
+        output: the price of completion tokens, including reasoning.
+        cached: the price of prompt tokens that the provider read from its cache.
+        cache_write: the price of prompt tokens that the provider wrote to its cache. If None, that of `input`.
+    """
 
     input: float
     output: float
     cached: float
+    cache_write: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +41,32 @@ class PriceTable:
 
     models: Mapping[str, Price]
 
-    def cost(self, model: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
+    def cost(
+        self,
+        model: str,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int = 0,
+        cache_write_tokens: int = 0,
+    ) -> float | None:
         """Return the cost of a completion in US dollars, or None if the model is not in the table.
 
-        `prompt_tokens` includes the cached tokens.
+        `prompt_tokens` includes the tokens that were read from or written to the cache.
         """
         price = self.models.get(model)
         if price is None:
             return None
         cached = min(cached_tokens, prompt_tokens)
-        dollars = (prompt_tokens - cached) * price.input + cached * price.cached + completion_tokens * price.output
-        return dollars / 1e6
+        written = min(cache_write_tokens, prompt_tokens - cached)
+        write_price = price.input if price.cache_write is None else price.cache_write
+        dollars = (prompt_tokens - cached - written) * price.input + cached * price.cached + written * write_price
+        return (dollars + completion_tokens * price.output) / 1e6
 
 
 def load_prices(path: str | Path) -> PriceTable:
-    """Load a YAML or JSON file that maps each model to its prices `input`, `output` and, optionally, `cached`.
+    """Load a YAML or JSON file that maps each model to its prices.
 
-    The default for `cached` is the price for `input`.
+    `input` and `output` are required. The default for `cached` and `cache_write` is the price for `input`.
 
     Raises:
         ConfigError: If the file cannot be read or is invalid. The message names the file and the field.
@@ -86,7 +103,7 @@ def _price(value: Any, where: str) -> Price:
             raise ConfigError(f"{where}.{key}: unknown key{did_you_mean(str(key), _FIELDS)}")
     dollars: dict[str, float] = {}
     for key in _FIELDS:
-        price = value.get(key, value["input"] if key == "cached" else None)
+        price = value.get(key, value["input"] if key.startswith("cache") else None)
         if price is None:
             raise ConfigError(f"{where}.{key}: missing; set a price in US dollars per million tokens")
         is_number = isinstance(price, int | float) and not isinstance(price, bool)

@@ -9,12 +9,13 @@ from reward_kit.models import PROVIDER_ITEMS
 from reward_kit.providers.completion import EventStream
 from reward_kit.providers.dialect import AnswerStream, Dialect, encode_json, stored_items, text_parts
 from reward_kit.providers.faults import error_in_body
+from reward_kit.safe_input import MODEL_ANSWER_CALLS, TooLargeError
 
 API = "responses"
 _RENAMED = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 _NOT_SENT = ("seed", "stream_options", "logprobs", "reasoning_effort", "response_format", "tools", "stop", "n")
 _ENCRYPTED = "reasoning.encrypted_content"
-_LOGPROBS = "message.output_text.logprobs"
+LOGPROBS = "message.output_text.logprobs"
 _ENDS = ("response.completed", "response.incomplete", "response.failed")
 
 
@@ -35,9 +36,9 @@ class Responses(Dialect):
     def to_body(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body without `input`. `seed` and `stop`, which the API does not have, are not sent."""
         body = {_RENAMED.get(key, key): value for key, value in request.items() if key not in _NOT_SENT}
-        body.setdefault("store", False)
+        body = {"store": False, "stream": False} | body  # the default of `transformers serve` is to stream
         include = [] if body["store"] else [_ENCRYPTED]
-        include += [_LOGPROBS] if request.get("logprobs") else []
+        include += [LOGPROBS] if request.get("logprobs") else []
         if include:
             body["include"] = list(dict.fromkeys([*include, *body.get("include", ())]))
         if effort := request.get("reasoning_effort"):
@@ -64,6 +65,11 @@ class Responses(Dialect):
         logprobs: list[Any] = []
         calls: list[dict[str, Any]] = []
         output = answer["output"]
+        if (answer.get("status") or "completed") not in (
+            "completed",
+            "incomplete",
+        ):  # failed, or running in the background
+            raise ValueError(f"the status is {answer['status']!r} instead of 'completed'")
         for item in output:
             if item["type"] == "message":
                 for part in item["content"]:
@@ -101,6 +107,8 @@ class _ResponseStream(EventStream):
     def add(self, event: Mapping[str, Any]) -> None:
         """Process an event."""
         if event["type"] == "response.output_item.done":
+            if len(self._items) == MODEL_ANSWER_CALLS:
+                raise TooLargeError(f"{MODEL_ANSWER_CALLS:,} output items")
             self._items += self.keep_values([event["item"]])
         elif event["type"] in _ENDS:
             self._response, self._done = event["response"], True
@@ -147,7 +155,7 @@ def _to_part(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def _finish_reason(answer: Mapping[str, Any], has_calls: bool) -> str:
     if answer.get("status") == "incomplete":
-        reason = (answer.get("incomplete_details") or {}).get("reason")
+        reason = (answer.get("incomplete_details") or {}).get("reason") or "max_output_tokens"
         return "length" if reason == "max_output_tokens" else str(reason)
     return "tool_calls" if has_calls else "stop"
 

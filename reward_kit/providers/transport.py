@@ -38,6 +38,7 @@ from reward_kit.safe_input import (
 if TYPE_CHECKING:
     import aiohttp
 
+_PLAIN = ("content-type", "anthropic-version")
 _SECRET_CHARS = 3  # masking shorter values would hide ordinary words
 _DRAIN_S = 0.25
 _DRAIN_BYTES = 2**20
@@ -199,7 +200,7 @@ class Transport:
 
 def header_secrets(headers: Mapping[str, str]) -> list[str]:
     """Return the header values that messages must not contain."""
-    values = (value.removeprefix("Bearer ") for name, value in headers.items() if name != "Content-Type")
+    values = (value.removeprefix("Bearer ") for name, value in headers.items() if name.lower() not in _PLAIN)
     return [value for value in values if len(value) >= _SECRET_CHARS]
 
 

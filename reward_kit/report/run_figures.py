@@ -18,6 +18,7 @@ from reward_kit.report.run_slices import SEPARATOR, slice_names
 from reward_kit.report.timeline import RunTimeline, groups_complete
 from reward_kit.runs.label_file import EpisodeLabels, display_label
 from reward_kit.runs.statistics import safe_mean
+from reward_kit.runs.summary import token_details
 
 _BINS = 20
 _EXTREMES = 10
@@ -164,6 +165,7 @@ class PolicyUsage(NamedTuple):
 
     policy: str
     tokens: Mapping[str, int]
+    details: Mapping[str, int]  # parts of these tokens; see `token_details`
     cost: float | None
     unpriced: int  # episodes that used tokens without a known price
     judge_cost: float | None  # None without a judge or a known price
@@ -182,6 +184,7 @@ def policy_usage(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage
     return PolicyUsage(
         policy=policy,
         tokens={name: int(sum(usage.get(key, 0) for usage in usages)) for key, name in _TOKENS.items()},
+        details=token_details(usages),
         cost=_sum(usage.get("cost") for usage in usages),
         unpriced=sum("cost" not in usage and any(usage.get(key) for key in _TOKENS) for usage in usages),
         judge_cost=_sum(judge_costs),

@@ -35,7 +35,7 @@ from reward_kit.runs.files import write_atomically
 from reward_kit.runs.label_file import EpisodeLabels
 from reward_kit.runs.run_folder import RunHeader, current_status, resume_command
 from reward_kit.runs.statistics import Interval
-from reward_kit.runs.summary import PolicySummary, summarize
+from reward_kit.runs.summary import TOKEN_DETAILS, PolicySummary, summarize
 
 FILE = "report.html"
 logger = logging.getLogger("reward_kit.runs")
@@ -121,6 +121,7 @@ def run_page(
         "slices": slices,
         "spent": [(one, _costs(one, has_judge=has_judge)) for one in spent],
         "has_judge": has_judge,
+        "token_details": {key: name for key, name in TOKEN_DETAILS.items() if any(key in one.details for one in spent)},
         "timeline": draw_timeline(timeline) if timeline is not None else None,
         "timeline_notes": _timeline_notes(run, timeline, scoring),
         "scoring": scoring,

@@ -31,7 +31,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from reward_kit.errors import ConfigError, DeadlineError, ProviderError, RewardKitError, describe_read_error
 from reward_kit.models import MetricResult
 from reward_kit.private_files import private_opener
-from reward_kit.providers.chat import ChatEndpoint
+from reward_kit.providers.chat import DIALECTS, ChatEndpoint
+from reward_kit.providers.dialect import Dialect
+from reward_kit.providers.keys import complete_model
 from reward_kit.providers.prices import load_prices
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession, endpoint_for
@@ -50,11 +52,15 @@ class ClientOptions(BaseModel):
     """Options of the requests to the endpoint of a judge.
 
     Attributes:
-        api_key_env: the environment variable that contains the API key. If None, OPENAI_API_KEY is used.
-        temperature: the sampling temperature. If None, it is not sent, as needed for models that accept only their
-            default.
+        api: "chat" for chat completions, "responses" for OpenAI's Responses, or "messages" for Anthropic's Messages. If
+            None, that of the provider in `model`, or "chat".
+        api_key_env: the environment variable that contains the API key. If None, that of the provider in `model`, or
+            OPENAI_API_KEY.
+        temperature: the sampling temperature. If None, it is not sent. If it is not set and the endpoint rejects the
+            default 0, that of the endpoint applies.
         max_tokens: the maximum number of tokens in a verdict. If None, no limit is sent.
-        seed: the seed of the first vote, which increases by 1 for each further vote. If None, no seed is sent.
+        seed: the seed of the first vote, which increases by 1 for each further vote. If None, no seed is sent. Only the
+            API "chat" has seeds.
         answer_form: "json_schema" or "json_object" to request structured output, "text" to describe the form only in
             words, or "auto" to request a schema and to fall back to text if the endpoint rejects it.
         total_timeout_s: the time limit of one attempt in seconds.
@@ -71,6 +77,7 @@ class ClientOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    api: Literal["chat", "responses", "messages"] | None = None
     api_key_env: str | None = None
     temperature: float | None = Field(default=0.0, ge=0)
     max_tokens: int | None = Field(default=None, ge=1)
@@ -117,6 +124,7 @@ class JudgeUsage:
         prompt_tokens: the number of prompt tokens. If None, an endpoint did not report it.
         completion_tokens: the number of completion tokens. If None, an endpoint did not report it.
         cost: the cost in US dollars. If None, a price or a number of tokens is unknown.
+        reasoning_tokens: the number of completion tokens that are reasoning, as far as the endpoint reported it.
     """
 
     calls: int = 0
@@ -124,17 +132,19 @@ class JudgeUsage:
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     cost: float | None = 0.0
+    reasoning_tokens: int = 0
 
-    def add_call(self, prompt_tokens: int | None, completion_tokens: int | None, cost: float | None) -> None:
+    def add_call(self, answer: Answer) -> None:
         """Add the usage of a request that was answered."""
 
         def add(total: float | None, more: float | None) -> Any:
             return None if total is None or more is None else total + more
 
         self.calls += 1
-        self.prompt_tokens = add(self.prompt_tokens, prompt_tokens)
-        self.completion_tokens = add(self.completion_tokens, completion_tokens)
-        self.cost = add(self.cost, cost)
+        self.prompt_tokens = add(self.prompt_tokens, answer.prompt_tokens)
+        self.completion_tokens = add(self.completion_tokens, answer.completion_tokens)
+        self.cost = add(self.cost, answer.cost)
+        self.reasoning_tokens += answer.reasoning_tokens or 0
 
     def as_metric(self) -> MetricResult:
         """Return the usage as a metric. Its reason is a list of the form `name=value`."""
@@ -143,6 +153,7 @@ class JudgeUsage:
             "cached": self.cached,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
+            **({"reasoning_tokens": self.reasoning_tokens} if self.reasoning_tokens else {}),
             "cost_usd": None if self.cost is None else f"{self.cost:.6f}",
         }
         texts = (f"{name}={'unknown' if value is None else value}" for name, value in figures.items())
@@ -161,6 +172,7 @@ class Answer(NamedTuple):
     completion_tokens: int | None = None
     cost: float | None = None
     finish_reason: str | None = None
+    reasoning_tokens: int | None = None
 
 
 class AnswerCache:
@@ -242,7 +254,7 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-_REFUSED_FORM = re.compile(r"answered HTTP (?:400|422|501)\b")
+_REFUSED = re.compile(r"answered HTTP (?:400|422|501)\b")
 _RETRY_SEEDS = 10_000
 _CUT = {"length": "it was truncated at its token limit", "content_filter": "it was withheld by a content filter"}
 
@@ -292,9 +304,11 @@ class JudgeClients:
     @staticmethod
     def unpriced_model(options: Mapping[str, Any]) -> str | None:
         """Return the model that the options of a judge select if its price is unknown, or None if it is known."""
-        model, price_file = options.get("model"), client_options(options.get("client")).price_file
-        is_priced = price_file is not None and model in load_prices(price_file).models
-        return None if is_priced else model
+        if not isinstance(model := options.get("model"), str):
+            return None
+        name, _ = complete_model(model, {"base_url": options.get("base_url")})
+        price_file = client_options(options.get("client")).price_file
+        return None if price_file is not None and name in load_prices(price_file).models else name
 
     async def close(self) -> None:
         """Close all connections and files."""
@@ -338,9 +352,9 @@ class JudgeClient:
     """A client of one judge.
 
     Args:
-        model: the name of the model at the endpoint.
-        base_url: the URL of the endpoint. If None, OPENAI_BASE_URL is used or, if it is not set, the endpoint of
-            OpenAI.
+        model: the name of the model at the endpoint or, without `base_url`, `PROVIDER/NAME`.
+        base_url: the URL of the endpoint. If None, that of the provider is used or, without a provider, OPENAI_BASE_URL
+            or, if it is not set, the endpoint of OpenAI.
         cache: the cache for the answers of the judge.
         options: the options of the requests.
         traffic: the session that the requests of a run share. If None, there is no run.
@@ -357,10 +371,12 @@ class JudgeClient:
         options: ClientOptions,
         traffic: ProviderSession | None,
     ) -> None:
-        settings = endpoint_for(traffic, base_url, None, options.api_key_env)
-        self._model, self._options, self._url = model, options, settings.base_url
+        named = {"base_url": base_url, "api": options.api, "api_key_env": options.api_key_env}
+        self._model, chosen = complete_model(model, named)
+        settings = endpoint_for(traffic, chosen.get("base_url"), None, chosen.get("api_key_env"))
+        self._options, self._url = options, settings.base_url
         self._cache = AnswerCache() if traffic is not None and traffic.cassette is not None else cache
-        self._is_schema_refused = False
+        self._refused = set() if chosen.get("send_seed", True) else {"seed"}  # keys that the endpoint rejects
         self._pending: dict[str, asyncio.Future[Answer]] = {}
         self._endpoint = ChatEndpoint(
             settings.base_url,
@@ -372,6 +388,7 @@ class JudgeClient:
             traffic=traffic,
             rates=Rates(options.requests_per_minute, options.tokens_per_minute, options.max_connections),
             no_key=settings.no_key,
+            dialect=DIALECTS[chosen.get("api", "chat")],
         )
 
     def __repr__(self) -> str:
@@ -426,13 +443,15 @@ class JudgeClient:
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif options.answer_form == "json_object":
             request["response_format"] = {"type": "json_object"}
-        canonical = json.dumps([self._url, request], sort_keys=True, separators=(",", ":"))
+        # Keys of chat completions do not contain the path, so that existing cache files remain valid.
+        path = self._endpoint.dialect.path.removeprefix(Dialect.path)
+        canonical = json.dumps([f"{self._url}{path}", request], sort_keys=True, separators=(",", ":"))
         key = hashlib.sha256(canonical.encode("ascii")).hexdigest()
         answer, is_known = await self._answer(key, request)
         if is_known:
             usage.cached += 1
         else:
-            usage.add_call(answer.prompt_tokens, answer.completion_tokens, answer.cost)
+            usage.add_call(answer)
         if problem := _CUT.get(answer.finish_reason or ""):
             raise UnreadableVerdict(problem)
         verdict = question.verdict(answer.text, code)
@@ -463,16 +482,27 @@ class JudgeClient:
         return answer, False
 
     async def _complete(self, request: Mapping[str, Any]) -> Answer:
-        without = {name: value for name, value in request.items() if name != "response_format"}
-        is_auto = self._options.answer_form == "auto"
-        try:
-            return await self._send(without if is_auto and self._is_schema_refused else request)
-        except ProviderError as error:
-            if not is_auto or self._is_schema_refused or not _REFUSED_FORM.search(str(error)):
-                raise
-        answer = await self._send(without)
-        self._is_schema_refused = True
-        return answer
+        """Return the answer to a request, which is sent again without a default that the endpoint rejects."""
+        refused = set(self._refused)
+        while True:
+            sent = {key: value for key, value in request.items() if key not in refused}
+            try:
+                answer = await self._send(sent)
+            except ProviderError as error:
+                if (key := self._refused_default(sent, str(error))) is None:
+                    raise
+                refused.add(key)
+            else:
+                self._refused |= refused
+                return answer
+
+    def _refused_default(self, sent: Mapping[str, Any], error: str) -> str | None:
+        """Return the key that an endpoint may have rejected and that the user has not set, or None."""
+        if not _REFUSED.search(error):
+            return None
+        if "temperature" in sent and "temperature" in error and "temperature" not in self._options.model_fields_set:
+            return "temperature"
+        return "response_format" if "response_format" in sent and self._options.answer_form == "auto" else None
 
     async def _send(self, request: Mapping[str, Any]) -> Answer:
         try:
@@ -483,4 +513,4 @@ class JudgeClient:
         if usage is None:
             return Answer(text, finish_reason=completion.finish_reason)
         tokens = (usage.prompt_tokens, usage.completion_tokens)
-        return Answer(text, *tokens, usage.cost, completion.finish_reason)
+        return Answer(text, *tokens, usage.cost, completion.finish_reason, usage.reasoning_tokens)

@@ -73,7 +73,7 @@ async def llm_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> EvaluateResult:
-    """Score by a rubric of several dimensions, with a model at an OpenAI-compatible endpoint.
+    """Score by a rubric of several dimensions, with a model.
 
     The judge grades every dimension with an integer on the scale. The score is the weighted mean of the grades, mapped
     to [0, 1]: it is 1 if all grades are the highest, and 0 if all are the lowest. An empty answer scores 0 without a
@@ -87,9 +87,10 @@ async def llm_judge(
         ground_truth: the reference answer that is shown to the judge. If None, no reference is shown.
         sample: the row of the dataset, which contains the field `rubric_key`.
         evaluation_criteria: the criteria of the task. Their `rubric` is used unless `rubric` or `rubric_key` is set.
-        model: the name of the judge's model at the endpoint.
-        base_url: the URL of the endpoint. If None, OPENAI_BASE_URL is used or, if it is not set, the endpoint of
-            OpenAI. The API key is read from OPENAI_API_KEY.
+        model: the name of the judge's model at the endpoint. Without `base_url`, `PROVIDER/NAME` sets the endpoint, the
+            API and the variable of the key, as in `--model`.
+        base_url: the URL of the endpoint. If None, that of the provider is used or, without a provider, OPENAI_BASE_URL
+            or, if it is not set, the endpoint of OpenAI.
         rubric: a mapping of names to descriptions or to `{description, weight}`. If None, the rubric of the sample or
             the task is used. If neither has one, the dimensions are helpfulness, factuality and safety.
         rubric_key: the field of the sample that contains a rubric for this sample.

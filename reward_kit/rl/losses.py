@@ -16,324 +16,58 @@ The functions share these arguments:
 Each function returns a `Loss` with diagnostics. It raises a `ConfigError` if an option is unknown or out of range, or
 if shapes differ. Formulas are for a token t, and sg stops the gradient. The axis `_N` contains the included tokens in
 order, and the axis `_Q` the sequences with at least one included token.
-
-Losses are divided by counts of the whole batch (`GlobalBatch`), so the losses of micro-batches add up to the loss of
-the batch, regardless of the split. For the same reason, diagnostics are stored as sums and counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from reward_kit.credit.options import check_choice, check_number
-from reward_kit.errors import ConfigError, TrainingError, type_name
+from reward_kit.errors import ConfigError, TrainingError
+from reward_kit.rl.loss_terms import (
+    Aggregation,
+    Diagnostics,
+    GlobalBatch,
+    Loss,
+    MaskedTokens,
+    check_above_0,
+    effective_size_statistic,
+    mean_statistic,
+    spread_statistics,
+    widened,
+)
 
 __all__ = [
     "AdaptiveKLCoefficient",
-    "Aggregation",
-    "Diagnostics",
-    "GlobalBatch",
     "ImportanceWeights",
-    "Loss",
     "PenalizedRewards",
     "cispo_loss",
     "decoupled_ppo_loss",
+    "dppo_loss",
     "entropy_loss",
+    "gmpo_loss",
     "gspo_loss",
     "kl_estimate",
     "kl_loss",
-    "merge_diagnostics",
     "penalized_rewards",
     "ppo_clip_loss",
+    "sapo_loss",
     "token_entropies",
     "token_logprobs",
     "truncated_importance_weights",
     "value_loss",
     "within_cap",
 ]
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-"""The reduction of (N,) losses: to their mean over tokens, or to the mean over sequences of their sum, their mean, or
-their sum divided by a constant length (`GlobalBatch.norm_length`).
-"""
 BeyondCap = Literal["exclude", "truncate"]
 Level = Literal["token", "sequence"]
-KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
+KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+", "abs"]
+Divergence = Literal["tv", "kl"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clipped to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
-_LEAST = 1e-12
-"""The smallest divisor, so that a loss without tokens is 0 / 1e-12 = 0. The count for one process may be below 1."""
-
-
-def _check_above_0(name: str, number: object) -> None:
-    check_number(name, number, 0.0)
-    if number == 0.0:
-        raise ConfigError(f"{name} must be above 0, got 0")
-
-
-# Tokens, batches and diagnostics
-
-
-@dataclass(frozen=True, slots=True)
-class GlobalBatch:
-    """The divisors of losses: counts over all rows of one optimizer step, across its micro-batches.
-
-    If gradients are averaged over processes instead of summed, divide the counts of all processes by the number of
-    processes.
-
-    Attributes:
-        tokens: the number of tokens in the loss.
-        sequences: the number of sequences with a token in the loss. A sequence must not span several micro-batches.
-        norm_length: the divisor of "seq-mean-token-sum-norm". It is constant during a run, such as the maximum
-            completion length.
-
-    Raises:
-        ConfigError: If a count is negative or not finite, or the length is not above 0.
-    """
-
-    tokens: float
-    sequences: float
-    norm_length: float | None = None
-
-    def __post_init__(self) -> None:
-        check_number("tokens", self.tokens, 0.0)
-        check_number("sequences", self.sequences, 0.0)
-        if self.norm_length is not None:
-            _check_above_0("norm_length", self.norm_length)
-
-    @classmethod
-    def of(
-        cls, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None, *, norm_length: float | None = None
-    ) -> GlobalBatch:
-        """Count the tokens of rows that are all in memory. See `MaskedTokens` and this class for the arguments."""
-        tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
-        return cls(tokens.count, tokens.sequences, norm_length)
-
-
-class MaskedTokens:
-    """The tokens included in a loss.
-
-    They are selected first, so that other values are never read, even if they are NaN.
-
-    Args:
-        loss_mask_BT: 1 for tokens included in the loss.
-        sequence_ids_BT: an integer for each token. Tokens with the same id form a sequence, even in different rows,
-            like the `row_ids` of a packed batch. If None, each row is a sequence.
-
-    Raises:
-        ConfigError: If shapes differ, the mask does not have two axes or contains numbers other than 0 and 1, or ids
-            are not integers.
-    """
-
-    def __init__(self, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None) -> None:
-        _check_tensor("loss_mask", loss_mask_BT)
-        if loss_mask_BT.dim() != 2:
-            raise ConfigError(
-                f"loss_mask must have two axes, row and token, but its shape is {tuple(loss_mask_BT.shape)}"
-            )
-        self.shape = loss_mask_BT.shape
-        self.indices_N = loss_mask_BT.reshape(-1).nonzero().squeeze(1)
-        self.count = len(self.indices_N)
-        if loss_mask_BT.is_floating_point() and (loss_mask_BT.reshape(-1)[self.indices_N] != 1.0).any():
-            raise ConfigError("loss_mask must contain only 0 and 1; pass a factor for each token as weights_BT")
-        self._sequence_ids_BT = sequence_ids_BT
-        if sequence_ids_BT is not None:
-            self._check_shape("sequence_ids", sequence_ids_BT)
-            if sequence_ids_BT.is_floating_point():
-                raise ConfigError(f"sequence_ids must be integers, got {sequence_ids_BT.dtype}")
-
-    def _check_shape(self, name: str, values: Tensor) -> None:
-        # A (B,) or (B,1) tensor would be broadcast silently.
-        _check_tensor(name, values)
-        if values.shape != self.shape:
-            raise ConfigError(
-                f"{name} has the shape {tuple(values.shape)}, but loss_mask has {tuple(self.shape)}; "
-                "pass tensors of the same shape"
-            )
-
-    def pick(self, name: str, values_BT: Tensor) -> Tensor:
-        """Return the values of the included tokens as (N,), in float32 or wider. `name` is used in messages."""
-        self._check_shape(name, values_BT)
-        values_N = values_BT.reshape(-1).index_select(0, self.indices_N)
-        # In bfloat16, a ratio of 1.001 rounds to 1.
-        return values_N.to(torch.promote_types(values_N.dtype, torch.float32))
-
-    def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
-        """Multiply each value by the weight of its token, which has no gradient. If None, the weights are 1."""
-        return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
-
-    def total(self) -> Statistic:
-        """Return the number of included tokens as a diagnostic."""
-        return Statistic("total", torch.tensor([self.count], device=self.indices_N.device))
-
-    def lay(self, values_N: Tensor) -> Tensor:
-        """Return a (B,T) tensor with these values for the included tokens and 0 elsewhere."""
-        flat = values_N.new_zeros(self.shape.numel())
-        return flat.index_put((self.indices_N,), values_N).view(self.shape)
-
-    @cached_property
-    def sequence_N(self) -> Tensor:
-        """The index of the sequence of each token."""
-        if self._sequence_ids_BT is None:
-            ids_N = self.indices_N // max(self.shape[1], 1)
-        else:
-            ids_N = self._sequence_ids_BT.reshape(-1).index_select(0, self.indices_N)
-        numbers_N: Tensor = torch.unique(ids_N, return_inverse=True)[1]
-        return numbers_N
-
-    @cached_property
-    def sequences(self) -> int:
-        """The number of sequences with a token in the loss."""
-        return int(self.sequence_N.max()) + 1 if self.count else 0
-
-    def sequence_sums(self, values_N: Tensor) -> Tensor:
-        """Return the sum over each sequence as (Q,)."""
-        return values_N.new_zeros(self.sequences).index_add(0, self.sequence_N, values_N)
-
-    def sequence_means(self, values_N: Tensor) -> Tensor:
-        """Return the mean over the included tokens of each sequence as (Q,)."""
-        return self.sequence_sums(values_N) / self.sequence_sums(torch.ones_like(values_N))
-
-    def aggregate(self, values_N: Tensor, aggregation: Aggregation, whole: GlobalBatch | None) -> Tensor:
-        """Return the contribution of these tokens to the loss of the whole batch. It is 0 if there are no tokens."""
-        check_choice("aggregation", aggregation, get_args(Aggregation))
-        if whole is not None and self.count and not (whole.tokens and whole.sequences):
-            raise ConfigError(f"global_batch must also count the {self.count} tokens of these rows, got {whole}")
-        if aggregation == "token-mean":
-            return values_N.sum() / max(whole.tokens if whole else self.count, _LEAST)
-        summands = self.sequence_means(values_N) if aggregation == "seq-mean-token-mean" else values_N
-        share = summands.sum() / max(whole.sequences if whole else self.sequences, _LEAST)
-        if aggregation != "seq-mean-token-sum-norm":
-            return share
-        if whole is None or whole.norm_length is None:
-            raise ConfigError(
-                f"{aggregation!r} requires a constant length; pass global_batch=GlobalBatch.of(…, norm_length=…)"
-            )
-        return share / whole.norm_length
-
-
-def _check_tensor(name: str, values: object) -> None:
-    if not isinstance(values, Tensor):
-        raise ConfigError(f"{name} must be a tensor, got {type_name(values)}")
-
-
-Kind = Literal["total", "mean", "min", "max", "effective"]
-
-
-class Statistic(NamedTuple):
-    """A diagnostic in a form that can be merged.
-
-    The parts have no gradient. They depend on the kind:
-
-        total: (amount,), which is added
-        mean: (sum, count), both added
-        min, max: (extreme,), which is inf or -inf if there were no values
-        effective: (sum of weights, sum of squared weights), both added. The effective sample size (Kish) is sum² / sum
-            of squares, the number of equal weights with the same variance.
-    """
-
-    kind: Kind
-    parts: Tensor
-
-    def value(self) -> Tensor:
-        """Return the diagnostic as a scalar, which is NaN if there were no values."""
-        if self.kind == "mean":
-            return self.parts[0] / self.parts[1]
-        if self.kind == "effective":
-            return self.parts[0].square() / self.parts[1]
-        return self.parts[0] if self.is_known() else torch.full_like(self.parts[0], torch.nan)
-
-    def is_known(self) -> bool:
-        """Return True if there were any values, even if the result is NaN."""
-        if self.kind in ("min", "max"):
-            return self.parts[0].item() != (torch.inf if self.kind == "min" else -torch.inf)
-        return self.kind == "total" or self.parts[1].item() != 0.0
-
-
-class Diagnostics(Mapping[str, Tensor]):
-    """Scalars by name, which are NaN if there were no values.
-
-    `a | b` combines two sets of diagnostics. If both contain a name, the value in `b` is used.
-    """
-
-    def __init__(self, statistics: Mapping[str, Statistic]) -> None:
-        self.statistics = dict(statistics)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.statistics[name].value()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.statistics)
-
-    def __len__(self) -> int:
-        return len(self.statistics)
-
-    def __or__(self, other: Diagnostics) -> Diagnostics:
-        return Diagnostics(self.statistics | other.statistics)
-
-    def __repr__(self) -> str:
-        return f"Diagnostics({self.floats()})"
-
-    def floats(self) -> dict[str, float]:
-        """Return the diagnostics that have values as floats, for a log."""
-        return {name: one.value().item() for name, one in self.statistics.items() if one.is_known()}
-
-
-class Loss(NamedTuple):
-    """A scalar to minimize, with its diagnostics."""
-
-    loss: Tensor
-    diagnostics: Diagnostics
-
-
-def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
-    """Merge the diagnostics of micro-batches or processes. A name may be missing in some of them.
-
-    Raises:
-        ConfigError: If a name has diagnostics of different kinds.
-    """
-    merged: dict[str, Statistic] = {}
-    for part in parts:
-        for name, one in part.statistics.items():
-            if (earlier := merged.get(name)) is None:
-                merged[name] = one
-                continue
-            if one.kind != earlier.kind:
-                raise ConfigError(f"{name} is a {earlier.kind} in one part, but a {one.kind} in another")
-            combine = {"min": torch.minimum, "max": torch.maximum}.get(one.kind, torch.add)
-            merged[name] = Statistic(one.kind, combine(earlier.parts, one.parts))
-    return Diagnostics(merged)
-
-
-def mean_statistic(values_N: Tensor) -> Statistic:
-    """Return the mean of numbers, or the fraction of values that are true."""
-    values_N = values_N.detach()
-    values_N = values_N if values_N.is_floating_point() else values_N.float()
-    return Statistic("mean", torch.stack([values_N.sum(), values_N.new_tensor(len(values_N))]))
-
-
-def spread_statistics(name: str, values_N: Tensor) -> dict[str, Statistic]:
-    """Return `<name>_min`, `<name>_max` and `<name>_mean`."""
-    values_N = values_N.detach()
-    least = values_N.amin().reshape(1) if len(values_N) else values_N.new_tensor([torch.inf])
-    greatest = values_N.amax().reshape(1) if len(values_N) else values_N.new_tensor([-torch.inf])
-    return {
-        f"{name}_min": Statistic("min", least),
-        f"{name}_max": Statistic("max", greatest),
-        f"{name}_mean": mean_statistic(values_N),
-    }
-
-
-def effective_size_statistic(weights_N: Tensor) -> Statistic:
-    """Return the effective sample size (Kish 1965)."""
-    weights_N = weights_N.detach()
-    return Statistic("effective", torch.stack([weights_N.sum(), weights_N.square().sum()]))
 
 
 # Policy losses
@@ -468,6 +202,132 @@ def cispo_loss(
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
 
 
+def sapo_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    temperature_positive: float = 1.0,
+    temperature_negative: float = 1.05,
+    weights_BT: Tensor | None = None,
+    aggregation: Aggregation = "seq-mean-token-mean",
+    global_batch: GlobalBatch | None = None,
+    sequence_ids_BT: Tensor | None = None,
+) -> Loss:
+    """Return the loss of soft adaptive policy optimization (Gao et al. 2025, equation 5).
+
+    A smooth gate replaces the clip, so that the gradient of a token fades as its ratio leaves 1.
+
+        r_t = exp(logprobs_t - old_logprobs_t), the exponent clipped to ±20
+        L_t = -A_t (4 / τ) sigmoid(τ (r_t - 1)),   τ = temperature_positive if A_t > 0, else temperature_negative
+
+    The gradient at r = 1 is that of `ppo_clip_loss`. A higher temperature means a narrower gate. The diagnostics are
+    those of `ppo_clip_loss` without the clip fractions.
+    """
+    check_above_0("temperature_positive", temperature_positive)
+    check_above_0("temperature_negative", temperature_negative)
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
+    log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
+    ratio_N = _cut(log_ratio_N).exp()
+    temperature_N = torch.full_like(ratio_N, temperature_negative)
+    temperature_N[advantages_N > 0.0] = temperature_positive
+    gates_N = torch.sigmoid(temperature_N * (ratio_N - 1.0)) * (4.0 / temperature_N)
+    loss_N = tokens.weighted(-advantages_N * gates_N, weights_BT)
+    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), _ratio_statistics(ratio_N, log_ratio_N, tokens))
+
+
+def gmpo_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+    weights_BT: Tensor | None = None,
+    aggregation: Aggregation = "seq-mean-token-mean",
+    global_batch: GlobalBatch | None = None,
+    sequence_ids_BT: Tensor | None = None,
+) -> Loss:
+    """Return the loss of geometric-mean policy optimization (Zhao et al. 2025, equation 4).
+
+    The log-ratio of each token is clipped before the geometric mean over its sequence i is computed.
+
+        l_t = logprobs_t - old_logprobs_t
+        m_t = min(l_t, clip(l_t, -clip_low, clip_high)) if A_t ≥ 0, else the maximum of the two
+        s_i = exp(mean over the tokens of sequence i of m_t), the exponent clipped to ±20
+        L_t = -A_t s_i
+
+    If all tokens of a sequence have the same advantage and the aggregation is the default, this is the loss of the
+    paper. The diagnostics are those of `ppo_clip_loss`, except that there is no dual clip and that `ratio_…` and
+    `effective_sample_size` are those of s.
+    """
+    clip = ClipRange(clip_low, clip_high).checked()
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
+    log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
+    up_N, down_N = advantages_N >= 0.0, advantages_N < 0.0
+    high_N, low_N = up_N & (log_ratio_N > clip.high), down_N & (log_ratio_N < -clip.low)
+    bounded_N = torch.where(high_N, clip.high, torch.where(low_N, -clip.low, log_ratio_N)).to(log_ratio_N.dtype)
+    ratio_Q = _cut(tokens.sequence_means(bounded_N)).exp()
+    loss_N = tokens.weighted(-advantages_N * ratio_Q[tokens.sequence_N], weights_BT)
+    measured = _fractions(low_N, high_N) | _ratio_statistics(ratio_Q.detach(), log_ratio_N, tokens)
+    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
+
+
+def dppo_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    divergence: Divergence = "tv",
+    clip_low: float = 0.15,
+    clip_high: float = 0.15,
+    cap: float = 20.0,
+    weights_BT: Tensor | None = None,
+    aggregation: Aggregation = "token-mean",
+    global_batch: GlobalBatch | None = None,
+    sequence_ids_BT: Tensor | None = None,
+) -> Loss:
+    """Return the loss of divergence proximal policy optimization (arXiv 2602.04879, 2026, equations 13 and 14).
+
+    A token loses its gradient if the divergence between the two distributions over {this token, any other} exceeds a
+    bound, and the gradient would increase it. p and q are the probabilities of the token under the trained and the old
+    policy, and r_t = p / q with an exponent clipped to ±20.
+
+        tv: D_t = |p - q|
+        kl: D_t = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
+        L_t = -A_t min(r_t, cap), or 0 if A_t > 0, p > q and D_t > clip_high, or A_t < 0, p < q and D_t > clip_low
+
+    A token with a ratio above `cap` has the gradient of the truncated ratio times that of its log-probability. For
+    "kl", bounds near 0.05 are usual. The diagnostics are those of `ppo_clip_loss`, except that there is no dual clip.
+    """
+    clip = ClipRange(clip_low, clip_high).checked()
+    check_choice("divergence", divergence, get_args(Divergence))
+    check_above_0("cap", cap)
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
+    log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
+    new_N, log_old_N = tokens.pick("logprobs", logprobs_BT), tokens.pick("old_logprobs", old_logprobs_BT).detach()
+    apart_N = _binary_divergence(new_N.detach(), log_old_N, divergence)
+    rises_N = log_ratio_N.detach() > 0.0
+    high_N = (advantages_N > 0.0) & rises_N & (apart_N > clip.high)
+    low_N = (advantages_N < 0.0) & ~rises_N & (apart_N > clip.low)
+    ratio_N = _cut(log_ratio_N.detach()).exp()
+    capped_N = ratio_N.clamp(max=cap) * (new_N - new_N.detach()).exp()
+    loss_N = tokens.weighted(torch.where(low_N | high_N, 0.0, -advantages_N * capped_N), weights_BT)
+    measured = _fractions(low_N, high_N) | _ratio_statistics(ratio_N, log_ratio_N, tokens)
+    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
+
+
+def _binary_divergence(logprobs_N: Tensor, old_logprobs_N: Tensor, divergence: Divergence) -> Tensor:
+    new_N, old_N = logprobs_N.exp(), old_logprobs_N.exp()
+    if divergence == "tv":
+        return (new_N - old_N).abs()
+    others_N = torch.log1p(-old_N.clamp(max=1.0 - 1e-7)) - torch.log1p(-new_N.clamp(max=1.0 - 1e-7))
+    return old_N * (old_logprobs_N - logprobs_N) + (1.0 - old_N) * others_N
+
+
 def decoupled_ppo_loss(
     logprobs_BT: Tensor,
     proximal_logprobs_BT: Tensor,
@@ -508,7 +368,7 @@ def decoupled_ppo_loss(
     """
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
     check_choice("beyond_cap", beyond_cap, get_args(BeyondCap))
-    _check_above_0("cap", cap)
+    check_above_0("cap", cap)
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     within_N = _within(_proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT), cap)
     if beyond_cap == "exclude":
@@ -563,7 +423,7 @@ def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: MaskedTokens) 
         {
             **spread_statistics("ratio", ratio),
             "effective_sample_size": effective_size_statistic(ratio),
-            "approx_kl": mean_statistic(log_ratio_N.exp() - 1.0 - log_ratio_N),
+            "approx_kl": mean_statistic(log_ratio_N.expm1() - log_ratio_N),
             "approx_kl_k1": mean_statistic(-log_ratio_N),
             "tokens": tokens.total(),
         }
@@ -609,7 +469,7 @@ def truncated_importance_weights(
         `weight_capped_fraction`, over tokens or over sequences.
     """
     check_choice("level", level, get_args(Level))
-    _check_above_0("cap", cap)
+    check_above_0("cap", cap)
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     with torch.no_grad():
         log_ratio = tokens.pick("logprobs", logprobs_BT) - tokens.pick("sampler_logprobs", sampler_logprobs_BT)
@@ -626,7 +486,7 @@ def within_cap(
     proximal_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor, loss_mask_BT: Tensor, cap: float = 5.0
 ) -> Tensor:
     """Return a (B,T) mask of the included tokens whose weight in `decoupled_ppo_loss` is at most `cap`."""
-    _check_above_0("cap", cap)
+    check_above_0("cap", cap)
     tokens = MaskedTokens(loss_mask_BT)
     return tokens.lay(_within(_proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT), cap))
 
@@ -656,7 +516,10 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstim
         k1 = d                   unbiased; may be negative
         k2 = d² / 2              has a small bias if the two are close
         k3 = exp(-d) - 1 + d     unbiased and never negative; d is clipped to ±20 first
-        k1+, k3+                 the value of k1 or k3 with the gradient of k2
+        k1+, k3+                 the value of k1 or k3 with the gradient of k2, which is d
+        abs = |d|                biased; a penalty on any change
+
+    The result is in float32 or wider.
 
     On samples of the policy, only k2 has the gradient of the divergence. The gradient of k1 is 0 on average, and that
     of k3 belongs to the reverse divergence, KL(reference, policy). Use k1 and k3 for monitoring and rewards, and k2,
@@ -664,13 +527,18 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstim
     Here, k3 is not capped.
     """
     check_choice("estimator", estimator, get_args(KLEstimator))
-    difference = logprobs - reference_logprobs.detach()
-    half_square = 0.5 * difference.square()
+    logprobs = widened(logprobs)
+    difference = logprobs - widened(reference_logprobs).detach()
     if estimator == "k2":
-        return half_square
+        return 0.5 * difference.square()
+    if estimator == "abs":
+        return difference.abs()
     near = _cut(difference)
     value = difference if estimator.startswith("k1") else torch.expm1(-near) + near
-    return value.detach() + (half_square - half_square.detach()) if estimator.endswith("+") else value
+    if not estimator.endswith("+"):
+        return value
+    # The second summand is 0 and has the gradient d. Unlike d² / 2, it cannot overflow.
+    return value.detach() + difference.detach() * (logprobs - logprobs.detach())
 
 
 def kl_loss(
@@ -695,7 +563,7 @@ def kl_loss(
 
 
 class PenalizedRewards(NamedTuple):
-    """(B,T) rewards minus the penalty, without a gradient, and diagnostics of the penalty."""
+    """(B,T) rewards minus the penalty, in float32 or wider and without a gradient, and diagnostics of the penalty."""
 
     rewards_BT: Tensor
     diagnostics: Diagnostics
@@ -725,9 +593,8 @@ def penalized_rewards(
         tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
         kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
         rewards_N = tokens.pick("rewards", rewards_BT) - coefficient * kl_N
-        # An integer type would round the penalty away.
-        dtype = rewards_BT.dtype if rewards_BT.is_floating_point() else rewards_N.dtype
-        changed_BT = torch.where(loss_mask_BT.bool(), tokens.lay(rewards_N).to(dtype), rewards_BT.to(dtype))
+        # The type of the rewards could round the penalty away.
+        changed_BT = torch.where(loss_mask_BT.bool(), tokens.lay(rewards_N), rewards_BT.to(rewards_N.dtype))
         return PenalizedRewards(changed_BT, measured)
 
 
@@ -759,7 +626,7 @@ class AdaptiveKLCoefficient:
 
     def __init__(self, coefficient: float, *, target: float, horizon: float) -> None:
         for name, number in (("coefficient", coefficient), ("target", target), ("horizon", horizon)):
-            _check_above_0(name, number)
+            check_above_0(name, number)
         self.value, self.target, self.horizon = coefficient, target, horizon
 
     def update(self, kl: float, samples: float) -> float:
@@ -884,12 +751,16 @@ def value_loss(
     values_N = tokens.pick("values", values_BT)
     returns_N = tokens.pick("returns", returns_BT).detach()
     old_N = tokens.pick("old_values", old_values_BT).detach()
-    squares_N = near_N = (values_N - returns_N).square()
+    squares_N = (values_N - returns_N).square()
+    is_clipped_N = torch.zeros_like(values_N, dtype=torch.bool)
     if clip is not None:
-        near_N = (values_N.clamp(old_N - clip, old_N + clip) - returns_N).square()
-        squares_N = torch.maximum(squares_N, near_N)
+        near_N = values_N.clamp(old_N - clip, old_N + clip)
+        # The return is closer to the value than to its bound. Squares of large returns would be equal after rounding.
+        past_N = (values_N - near_N).detach()
+        is_clipped_N = past_N * (returns_N - (near_N + past_N / 2)).sign() > 0
+        squares_N = torch.where(is_clipped_N, (near_N - returns_N).square(), squares_N)
     measured = {
-        "value_clip_fraction": mean_statistic(near_N > (values_N - returns_N).square()),
+        "value_clip_fraction": mean_statistic(is_clipped_N),
         "value_error": mean_statistic((values_N - returns_N).abs()),
         "value_mean": mean_statistic(values_N),
         "return_mean": mean_statistic(returns_N),

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -36,21 +37,26 @@ from reward_kit.rl.learner.optimizer import (
 )
 from reward_kit.rl.learner.sharding import Processes, load_module, load_optimizer, whole
 from reward_kit.rl.learner.training_rows import CHOICE, MicroBatch, TrainingRows
-from reward_kit.rl.losses import (
-    AdaptiveKLCoefficient,
+from reward_kit.rl.loss_terms import (
     Aggregation,
     Diagnostics,
     GlobalBatch,
     Loss,
     Statistic,
-    cispo_loss,
-    decoupled_ppo_loss,
-    entropy_loss,
-    gspo_loss,
-    kl_loss,
     mean_statistic,
     merge_diagnostics,
+)
+from reward_kit.rl.losses import (
+    AdaptiveKLCoefficient,
+    cispo_loss,
+    decoupled_ppo_loss,
+    dppo_loss,
+    entropy_loss,
+    gmpo_loss,
+    gspo_loss,
+    kl_loss,
     ppo_clip_loss,
+    sapo_loss,
     truncated_importance_weights,
     value_loss,
     within_cap,
@@ -576,8 +582,19 @@ def _policy_loss(logprobs_N: Tensor, part: MicroBatch, config: PPOConfig, over: 
         return ppo_clip_loss(
             new, old, advantages, clip_low=low, clip_high=high, dual_clip=clip.dual, weights_BT=weights, **over
         )
-    loss = gspo_loss if config.loss == "gspo" else cispo_loss
-    return loss(new, old, advantages, clip_low=low, clip_high=high, weights_BT=weights, **over)
+    if config.loss == "sapo":
+        return sapo_loss(new, old, advantages, weights_BT=weights, **over)
+    return _CLIPPED[config.loss](new, old, advantages, clip_low=low, clip_high=high, weights_BT=weights, **over)
+
+
+_CLIPPED: dict[str, Callable[..., Loss]] = {
+    "gspo": gspo_loss,
+    "cispo": cispo_loss,
+    "gmpo": gmpo_loss,
+    "dppo_tv": partial(dppo_loss, divergence="tv"),
+    "dppo_kl": partial(dppo_loss, divergence="kl"),
+}
+"""The losses with a clip range and without a dual clip."""
 
 
 def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:

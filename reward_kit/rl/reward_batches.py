@@ -90,7 +90,9 @@ class RewardBatch:
             # Sampled tokens are rarely padding: check each row's last one, and the rest only if needed.
             rows = torch.arange(len(last), device=self.device)
             columns = torch.from_numpy(last).to(self.device).clamp(min=0)
-            on_padding = (self.attention_BT[rows, columns] == 0).cpu().numpy() & (last >= 0)
+            attended = self.attention_BT[rows, columns].cpu().numpy()
+            _check_binary("'attention_mask'", attended)
+            on_padding = (attended == 0) & (last >= 0)
             if on_padding.any():
                 last[on_padding] = last_nonzero(self.valid_BT[torch.from_numpy(on_padding).to(self.device)])
         return last
@@ -160,6 +162,34 @@ class RewardBatch:
         ends: Bools = last[self.episodes_B] == np.arange(len(self))
         return ends
 
+    def action_ends(self) -> tuple[Ints, Ints]:
+        """Return the row and the column of the last token of each action, (S,) each, in order.
+
+        `action_lengths` contains the numbers of tokens of the actions of each row. Without that column, an action is a
+        contiguous run of valid tokens. An action without tokens ends at the last token of the previous action or, if
+        there is none, at the first token of the row.
+
+        Raises:
+            ConfigError: If the lengths differ from the valid tokens of their row, or only actions without tokens are in
+                a row.
+        """
+        valid = self.valid_BT.cpu().numpy()
+        if (lengths := self.column("action_lengths")) is None:
+            ends = valid.copy()
+            ends[:, :-1] &= ~valid[:, 1:]
+            rows, columns = np.nonzero(ends)
+            return rows, columns
+        places = []
+        for row, counts in enumerate(lengths):
+            tokens = np.flatnonzero(valid[row])
+            if sum(counts) != len(tokens) or (len(counts) and not len(tokens)):
+                raise ConfigError(
+                    f"non_tensor_batch['action_lengths'][{row}] is {list(counts)}, but the row has {len(tokens)} valid "
+                    "tokens"
+                )
+            places.append(tokens[np.maximum(np.cumsum(np.asarray(counts, dtype=np.int64)) - 1, 0)])
+        return np.repeat(np.arange(len(places)), [len(ends) for ends in places]), np.concatenate(places)
+
     def placed(self, scores_B: Floats, others: TokenRewards | None = None) -> Tensor:
         """Return (B,T) float32 rewards on the device of the inputs, with each score at the last valid token of its row.
 
@@ -181,7 +211,8 @@ class RewardBatch:
                     f"the reward of row {one.rows[wrong[0]]} is {one.values[wrong[0]]:g}, which is not a finite float32"
                 )
             at, columns = (torch.from_numpy(indices).to(self.device) for indices in one[:2])
-            rewards[at, columns] += torch.from_numpy(one.values).to(self.device, torch.float32)
+            values = torch.from_numpy(one.values).to(self.device, torch.float32)
+            rewards.index_put_((at, columns), values, accumulate=True)
         return rewards
 
     def ids(self, row: int) -> tuple[list[int], list[int]]:
@@ -246,7 +277,11 @@ def as_numbers(values: Any, name: str) -> Floats:
 
 
 def last_nonzero(mask_BT: Tensor) -> Ints:
-    """Return the index of the last nonzero column of each row, or -1 if all are zero."""
+    """Return the index of the last nonzero column of each row, or -1 if all are zero.
+
+    Raises:
+        ConfigError: If the mask is on the CPU, is not of floats, and contains another number than 0 and 1.
+    """
     return _by_blocks(mask_BT) if mask_BT.device.type == "cpu" else _by_columns(mask_BT)
 
 
@@ -270,12 +305,20 @@ def _by_blocks(mask_BT: Tensor) -> Ints:
     head, blocks = width % _BLOCK, width // _BLOCK
     # Columns that do not fill a block come first, so that the others are a view with an axis of blocks.
     by_block = values[:, head:].reshape(rows, blocks, _BLOCK)
-    is_used = np.bitwise_or.reduce(by_block, axis=2) != 0
+    bits = np.bitwise_or.reduce(by_block, axis=2)
+    _check_binary("the mask of actions", bits, values[:, :head])
+    is_used = bits != 0
     last = _last_true(values[:, :head] != 0)
     in_blocks = np.flatnonzero(is_used.any(axis=1))
     block = _last_true(is_used[in_blocks])
     last[in_blocks] = head + block * _BLOCK + _last_true(by_block[in_blocks, block] != 0)
     return last
+
+
+def _check_binary(name: str, *parts: Any) -> None:
+    for values in parts:
+        if values.dtype != np.bool_ and ((values != 0) & (values != 1)).any():
+            raise ConfigError(f"{name} must contain only 0 and 1")
 
 
 def _last_true(is_here: Bools) -> Ints:

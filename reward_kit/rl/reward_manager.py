@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from reward_kit.credit.options import check_choice, check_number
+from reward_kit.display_text import printable
 from reward_kit.errors import (
     ConfigError,
     Failure,
@@ -62,6 +63,7 @@ __all__ = [
 ]
 NormalizationType = Literal["none", "length", "variance"]
 VisualRule = Literal["multiply", "add"]
+ScoredRows = Literal["last", "each"]
 VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
@@ -105,7 +107,8 @@ class RunningStatistics:
         """
         if not len(numbers):
             return self
-        mean = float(np.mean(numbers))
+        # Relative to the first one, so that the mean of equal numbers is exactly that number.
+        mean = float(numbers[0] + np.mean(numbers - numbers[0]))
         m2 = float(np.sum((numbers - mean) ** 2))
         count = self.count + len(numbers)
         apart = mean - self.mean
@@ -163,7 +166,7 @@ class RewardManager(ABC):
         num_examine: the maximum number of rows to show for each data source in a batch. Each row is shown with a
             probability of 0.1.
         seed: the seed of the generator that chooses these rows.
-        echo: a function that shows a line. By default, lines are logged to "reward_kit.rl" at level INFO.
+        echo: a function that shows a line. The default is `print`.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -180,7 +183,7 @@ class RewardManager(ABC):
             check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.statistics = RunningStatistics()
-        self._num_examine, self._echo = num_examine, echo
+        self._num_examine, self._echo = num_examine, echo or _print
         self._generator = np.random.default_rng(seed)
 
     @overload
@@ -230,7 +233,7 @@ class RewardManager(ABC):
         rewards = batch.placed(scored.scores_B, scored.step_rewards)
         if empty := int(batch.is_empty_B.sum()):
             logger.info("%d of %d rows have no valid token and get no reward", empty, len(batch))
-        if self._num_examine and (self._echo or logger.isEnabledFor(logging.INFO)):
+        if self._num_examine:
             self._show(batch, scored.scores_B)
         # Updated last, so that a failed call changes nothing and can be repeated.
         self.statistics = scored.statistics or self.statistics
@@ -239,7 +242,6 @@ class RewardManager(ABC):
     def _show(self, batch: RewardBatch, scores_B: Floats) -> None:
         sources = batch.column("data_source")
         shown: Counter[str] = Counter()
-        echo = self._echo or (lambda line: logger.info("%s", line))
         for row in np.flatnonzero(self._generator.random(len(batch)) < SHOWN_SHARE).tolist():
             source = "unknown" if sources is None or sources[row] is None else str(sources[row])
             if shown[source] >= self._num_examine:
@@ -248,7 +250,7 @@ class RewardManager(ABC):
             prompt, response = self._texts(batch, row)
             score = "none" if math.isnan(scores_B[row]) else f"{scores_B[row]:g}"
             for name, text in (("prompt", prompt), ("response", response), ("score", score)):
-                echo(f"[{source}][{name}] {text}")
+                self._echo(f"[{source}][{name}] {text}")
 
     def _texts(self, batch: RewardBatch, row: int) -> list[str]:
         """Decode the prompt and the response of a row."""
@@ -261,15 +263,21 @@ class RewardManager(ABC):
         """Score a batch without changing it or the manager."""
 
 
+def _print(line: str) -> None:
+    print(printable(line))  # noqa: T201
+
+
 class EpisodeRewardManager(RewardManager):
     """A reward manager for scored episodes, whose scores are in `non_tensor_batch["episode_rewards"]`.
 
-    The score of an episode is added once, to the last valid token of its final row. The column `ends_episode` marks
-    this row. Without that column, it is the last row with the same `traj_uid` and a valid token. An episode is unscored
-    if its score is None or NaN. Its rows get no reward, and `is_scored` is false for them. The visual scorer is applied
+    The score of an episode is added to the last valid token of its final row. The column `ends_episode` marks this
+    row. Without that column, it is the last row with the same `traj_uid` and a valid token. An episode is unscored if
+    its score is None or NaN. Its rows get no reward, and `is_scored` is false for them. The visual scorer is applied
     first, and then the normalization. Step rewards are added unchanged.
 
     Args:
+        rows: "last" to add the score to the final row only, or "each" to add it to the last valid token of every row,
+            as in verl-agent, whose trainer expects the score of the whole episode in every row.
         normalize_by_length: a shorthand for normalization_type="length".
         normalization_type: "none"; "length", which divides by `episode_lengths`; or "variance", which computes
             (score - mean) / (std + 1e-8) over all episodes so far, including this batch. With "variance", save
@@ -277,8 +285,8 @@ class EpisodeRewardManager(RewardManager):
         step_rewards: whether to add the `step_rewards` of the batch, each to the last token of its action. They are a
             (B,T) array, as in the rows of `build_rows`, or a column of `non_tensor_batch` that contains a list for each
             row with one reward for each action.
-        visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values`, `image_grid_thw`) of the final
-            row of an episode, if there are any. If it raises an error or returns None or NaN, the episode is unscored.
+        visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values`, `image_grid_thw`) of each row
+            with a score, if there are any. If it raises an error or returns None or NaN, the episode is unscored.
         visual_rule: "multiply" to multiply the score by the visual score, or "add" to add the two.
 
     The other arguments are those of `RewardManager`.
@@ -296,6 +304,7 @@ class EpisodeRewardManager(RewardManager):
         normalize_by_length: bool = False,
         *,
         normalization_type: NormalizationType | None = None,
+        rows: ScoredRows = "last",
         step_rewards: bool = False,
         visual_scorer: VisualScorer | None = None,
         visual_rule: VisualRule = "multiply",
@@ -304,6 +313,7 @@ class EpisodeRewardManager(RewardManager):
     ) -> None:
         super().__init__(tokenizer, num_examine, seed=seed, echo=echo)
         check_choice("visual_rule", visual_rule, get_args(VisualRule))
+        check_choice("rows", rows, get_args(ScoredRows))
         for name, flag in (("normalize_by_length", normalize_by_length), ("step_rewards", step_rewards)):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name} must be True or False, got {flag!r}")
@@ -318,6 +328,7 @@ class EpisodeRewardManager(RewardManager):
         if normalize_by_length and kind != "length":
             raise ConfigError(f"normalize_by_length=True contradicts normalization_type={kind!r}; remove one of them")
         self.normalization_type: NormalizationType = kind
+        self._in_each_row = rows == "each"
         self._step_rewards, self._visual_scorer, self._visual_rule = step_rewards, visual_scorer, visual_rule
 
     def state_dict(self) -> dict[str, Any]:
@@ -349,7 +360,9 @@ class EpisodeRewardManager(RewardManager):
                 f"{shared[row]:g}; pass the score of the whole episode here, and the rewards of steps as 'step_rewards'"
             )
         is_scored = ~np.isnan(scores)
-        bears = batch.ends_B & ~batch.is_empty_B & is_scored
+        bears = ~batch.is_empty_B & is_scored
+        if not self._in_each_row:
+            bears &= batch.ends_B
         facts: dict[str, Column] = {}
         if self._visual_scorer is not None:
             facts = stack_facts(self._apply_visual(batch, self._visual_scorer, scores, np.flatnonzero(bears)))
@@ -357,7 +370,7 @@ class EpisodeRewardManager(RewardManager):
             bears &= is_scored
         statistics = None
         if self.normalization_type == "variance":
-            statistics = self.statistics.including(scores[bears])
+            statistics = self.statistics.including(scores[bears & batch.ends_B])  # each episode once
             scores = statistics.normalized(scores)
         elif self.normalization_type == "length":
             lengths = batch.numbers("episode_lengths")
@@ -417,11 +430,7 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
             raise ConfigError(
                 "step_rewards=True, but the batch has no 'step_rewards', neither in batch nor in non_tensor_batch"
             )
-        # An action is a contiguous run of valid tokens; its last token gets the reward.
-        valid = batch.valid_BT.cpu().numpy()
-        ends = valid.copy()
-        ends[:, :-1] &= ~valid[:, 1:]
-        rows, columns = np.nonzero(ends)
+        rows, columns = batch.action_ends()
         flat: list[Any] = []
         counts = np.bincount(rows, minlength=len(batch)).tolist()
         for row, (rewards, actions) in enumerate(zip(lists, counts, strict=True)):
@@ -434,7 +443,7 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
             if len(known) != actions:
                 raise ConfigError(
                     f"non_tensor_batch['step_rewards'][{row}] has {len(known)} rewards, but the row has "
-                    f"{actions} actions (contiguous runs of its mask)"
+                    f"{actions} actions (`action_lengths`, or contiguous runs of its mask)"
                 )
             flat.extend(known)
         values = as_numbers(flat, "non_tensor_batch['step_rewards']")

@@ -23,7 +23,7 @@ from reward_kit.console import SafeConsole
 from reward_kit.display_text import printable
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.runs.statistics import Interval, bounded_interval
-from reward_kit.runs.summary import EpisodeRow, PolicySummary, metric_names
+from reward_kit.runs.summary import TOKEN_DETAILS, EpisodeRow, PolicySummary, metric_names
 
 _MOST_LINES = 8
 _MOST_METRICS = 40  # lines; a reward may name a metric after each test of each sample
@@ -204,6 +204,9 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
     ]
     if any(summary.tokens for summary in summaries):
         lines.append(("tokens", [f"{summary.tokens:,}" for summary in summaries]))
+    for key, name in TOKEN_DETAILS.items():
+        if any(key in summary.token_details for summary in summaries):
+            lines.append((name, [f"{summary.token_details.get(key, 0):,}" for summary in summaries]))
     return lines + cost_lines(summaries)
 
 

@@ -26,7 +26,7 @@ from reward_kit.errors import ConfigError, StoreError, did_you_mean, install_hin
 from reward_kit.runs.files import replacing, wrap_os_errors
 from reward_kit.runs.results import Result, index_credit, read_results
 from reward_kit.runs.run_folder import RunHeader
-from reward_kit.runs.summary import total_usage
+from reward_kit.runs.summary import TOKEN_DETAILS, total_usage
 
 STDOUT = Path("-")
 Kind = Literal["text", "number", "count", "flag"]
@@ -146,8 +146,9 @@ _ID_COLUMNS = "rollout_id sample_id group_id rollout_index:c policy"
 EPISODES = _table(
     "episodes",
     f"{_ID_COLUMNS} attempt:c score:n passed:f is_imputed:f reason stop_reason error_class error num_steps:c "
-    "environment_return:n terminated:f truncated:f prompt_tokens:c completion_tokens:c cost_usd:n started_at "
-    "duration_s:n policy_s:n environment_s:n ground_truth sample messages",
+    "environment_return:n terminated:f truncated:f prompt_tokens:c completion_tokens:c cached_tokens:c "
+    "cache_write_tokens:c reasoning_tokens:c cost_usd:n started_at duration_s:n policy_s:n environment_s:n "
+    "ground_truth sample messages",
 )
 SCORES = _table(
     "scores",
@@ -178,8 +179,7 @@ def _episode(result: Result, pass_threshold: float) -> dict[str, Any]:
     cells = {name: record.get(name) for name in (*names, "ground_truth", "sample", "messages")}
     cells |= {name: timing.get(name) for name in ("started_at", "duration_s", "policy_s", "environment_s")}
     return cells | {
-        "prompt_tokens": usage.get("prompt_tokens"),
-        "completion_tokens": usage.get("completion_tokens"),
+        **{name: usage.get(name) for name in ("prompt_tokens", "completion_tokens", *TOKEN_DETAILS)},
         "cost_usd": usage.get("cost"),
         "score": row.score,
         "passed": None if row.score is None else row.score >= pass_threshold,

@@ -31,6 +31,8 @@ from reward_kit.runs.statistics import (
 )
 
 _ROUNDING = 1e-9  # a smaller difference of two sums of dollars is a rounding error
+TOKEN_DETAILS = {name: name.replace("_", " ") for name in ("cached_tokens", "cache_write_tokens", "reasoning_tokens")}
+"""The parts of the prompt and completion tokens that an endpoint may report, with their labels."""
 MOST_TAGS = 50
 """The number of tags with figures; further tags, in alphabetical order, have none."""
 
@@ -165,7 +167,8 @@ class PolicySummary:
 
     `judge_cost` is in US dollars, or None without a judge or a known price; `cost` does not include it. `metrics`
     has the mean of each metric over the episodes that have it, or None if no episode has it; `n_unscored` counts the
-    other episodes. `tags` has the figures of each tag of the samples.
+    other episodes. `tags` has the figures of each tag of the samples. `token_details` has the parts of `tokens` that
+    endpoints reported, without those of 0 tokens.
     """
 
     policy: str
@@ -193,6 +196,7 @@ class PolicySummary:
     judge_calls: int = 0
     metrics: Mapping[str, Interval | None] = field(default_factory=dict)
     tags: Mapping[str, SliceSummary] = field(default_factory=dict)
+    token_details: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total_cost(self) -> float | None:
@@ -295,7 +299,15 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
         pass_excluded=len(passes) - len(complete),
         metrics=_summarize_metrics(rows),
         tags=_summarize_tags(rows, threshold),
+        token_details=token_details(row.usage for row in rows),
     )
+
+
+def token_details(usages: Iterable[Mapping[str, float]]) -> dict[str, int]:
+    """Return the sum of each of `TOKEN_DETAILS` that is known and not 0 in any of the usages."""
+    usages = list(usages)
+    sums = {key: int(sum(usage.get(key, 0) for usage in usages)) for key in TOKEN_DETAILS}
+    return {key: count for key, count in sums.items() if count}
 
 
 def _summarize_tags(rows: Sequence[EpisodeRow], threshold: float) -> dict[str, SliceSummary]:

@@ -26,7 +26,7 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, did_you_mean, typ
 from reward_kit.legacy_tasks import upgrade_notes
 from reward_kit.loading import load_module, load_object
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.providers.keys import NO_KEY
+from reward_kit.providers.keys import NO_KEY, complete_model
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, key_variable_for
 from reward_kit.reward_agent.loading import LoadedReward, SandboxChoice, load_reward
 from reward_kit.reward_agent.named_rewards import NamedRewards, RewardPart, each_reward
@@ -249,6 +249,8 @@ def _resolve_one_reward(
         typed = overridden_keys(block, ["base_url"], of_user)
         typed |= overridden_keys(f"{block}.client", ["api_key_env"], of_user)
         settings = {"base_url": options.get("base_url"), "api_key_env": named}
+        if isinstance(model := options.get("model"), str):  # a judge may name its provider
+            settings = complete_model(model, settings)[1]
         try:
             variable = key_variable_for(CURRENT_PROVIDER_SESSION.get(), settings, typed)
         except ConfigError as error:

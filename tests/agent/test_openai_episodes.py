@@ -1,4 +1,4 @@
-"""Test whole tool episodes against an OpenAI-compatible server with injected faults."""
+"""Test whole tool episodes against a server with injected faults, in every API."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from reward_kit import RLRolloutWorker, TaskDefinitionModel, ToolRegistry
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
+from reward_kit.providers.chat import DIALECTS
 from tests.chat_server import (
     Behavior,
     ChatServer,
@@ -54,16 +55,20 @@ FAULTS = {
     "500": ([status(500)], {}),
     "a dropped connection": ([dropped()], {}),
     "a body cut short": ([cut_body()], {}),
-    "a stream cut short": ([cut_stream(), cut_stream(connection=True)], {"stream": True}),
+    "a stream cut short": ([cut_stream(), cut_stream(1), cut_stream(connection=True)], {"stream": True}),
     "HTML with status 200": ([html()], {}),
+    "529": ([status(529)], {}),
     "all of them": ([status(503), dropped(), html(), status(429, {"Retry-After": "0.01"})], {}),
 }
 
 
+@pytest.mark.parametrize("api", DIALECTS)
 @pytest.mark.parametrize(("faults", "options"), FAULTS.values(), ids=FAULTS)
-async def test_faults_between_turns_do_not_change_the_episode(faults: list[Behavior], options: dict[str, Any]) -> None:
-    calm, _ = await collect([CALL, CALL, DONE], **options)
-    rough, server = await collect([*faults, CALL, *faults, CALL, *faults, DONE], **options)
+async def test_faults_between_turns_do_not_change_the_episode(
+    faults: list[Behavior], options: dict[str, Any], api: str
+) -> None:
+    calm, _ = await collect([CALL, CALL, DONE], api=api, **options)
+    rough, server = await collect([*faults, CALL, *faults, CALL, *faults, DONE], api=api, **options)
     assert len(server.requests) == 3 + 3 * len(faults)
     for episode in (calm, rough):
         del episode.custom_data["timing"]
@@ -108,6 +113,7 @@ async def test_ten_parallel_calls_are_one_step_with_ten_answers() -> None:
         assert [message.tool_call_id for message in episode.messages[2:12]] == asked and len(set(asked)) == 10
 
 
+@pytest.mark.parametrize("api", DIALECTS)
 @pytest.mark.parametrize(
     ("script", "failure_class", "words"),
     [
@@ -117,9 +123,9 @@ async def test_ten_parallel_calls_are_one_step_with_ten_answers() -> None:
     ],
 )
 async def test_failure_is_recorded_after_the_last_retry(
-    script: list[Behavior], failure_class: str, words: list[str]
+    script: list[Behavior], failure_class: str, words: list[str], api: str
 ) -> None:
-    episode, server = await collect([CALL, *script], max_attempts=3)
+    episode, server = await collect([CALL, *script], max_attempts=3, api=api)
     assert len(server.requests) == 1 + len(script)
     failure = episode.custom_data["failure"]
     assert failure["class"] == failure_class

@@ -50,19 +50,21 @@ def test_conversation_comes_first_and_credit_is_open_only_if_assigned(
 def test_each_step_shows_its_usage_and_missing_figures_are_dashes(window: Opened, tmp_path: Path) -> None:
     run = stored(tmp_path, WALKS, dict(SCORES), credit=False)
     record = json.loads((run / "episodes.jsonl").read_text().splitlines()[0])
-    record["steps"][1]["info"] = {"usage": {"prompt_tokens": 1200, "completion_tokens": 34, "cost": 0.0021}}
+    kinds = {"cached_tokens": 1000, "cache_write_tokens": 150, "reasoning_tokens": 30}
+    record["steps"][1]["info"] = {"usage": {"prompt_tokens": 1200, "completion_tokens": 34, **kinds, "cost": 0.0021}}
     record["steps"][2]["info"] = {"usage": {"prompt_tokens": 1300, "completion_tokens": 0}}
-    record["usage"] = {"prompt_tokens": 2500, "completion_tokens": 34, "cost": 0.0021}
+    record["usage"] = {"prompt_tokens": 2500, "completion_tokens": 34, **kinds, "cost": 0.0021}
     record["timing"] = {"steps_policy_s": [0.25, 1.5]}
     rewrite(run, record)
     shown = opened(window, run)
     assert shown.texts(".usage") == [
-        "reward 0.000\n1,200 → 34 tokens\nlatency 250 ms\n$0.0021",
+        "reward 0.000\n1,200 → 34 tokens\n1,000 cached\n150 cache write\n30 reasoning\nlatency 250 ms\n$0.0021",
         "reward 0.000\n1,300 → 0 tokens\nlatency 1.5 s\ncost –",
         "reward +1.000\n– → – tokens\nlatency –\ncost –",
     ]
     facts = shown.texts(".episode-head .facts li")
-    assert facts[-3:] == ["prompt tokens 2,500", "completion tokens 34", "cost at least $0.0021"]
+    totals = ["prompt tokens 2,500", "completion tokens 34", "1,000 cached", "150 cache write", "30 reasoning"]
+    assert facts[-6:] == [*totals, "cost at least $0.0021"]
 
 
 def test_episode_without_usage_has_dashes_for_totals_only(window: Opened, tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_traceback_of_an_error_is_readable(window: Opened, tmp_path: Path) -> No
 
 def test_judge_usage_is_not_a_metric(window: Opened, tmp_path: Path) -> None:
     run = stored(tmp_path, WALKS, dict(SCORES), credit=False)
-    usage = "calls=1 cached=0 prompt_tokens=231 completion_tokens=12 cost_usd=0.000042"
+    usage = "calls=1 cached=0 prompt_tokens=231 completion_tokens=12 reasoning_tokens=8 cost_usd=0.000042"
     lines = [json.loads(line) for line in (run / "scores.jsonl").read_text().splitlines()]
     for line in lines:
         metrics = {"tone": {"score": 0.5, "reason": "curt"}, "judge_usage": {"score": 0.0, "reason": usage}}
@@ -124,7 +126,9 @@ def test_judge_usage_is_not_a_metric(window: Opened, tmp_path: Path) -> None:
     write_report(run)
     shown = opened(window, run).page
     assert shown.locator(".metrics dt").all_inner_texts() == ["tone"]
-    assert "judge: 1 call, 243 tokens, $0.000042" in shown.locator(".episode-result").inner_text().split("\n")
+    assert "judge: 1 call, 243 tokens (8 reasoning), $0.000042" in shown.locator(".episode-result").inner_text().split(
+        "\n"
+    )
     assert shown.locator("nav a[href='#metrics']").count() == 1
 
 

@@ -132,6 +132,20 @@ async def test_llm_judge_is_calibrated(folder: Path) -> None:
         assert again.stdout == done.stdout and len(server.requests) == 6
 
 
+async def test_judge_in_another_api_is_calibrated_with_its_own_key(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant")
+    async with ChatServer(fair(knows)) as server:
+        endpoint = ["-O", "model=m", "-O", f"base_url={server.base_url}", "-O", "rubric.right=It is right.", "--json"]
+        client = ["-O", "client.api=messages", "-O", "client.api_key_env=ANTHROPIC_API_KEY"]
+        arguments = ["labels.csv", "--reward", "reward_kit.rewards:llm_judge", *endpoint, *client]
+        done = await asyncio.to_thread(call, *arguments)
+        assert done.exit_code == 0, done.stderr
+        assert json.loads(done.stdout)["figures"]["accuracy"]["value"] == pytest.approx(3 / 6)
+        assert {request.headers["x-api-key"] for request in server.requests} == {"sk-ant"}
+
+
 async def test_pairwise_judge_is_calibrated_with_its_position_bias(folder: Path) -> None:
     async with ChatServer(fair(knows)) as server:
         endpoint = ["-O", "model=m", "-O", f"base_url={server.base_url}", "--json", "--pairs", "judge"]

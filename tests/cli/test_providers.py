@@ -11,12 +11,14 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.providers.keys import PRESETS, PROVIDERS, url_origin
-from tests.chat_server import ChatServer, answer, tool_calls
+from tests.chat_server import USAGE, ChatServer, answer, tool_calls
 from tests.cli.project import Project
 from tests.providers.test_dialects import REASONING
+from tests.rewards.judges import fair, grades
 
 KEY = "sk-of-the-user-0123456789"
 APIS = {"openai": None, "responses": "responses", "anthropic": "messages"}
+FILES = ("episodes.jsonl", "scores.jsonl")
 ONE = ["--limit", "1", "-n", "1"]
 TOOLS = """
 from reward_kit import ToolRegistry
@@ -67,6 +69,45 @@ async def test_run_is_recorded_and_replayed(project: Project, provider: str, pat
     assert again.returncode == 0, again.stderr
     second = json.loads((next(other for other in project.runs() if other != run) / "episodes.jsonl").read_text())
     assert (first["messages"], first["usage"]) == (second["messages"], second["usage"])
+
+
+def play_all_parts(body: dict[str, Any]) -> Any:
+    """Answer the judge in Responses, the user in Messages, and the agent in chat completions. The user's key leaks."""
+    if "input" in body:
+        return fair(grades(4))(body)
+    return answer(f"Thanks, {KEY}. ###STOP###" if "system" in body else "It costs 2.5.", usage=USAGE)
+
+
+async def test_policy_user_and_judge_use_different_apis_in_a_recorded_run(project: Project) -> None:
+    prices = str(project.folder / "p.yaml")
+    judge = {"model": "responses/judge", "rubric": {"manners": "It is polite."}, "client": {"price_file": prices}}
+    (project.folder / "p.yaml").write_text("judge: {input: 1000000, output: 0}\n")
+    async with ChatServer(play_all_parts) as server:
+        user = {"type": "anthropic", "model": "u", "base_url": server.base_url, "instructions": "You buy tea."}
+        reward = {"reward_function_path": "reward_kit.rewards:llm_judge", "reward_options": judge}
+        project.write_task(policy=None, on_text=None, user=user, **reward)
+        keys = {"OPENAI_API_KEY": "sk-openai-0123456789", "ANTHROPIC_API_KEY": KEY, "OPENAI_BASE_URL": server.base_url}
+        keys["REWARD_KIT_KEY_ORIGINS"] = f"ANTHROPIC_API_KEY={url_origin(server.base_url)}"
+        arguments = ["task.yaml", "--model", "openai/m", *ONE]
+        done = await call(project, *arguments, "--record", "answers.jsonl", **keys)
+        assert done.returncode == 0, done.stderr
+        sent = [{name.lower(): value for name, value in request.headers.items()} for request in server.requests]
+        assert [headers.get("x-api-key", headers.get("authorization")) for headers in sent] == [
+            "Bearer sk-openai-0123456789",
+            KEY,
+            "Bearer sk-openai-0123456789",
+        ]
+    first = project.run_path()
+    again = await call(project, *arguments, "--replay", "answers.jsonl", OPENAI_BASE_URL=server.base_url)
+    assert again.returncode == 0, again.stderr
+    second = next(other for other in project.runs() if other != first)
+    found = [[json.loads((run / name).read_text()) for run in (first, second)] for name in FILES]
+    for (one, other), key in zip(found, ("messages", "score"), strict=True):
+        assert one[key] == other[key]
+    assert found[1][0]["score"] == 0.75
+    assert found[1][0]["result"]["metrics"]["judge_usage"]["reason"].endswith("cost_usd=11.000000")
+    written = "".join(path.read_text() for path in (*first.rglob("*.json*"), project.folder / "answers.jsonl"))
+    assert KEY not in written and "sk-openai" not in written and "Thanks, " in written
 
 
 @pytest.mark.parametrize("has_key", [True, False])

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 
+from reward_kit.rl.learner.config import LossName
 from reward_kit.runs.run_folder import RunHeader
 from tests import command_line
 from tests.rl.training.frozen_lake import TRAIN, lake_folder, metrics_of
@@ -99,6 +101,13 @@ def test_dry_run_describes_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "gspo: L_t = max(-A s, -A clip(s, 0.9997, 1.0004))" in done.stdout
     assert "Nothing was written." in done.stderr and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("loss", get_args(LossName))
+def test_dry_run_describes_every_loss(loss: str, tmp_path: Path) -> None:
+    lake_folder(tmp_path)
+    done = command_line.call("train", "train.yaml", "--dry-run", "-T", f"ppo.loss={loss}", cwd=tmp_path)
+    assert f"{loss}: L_t = " in done.stdout, done.stderr
 
 
 def test_invalid_train_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -53,6 +53,14 @@ def test_large_offset_costs_no_precision() -> None:
         assert advantages(name, batch, [1e9, 1e9 + 1, 1e9 + 2], epsilon=0.0, **options) == [-1.0, 0.0, 1.0]
 
 
+def test_empty_trajectory_does_not_change_equal_values_without_epsilon() -> None:
+    # An episode without steps has no weight among steps. Its score must not be subtracted first, which would round.
+    batch = [[], [], trajectory("ab", [0.0, 0.0]), [step()]]
+    options = {"omega": 1.0, "gamma": 1.0, "epsilon": 0.0, "episode_statistics": "step"}
+    assert advantages("gigpo", batch, [0.0, 0.1, 0.1, 0.1], **options) == [0.0, 0.0, 0.0]
+    assert advantages("gigpo", batch, [0.3, 0.7, 0.1, 0.1], **options) == [0.0, 0.0, 0.0]
+
+
 # What a trajectory's length must not change
 
 

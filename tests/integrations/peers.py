@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from reward_kit.rl.losses import Aggregation, GlobalBatch, Loss
+from reward_kit.rl.loss_terms import Aggregation, GlobalBatch, Loss
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "learners"

@@ -1,9 +1,10 @@
-"""Test complete tool episodes on other OpenAI-compatible servers: `transformers serve` and litellm's proxy."""
+"""Test complete tool episodes on `transformers serve` and litellm's proxy, in each of their APIs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import secrets
 import socket
@@ -19,7 +20,9 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.providers import ProviderSession
-from tests.chat_server import ChatServer, answer, tool_calls
+from reward_kit.providers.chat import DIALECTS
+from tests.chat_server import Behavior, ChatServer, answer, cut_body, cut_stream, dropped, status, tool_calls
+from tests.providers.test_dialects import REASONING
 
 pytestmark = pytest.mark.campaign
 
@@ -30,6 +33,9 @@ TASK = TaskDefinitionModel(
     name="sum", initial_user_prompt="How much is 2 + 2? Use the tool.", on_text="end", max_episode_steps=4
 )
 CALL = ("add", {"x": 2, "y": 2})
+EPISODE = [("assistant", ""), ("tool", "4"), ("assistant", "four")]
+ROUTES = {"chat": "openai", "responses": "openai-responses", "messages": "anthropic"}
+"""The models of the proxy that are served in the same API."""
 tools = ToolRegistry("adder")
 
 
@@ -89,58 +95,122 @@ def said(episode) -> list[tuple[str, str]]:
     return [(message.role, message.text.strip()) for message in episode.messages[1:]]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_transformers_serve_runs_tool_episodes(tmp_path, stream):
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("api", ["chat", "responses"])
+async def test_transformers_serve_runs_tool_episodes(tmp_path, api, stream):
     if not TRANSFORMERS.exists():
-        pytest.skip("run `make integrations`")
+        pytest.skip("run `make test-integrations`")
     maker, model = Path(__file__).with_name("transition_model.py"), str(tmp_path / "model")
     made = await asyncio.create_subprocess_exec(TRANSFORMERS / "python", maker, model)
     assert await made.wait() == 0
     command = [str(TRANSFORMERS / "transformers"), "serve", model, "--device", "cpu", "--port", "{port}"]
     async with serving([*command, "--host", "127.0.0.1"], "/health") as url:
-        episodes = await collect(url, model, stream=stream, max_tokens=16)
+        episodes = await collect(url, model, api=api, stream=stream, max_tokens=16)
     for episode in episodes:
         assert episode.custom_data["failure"] is None and episode.custom_data["stop_reason"] == "answered"
-        assert said(episode) == [("assistant", ""), ("tool", "4"), ("assistant", "four")]
+        assert said(episode) == EPISODE
         assert episode.messages[1].tool_calls[0].function.name == "add"
         assert episode.custom_data["usage"]["completion_tokens"] == 4 + 2
 
 
 def litellm_config(upstream: str) -> dict:
-    """Return a configuration with litellm's mock responses and a route to another endpoint."""
+    """Return a configuration with litellm's mock responses, and routes to another endpoint in each API."""
     mock = {"model": "openai/mock", "api_key": "none"}
     function = {"name": "add", "arguments": '{"x": 2, "y": 2}'}
     calls = [{"id": "call_1", "type": "function", "function": function}]
+    routed = {"api_base": upstream, "api_key": "none"}
     models = {
         "mock": {**mock, "mock_response": "four"},
         "mock-calls": {**mock, "mock_tool_calls": calls},
-        "routed": {"model": "openai/routed", "api_base": upstream, "api_key": "none"},
+        "openai": {**routed, "model": "openai/routed"},
+        "openai-responses": {**routed, "model": "openai/responses/routed"},
+        "anthropic": {**routed, "model": "anthropic/routed", "api_base": f"{upstream}/messages"},
     }
     return {"model_list": [{"model_name": name, "litellm_params": params} for name, params in models.items()]}
 
 
+@contextlib.asynccontextmanager
+async def litellm_proxy(folder: Path, upstream: ChatServer) -> AsyncIterator[tuple[str, str]]:
+    """Yield the base URL and the key of a proxy whose models are those of another server."""
+    if not LITELLM.exists():
+        pytest.skip("run `make test-integrations`")
+    config, key = folder / "config.yaml", f"sk-{secrets.token_hex(16)}"
+    environment = {"LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    command = [str(LITELLM / "litellm"), "--config", str(config), "--port", "{port}", "--host", "127.0.0.1"]
+    config.write_text(yaml.safe_dump(litellm_config(upstream.base_url)))
+    async with serving(command, "/health/liveliness", environment) as url:
+        yield url, key
+
+
 def ask_then_answer(body):
-    """Answer with a call first, and with text once its result is present."""
-    return answer("four") if body["messages"][-1]["role"] == "tool" else tool_calls([CALL])
+    """Answer with a call first, and with text once its result is present, in any API."""
+    last = body["messages" if "messages" in body else "input"][-1]
+    blocks = last["content"] if isinstance(last.get("content"), list) else []
+    kinds = [last.get("role"), last.get("type"), *(block["type"] for block in blocks)]
+    is_result = {"tool", "function_call_output", "tool_result"}.intersection(kinds)
+    return answer("four") if is_result else tool_calls([CALL])
 
 
 async def test_litellm_proxy_runs_tool_episodes(tmp_path):
-    if not LITELLM.exists():
-        pytest.skip("run `make integrations`")
-    config, key = tmp_path / "config.yaml", f"sk-{secrets.token_hex(16)}"
-    environment = {"LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    command = [str(LITELLM / "litellm"), "--config", str(config), "--port", "{port}", "--host", "127.0.0.1"]
-    async with ChatServer(ask_then_answer) as upstream:
-        config.write_text(yaml.safe_dump(litellm_config(upstream.base_url)))
-        async with serving(command, "/health/liveliness", environment) as url:
-            for stream in (False, True):
-                for episode in await collect(url, "mock", stream=stream, api_key=key):
-                    assert said(episode) == [("assistant", "four")]
-                for episode in await collect(url, "routed", stream=stream, api_key=key):
-                    assert episode.custom_data["failure"] is None
-                    assert said(episode) == [("assistant", ""), ("tool", "4"), ("assistant", "four")]
-            for episode in await collect(url, "mock-calls", stream=False, api_key=key):
-                assert episode.custom_data["stop_reason"] == "max_steps"
-                assert [text for role, text in said(episode) if role == "tool"] == ["4"] * 4
-            (refused,) = await collect(url, "mock", stream=False, count=1, api_key="sk-wrong")
-            assert refused.custom_data["failure"]["class"] == "provider_error"
+    async with ChatServer(ask_then_answer) as upstream, litellm_proxy(tmp_path, upstream) as (url, key):
+        for stream in (False, True):
+            for episode in await collect(url, "mock", stream=stream, api_key=key):
+                assert said(episode) == [("assistant", "four")]
+        for episode in await collect(url, "mock-calls", stream=False, api_key=key):
+            assert episode.custom_data["stop_reason"] == "max_steps"
+            assert [text for role, text in said(episode) if role == "tool"] == ["4"] * 4
+        (refused,) = await collect(url, "mock", stream=False, count=1, api_key="sk-wrong")
+        assert refused.custom_data["failure"]["class"] == "provider_error"
+
+
+async def test_litellm_proxy_translates_between_all_apis(tmp_path):
+    async with ChatServer(ask_then_answer) as upstream, litellm_proxy(tmp_path, upstream) as (url, key):
+        for api, route, stream in itertools.product(DIALECTS, ROUTES.values(), (False, True)):
+            seed = api != "chat" or route != "anthropic"  # litellm rejects a seed for models of Anthropic
+            options = {"api": api, "stream": stream, "send_seed": seed, "api_key": key}
+            for episode in await collect(url, route, **options):
+                assert episode.custom_data["failure"] is None, (api, route, stream)
+                assert said(episode) == EPISODE, (api, route, stream)
+                usage = episode.custom_data["usage"]
+                assert (usage["prompt_tokens"], usage["completion_tokens"]) == (22, 14)
+        assert len(upstream.requests) == 3 * 3 * 2 * 4 * 2
+
+
+async def test_reasoning_passes_a_litellm_proxy_unchanged(tmp_path):
+    script: list[Behavior] = []
+    server = ChatServer(lambda body: script.pop(0) if script else ask_then_answer(body))
+    async with server as upstream, litellm_proxy(tmp_path, upstream) as (url, key):
+        for api, stream in itertools.product(REASONING, (False, True)):
+            script.append(tool_calls([CALL], "Going.", message={"items": REASONING[api]}))
+            (episode,) = await collect(url, ROUTES[api], api=api, stream=stream, count=1, api_key=key)
+            assert said(episode) == [("assistant", "Going."), *EPISODE[1:]]
+            body = upstream.bodies[-1]
+            sent = body["input"] if api == "responses" else body["messages"][1]["content"]
+            for item in REASONING[api]:
+                assert item in sent, (api, stream)
+
+
+FAULTS = {
+    **{f"status {code}": status(code, {"Retry-After": "0"}) for code in (429, 500, 503, 529)},
+    "dropped connection": dropped(),
+    "cut body": cut_body(),
+    "cut connection": cut_stream(connection=True),
+    "cut stream": cut_stream(),
+    "no final event": cut_stream(keep=1),
+    "half an event": cut_stream(half_event=True),
+}
+
+
+async def test_faults_behind_a_litellm_proxy_do_not_change_the_episode(tmp_path):
+    script: list[Behavior] = []
+    server = ChatServer(lambda body: script.pop(0) if script else ask_then_answer(body))
+    async with server as upstream, litellm_proxy(tmp_path, upstream) as (url, key):
+        for (api, route), stream, (name, fault) in itertools.product(ROUTES.items(), (False, True), FAULTS.items()):
+            is_cut_quietly = fault in (FAULTS["cut stream"], FAULTS["no final event"], FAULTS["half an event"])
+            if is_cut_quietly and (api == "chat" or not stream):
+                continue  # for chat completions, litellm itself completes such an answer with finish_reason "stop"
+            script.append(fault)
+            (episode,) = await collect(url, route, api=api, stream=stream, count=1, api_key=key, retry_base_s=0.01)
+            assert episode.custom_data["failure"] is None, (api, stream, name)
+            assert said(episode) == EPISODE, (api, stream, name)
+            assert not script

@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from reward_kit.rl.loss_terms import Aggregation, GlobalBatch, Loss
 from reward_kit.rl.losses import (
-    Aggregation,
-    GlobalBatch,
-    Loss,
     cispo_loss,
     entropy_loss,
     gspo_loss,

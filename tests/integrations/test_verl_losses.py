@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 import torch
 
+from reward_kit.rl.loss_terms import Aggregation
 from reward_kit.rl.losses import (
     AdaptiveKLCoefficient,
-    Aggregation,
     cispo_loss,
     decoupled_ppo_loss,
+    dppo_loss,
     entropy_loss,
+    gmpo_loss,
     gspo_loss,
     kl_estimate,
     kl_loss,
     penalized_rewards,
     ppo_clip_loss,
+    sapo_loss,
     token_entropies,
     token_logprobs,
     truncated_importance_weights,
@@ -117,6 +120,38 @@ def test_gspo_and_cispo_losses_equal_verl(verl: Peer, deviations: Deviations, se
         deviations.hold(f"verl {name}: gradient", gradient, theirs["gradient"])
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sapo_and_gmpo_losses_equal_verl(verl: Peer, deviations: Deviations, seed: int) -> None:
+    case = random_case(seed)
+    theirs = of_verl(verl, "sapo", case, "seq-mean-token-mean", {"tau_pos": 0.9, "tau_neg": 1.3})
+    ours, gradient = with_gradient(sapo_loss, case, temperature_positive=0.9, temperature_negative=1.3)
+    deviations.hold("verl SAPO: loss", ours.loss, theirs["loss"])
+    deviations.hold("verl SAPO: gradient", gradient, theirs["gradient"])
+    # verl uses the mean advantage of a sequence, and counts rows without tokens.
+    case = Case(case.logprobs, case.old, case.advantages[:, :1].expand_as(case.old), case.mask)
+    theirs = of_verl(verl, "geo_mean", case, "seq-mean-token-mean", {**VERL_CLIPS, "clip_ratio": 0.2})
+    ours, gradient = with_gradient(gmpo_loss, case, **CLIPS)
+    deviations.hold("verl GMPO: loss", ours.loss * (ROWS - 1) / ROWS, theirs["loss"])
+    deviations.hold("verl GMPO: gradient", gradient * (ROWS - 1) / ROWS, theirs["gradient"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("divergence", "bounds"), [("tv", (0.02, 0.05)), ("kl", (0.002, 0.01))])
+def test_dppo_gradient_equals_verl(
+    verl: Peer, deviations: Deviations, divergence: Any, bounds: tuple[float, float], seed: int, mode: Aggregation
+) -> None:
+    case = random_case(seed)
+    low, high = bounds
+    options = {"clip_low": low, "clip_high": high, "cap": 1.5, "global_batch": case.whole}
+    ours, gradient = with_gradient(dppo_loss, case, divergence=divergence, **options, aggregation=mode)
+    clips = {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": 1.5}
+    theirs = of_verl(verl, f"dppo_{divergence}", case, mode, clips)
+    deviations.hold("verl DPPO: gradient", gradient, theirs["gradient"])
+    fraction = torch.tensor(theirs["metrics"]["actor/pg_clipfrac"], dtype=torch.float64)
+    deviations.hold("verl DPPO: clip fraction", said(ours, "clip_fraction"), fraction)
+
+
 def test_extreme_ratio_is_clamped_as_in_verl(verl: Peer, deviations: Deviations) -> None:
     case = random_case(5)
     case.logprobs[0, 0], case.logprobs[1, 0] = case.old[0, 0] + 900.0, case.old[1, 0] - 900.0
@@ -182,7 +217,7 @@ def test_decoupled_ppo_equals_verl_rollout_correction(
         deviations.hold("verl PPO with its rollout correction, as decoupled PPO", decoupled[1], theirs["gradient"])
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k3+"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k1+", "k3+", "abs"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_kl_penalties_equal_verl(verl: Peer, deviations: Deviations, seed: int, estimator: Any) -> None:
     case = random_case(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -116,8 +117,73 @@ def test_anchor_observations_group_single_action_rows() -> None:
     one = torch.tensor([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
     advantages = row_credit("gigpo", REWARDS[:, [3, 0, 1, 2]], one, row_columns, {"omega": 0.5, "epsilon": 0.0})[0]
     assert torch.allclose(advantages, one * torch.tensor([[0.5**0.5], [-(0.5**0.5)], [0.0]]))
-    with pytest.raises(ConfigError, match="row 0 has 2 actions, but anchor_obs has only one state; pass 'state_keys'"):
+    with pytest.raises(ConfigError, match="row 0 has 2 actions, but 'anchor_obs' has one item for each row"):
         row_credit("gigpo", REWARDS, MASK, row_columns)
+
+
+# verl-agent's rows: one for each step, each with the score of its episode
+
+ALL = torch.ones(4, 2)
+
+
+def verl_agent_columns(**changes: Any) -> dict[str, Any]:
+    """Return the columns of an episode of three steps that fails with 0.25, and one of one step that succeeds."""
+    return {
+        "uid": ["u"] * 4,
+        "traj_uid": ["x", "x", "x", "y"],
+        "anchor_obs": ["a", "b", "c", "a"],
+        "rewards": np.array([0.0, 0.0, 0.25, 1.0]),
+        "is_action_valid": np.array([True, False, True, True]),
+        "episode_rewards": np.array([0.25, 0.25, 0.25, 1.0]),
+        **changes,
+    }
+
+
+def test_score_in_each_row_counts_once_per_episode() -> None:
+    scores = torch.tensor([[0.0, 0.25]] * 3 + [[0.0, 1.0]])
+    found = row_credit("rloo", scores, ALL, verl_agent_columns())[0]
+    # Three times 0.25 would still be below 1, so also compare the other order.
+    assert found[:, 0].tolist() == [-0.75] * 3 + [0.75]
+    scores = torch.tensor([[0.0, 0.5]] * 3 + [[0.0, 1.0]])
+    columns = verl_agent_columns(episode_rewards=np.array([0.5, 0.5, 0.5, 1.0]))
+    assert row_credit("rloo", scores, ALL, columns)[0][:, 0].tolist() == [-0.5] * 3 + [0.5]
+
+
+def test_score_in_each_row_includes_the_mean_penalty() -> None:
+    # A KL penalty in the reward: only `rows` can tell both layouts apart.
+    scores = torch.tensor([[0.0, 0.5]] * 3 + [[0.0, 1.0]]) - torch.tensor([[0.25, 0.0]] * 2 + [[0.0, 0.0]] * 2)
+    columns = verl_agent_columns(episode_rewards=np.array([0.5, 0.5, 0.5, 1.0]))
+    found = row_credit("rloo", scores, ALL, columns, rows="each")[0]
+    assert found[:, 0].tolist() == pytest.approx([0.5 - 0.5 / 3 - 1.0] * 3 + [1.0 - 0.5 + 0.5 / 3])
+
+
+def test_credit_on_rows_of_verl_agent_equals_credit_on_steps() -> None:
+    columns = verl_agent_columns()
+    scores = torch.zeros(4, 2, dtype=torch.float64)
+    scores[:, 1] = torch.tensor(columns["episode_rewards"])
+    options = {"omega": 0.5, "gamma": 0.5, "invalid_action_penalty": 0.25}
+    found = row_credit("gigpo", scores, ALL, columns, options)[0][:, 0]
+    steps = [
+        StepData(
+            system_step_index=0,
+            observation_data="",
+            action_taken={},
+            base_reward=float(columns["rewards"][row]),
+            step_info={
+                "state_key": columns["anchor_obs"][row],
+                "is_action_valid": bool(columns["is_action_valid"][row]),
+            },
+        )
+        for row in range(4)
+    ]
+    credit = ESTIMATORS["gigpo"]([steps[:3], steps[3:]], [0.25, 1.0], group_ids=["u", "u"], **options)
+    assert found.tolist() == pytest.approx(credit.advantages_S.tolist())
+
+
+def test_trajectory_with_nan_rewards_is_unscored() -> None:
+    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.5], [math.nan, 0.0]])
+    found = row_credit("rloo", rewards, torch.ones(3, 2), {"uid": ["u"] * 3})[0]
+    assert found[:, 0].tolist() == [0.5, -0.5, 0.0]
 
 
 def test_rejected_tokens_get_no_credit_but_count_in_baselines() -> None:

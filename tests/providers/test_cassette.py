@@ -10,6 +10,8 @@ import pytest
 
 from reward_kit.errors import ConfigError, DeadlineError, LimitError, ProviderError
 from reward_kit.providers import Cassette, ChatEndpoint, ProviderSession, Rates, RetryPolicy
+from reward_kit.providers.chat import DIALECTS
+from reward_kit.providers.dialect import Dialect
 from reward_kit.providers.faults import ENDPOINT_ERRORS
 from tests.chat_server import ChatServer, answer, silent, status, tool_calls
 
@@ -29,9 +31,10 @@ def closed_url() -> str:
 class EndpointClient:
     """A client of one endpoint that closes everything; outcomes are completions or errors."""
 
-    def __init__(self, url: str, cassette: Cassette) -> None:
+    def __init__(self, url: str, cassette: Cassette, dialect: Dialect | None = None) -> None:
         self.traffic = ProviderSession(cassette=cassette)
-        self.chat = ChatEndpoint(url, "key-1", retry=FAST, traffic=self.traffic, idle_timeout_s=0.2)
+        options = {"retry": FAST, "traffic": self.traffic, "idle_timeout_s": 0.2, "dialect": dialect}
+        self.chat = ChatEndpoint(url, "key-1", **options)
 
     async def __aenter__(self):
         return self
@@ -150,6 +153,18 @@ async def test_unrecorded_request_error_names_the_nearest_recorded_request(tmp_p
         "the last from user: 'c'; "
         "they differ at messages[2].content: 'c' became 'other'"
     )
+
+
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_unrecorded_request_is_described_in_every_api(tmp_path, api):
+    path, dialect = tmp_path / "c.jsonl", DIALECTS[api]
+    async with ChatServer([answer()]) as server, EndpointClient(server.base_url, Cassette.record(path), dialect) as ask:
+        await ask(request("a", "b"))
+    async with EndpointClient(closed_url(), Cassette.replay(path), dialect) as ask:
+        assert (await ask(request("a", "b"))).message.text == "ok"
+        kind, message = await ask(request("a", "other"))
+    assert kind is ProviderError and "the last from user:" in message and "other" in message
+    assert "they differ at messages[" in message
 
 
 async def test_unrecorded_request_error_reports_length_difference_or_empty_recording(tmp_path):

@@ -19,15 +19,14 @@ from reward_kit.environments.base import tool_spec
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.models import PROVIDER_ITEMS, Message
 from reward_kit.providers.chat import DIALECTS
-from reward_kit.providers.prices import Price, PriceTable
 from tests.chat_server import (
     USAGE,
     ChatServer,
     answer,
     events,
     message_events,
+    raw,
     response_events,
-    status,
     to_message,
     to_response,
     tool_calls,
@@ -44,6 +43,8 @@ ASKED = [
     ),
 ]
 SUMMARY = {"type": "summary_text", "text": "North, \u00fc \U0001f600."}
+COMPLETION = {"choices": [{"message": {"content": "half"}, "finish_reason": "stop"}], "usage": USAGE}
+RESPONSE, MESSAGE = to_response(COMPLETION), to_message(COMPLETION)
 REASONING = {
     "responses": [{"id": "rs_1", "type": "reasoning", "summary": [SUMMARY], "encrypted_content": "gAAA+/=="}],
     "messages": [
@@ -100,7 +101,8 @@ async def test_text_is_the_same_in_every_dialect(api: str, stream: bool) -> None
     async with ChatServer([answer("hello")]) as server, session_at(server, api=api, stream=stream) as session:
         output = check_output(await session.get_action(ASKED, TOOLS))
     assert output.action_structured == {"type": "text", "content": "hello"}
-    assert output.log_probs["usage"] == {"prompt_tokens": 11, "completion_tokens": 7}
+    reported = {"reasoning_tokens": 0} if api == "responses" else {}
+    assert output.log_probs["usage"] == {"prompt_tokens": 11, "completion_tokens": 7, **reported}
     assert output.log_probs["finish_reason"] == "stop"
 
 
@@ -177,79 +179,92 @@ async def test_options_of_a_chat_request_are_translated(api: str) -> None:
 def test_tool_choice_and_formats_are_translated(api: str, choice: object) -> None:
     schema = {"name": "place", "schema": {"type": "object"}, "strict": True}
     request = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "tool_choice": choice}
-    if api == "responses":
-        request |= {"response_format": {"type": "json_schema", "json_schema": schema}, "reasoning_effort": "low"}
+    request |= {"response_format": {"type": "json_schema", "json_schema": schema}}
+    request |= {"reasoning_effort": "low"} if api == "responses" else {"output_config": {"effort": "low"}}
     body = json.loads(DIALECTS[api].encode(request))
     check_request(api, body)
     if api == "responses":
         assert body["text"] == {"format": {"type": "json_schema", **schema}} and body["reasoning"] == {"effort": "low"}
+    else:
+        form = {"type": "json_schema", "schema": {"type": "object"}}
+        assert body["output_config"] == {"effort": "low", "format": form} and "response_format" not in body
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", DIALECTS)
-async def test_cached_tokens_and_cost_are_counted(api: str, stream: bool, tmp_path) -> None:
+async def test_token_kinds_and_cost_are_counted(api: str, stream: bool, tmp_path) -> None:
     prices = tmp_path / "prices.yaml"
-    prices.write_text("m: {input: 10, cached: 1, output: 100}")
-    usage = {"prompt_tokens": 1000, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 900}}
+    prices.write_text("m: {input: 10, cached: 1, cache_write: 12.5, output: 100}")
+    kinds = {"prompt_tokens_details": {"cached_tokens": 900, "cache_write_tokens": 60}}
+    kinds |= {"completion_tokens_details": {"reasoning_tokens": 8}}
+    usage = {"prompt_tokens": 1000, "completion_tokens": 10, **kinds}
     options = {"api": api, "stream": stream, "price_file": str(prices)}
     async with ChatServer([answer("ok", usage=usage)]) as server, session_at(server, **options) as session:
         output = await session.get_action(ASKED)
-    cost = PriceTable({"m": Price(10, 100, 1)}).cost("m", 1000, 10, 900)
-    expected = {"prompt_tokens": 1000, "completion_tokens": 10, "cached_tokens": 900, "cost": cost}
-    assert output.log_probs["usage"] == expected
+    expected = {"prompt_tokens": 1000, "completion_tokens": 10, "cached_tokens": 900, "cache_write_tokens": 60}
+    cost = pytest.approx((40 * 10 + 900 * 1 + 60 * 12.5 + 10 * 100) / 1e6)
+    assert output.log_probs["usage"] == {**expected, "reasoning_tokens": 8, "cost": cost}
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("api", DIALECTS)
-async def test_truncated_answers_have_the_reason_length(api: str) -> None:
-    async with ChatServer([answer("half", finish_reason="length")]) as server, session_at(server, api=api) as session:
-        assert (await session.get_action(ASKED)).log_probs["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize("code", [429, 500, 529])
-@pytest.mark.parametrize("api", DIALECTS)
-async def test_transient_statuses_are_retried(api: str, code: int) -> None:
-    script = [status(code, {"Retry-After": "0"}), answer("ok")]
-    async with ChatServer(script) as server, session_at(server, api=api) as session:
-        assert (await session.get_action(ASKED)).raw_policy_output == "ok"
-        assert len(server.requests) == 2
-
-
-OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-FAILURE = {"type": "error", "code": "server_error", "message": "broken", "param": None, "sequence_number": 1}
-HALF = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+async def test_truncated_answers_have_the_reason_length(api: str, stream: bool) -> None:
+    script = [answer("half", finish_reason="length"), tool_calls([("move", {"to": "n"})], finish_reason="length")]
+    async with ChatServer(script) as server, session_at(server, api=api, stream=stream) as session:
+        for _ in script:
+            assert (await session.get_action(ASKED)).log_probs["finish_reason"] == "length"
 
 
 @pytest.mark.parametrize(
-    ("api", "broken"),
+    ("status", "details", "expected"),
     [
-        ("messages", events(OVERLOADED, done=False)),
-        ("messages", events({"type": "message_start", "message": {"content": []}}, HALF, done=False)),
-        ("responses", events(FAILURE, done=False)),
-        ("responses", events({"type": "response.created", "response": {}}, done=False)),
-        ("responses", events('{"type": "response.comp', done=False)),
+        ("incomplete", None, "length"),
+        ("incomplete", {"reason": "content_filter"}, "content_filter"),
+        (None, None, "stop"),
+        ("queued", None, "status is 'queued'"),
+        ("in_progress", None, "status is 'in_progress'"),
+        ("failed", None, "status is 'failed'"),
     ],
-    ids=["overloaded", "cut message", "server error", "cut response", "half an event"],
 )
-async def test_broken_streams_are_retried(api: str, broken) -> None:
-    async with ChatServer([broken, answer("ok")]) as server, session_at(server, api=api, stream=True) as session:
-        assert (await session.get_action(ASKED)).raw_policy_output == "ok"
+async def test_unfinished_response_is_not_a_complete_answer(status: str | None, details: object, expected: str) -> None:
+    item = {"type": "message", "content": [{"type": "output_text", "text": "half"}]}
+    value = raw(json.dumps({"status": status, "incomplete_details": details, "output": [item]}))
+    async with ChatServer([value]) as server, session_at(server, api="responses") as session:
+        if "status" in expected:
+            with pytest.raises(ProviderError, match=expected):
+                await session.get_action(ASKED)
+        else:
+            assert (await session.get_action(ASKED)).log_probs["finish_reason"] == expected
 
 
-async def test_failed_response_is_retried() -> None:
-    failed = {"type": "response.failed", "response": {"status": "failed", "error": {"code": "server_error"}}}
-    script = [events(failed, done=False), answer("ok")]
-    async with ChatServer(script) as server, session_at(server, api="responses", stream=True) as session:
+async def test_tool_call_of_a_truncated_message_keeps_its_partial_arguments() -> None:
+    call = {"type": "tool_use", "id": "c", "name": "move", "input": {}}
+    block = {"type": "content_block_start", "index": 0, "content_block": call}
+    delta = {"type": "input_json_delta", "partial_json": '{"to": "no'}
+    sent = [{"type": "message_start", "message": {"usage": None}}, block]
+    sent += [{"type": "content_block_delta", "index": 0, "delta": delta}]
+    sent += [{"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {}}, {"type": "message_stop"}]
+    async with ChatServer([events(*sent)]) as server, session_at(server, api="messages", stream=True) as session:
+        output = check_output(await session.get_action(ASKED, TOOLS))
+    (call,) = assistant_message(output.action_structured, 0).tool_calls or []
+    assert (call.function.arguments, output.log_probs["finish_reason"]) == ('{"to": "no', "length")
+
+
+@pytest.mark.parametrize("api", NEW)
+async def test_done_marker_does_not_complete_an_answer(api: str) -> None:
+    started = {"responses": response_events(RESPONSE)[:-1], "messages": message_events(MESSAGE)[:-1]}[api]
+    script = [events(*started), answer("ok")]
+    async with ChatServer(script) as server, session_at(server, api=api, stream=True) as session:
         assert (await session.get_action(ASKED)).raw_policy_output == "ok"
 
 
 @pytest.mark.parametrize("api", NEW)
-@pytest.mark.parametrize("value", [{}, {"output": 1}, {"content": [1]}, {"output": [{}]}, []])
+@pytest.mark.parametrize("value", [{}, {"output": 1}, {"content": [1]}, {"output": [{}]}, [], None, "text", 5])
 async def test_malformed_answers_are_rejected(api: str, value: object) -> None:
-    from tests.chat_server import raw
-
     async with ChatServer([raw(json.dumps(value))]) as server, session_at(server, api=api) as session:
         with pytest.raises(ProviderError, match=r"unknown format|without choices"):
             await session.get_action(ASKED)
+        assert len(server.requests) == 1
 
 
 BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": 5}}
@@ -264,6 +279,11 @@ STOP = {"type": "message_stop"}
         ("messages", [BLOCK, PIECE, STOP]),
         ("messages", [BLOCK, BLOCK | {"index": "1"}, STOP]),
         ("messages", [{"type": "error", "error": {"type": ["overloaded_error"], "code": {}}}]),
+        ("messages", [{"type": "message_start", "message": 1}]),
+        ("messages", [{"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": [1]}]),
+        ("messages", [BLOCK, {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": 5}}]),
+        ("responses", [{"type": "response.output_item.done"}]),
+        ("responses", [{"output": []}]),
         ("responses", [{"type": "response.completed", "response": 1}]),
         ("responses", [{"type": "response.completed", "response": {"output": [{}]}}]),
     ],

@@ -1,8 +1,9 @@
-"""Endpoint failures are classified, reported without secrets and retried only if a retry can help."""
+"""Endpoint failures are classified, reported without secrets and retried only if a retry can help, in every API."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import socket
@@ -12,8 +13,10 @@ import pytest
 
 from reward_kit.errors import DeadlineError, LimitError, ProviderError
 from reward_kit.providers import ChatEndpoint, RetryPolicy, Transport
+from reward_kit.providers.chat import DIALECTS
 from reward_kit.providers.faults import EXCERPT_CHARS, excerpt
 from tests.chat_server import (
+    Behavior,
     ChatServer,
     answer,
     cut_body,
@@ -36,8 +39,8 @@ STREAMED = {**REQUEST, "stream": True}
 
 
 @asynccontextmanager
-async def endpoint(server: ChatServer, **options):
-    chat = ChatEndpoint(server.base_url, SECRET, **{"retry": FAST, **options})
+async def endpoint(server: ChatServer, api: str = "chat", **options):
+    chat = ChatEndpoint(server.base_url, SECRET, **{"retry": FAST, "dialect": DIALECTS[api], **options})
     yield chat
     await chat.aclose()
 
@@ -59,34 +62,63 @@ TRANSIENT = {
 }
 TRANSIENT_STREAMS = {
     "cut stream": (cut_stream(), "closed the stream early"),
+    "no final event": (cut_stream(keep=1), "closed the stream early"),
+    "half an event": (cut_stream(half_event=True), "closed the stream early"),
+    "half a final event": (cut_stream(keep=1, half_event=True), "closed the stream early"),
     "cut connection": (cut_stream(connection=True), "cut the answer short"),
     "no json event": (events("{oops"), "not a JSON object: {oops"),
-    "error event": (events({"error": {"code": 503, "message": "worker died"}}), "worker died"),
     "html": (html(), "HTML page"),
+}
+FAILED_RESPONSE = {"status": "failed", "output": [], "error": {"code": "server_error", "message": "worker died"}}
+# Events in the form of each API, and their statuses.
+ERROR_EVENTS = {
+    "chat": [{"error": {"code": code, "type": None, "message": "worker died"}} for code in (503, "500")],
+    "responses": [
+        {"type": "error", "code": "server_error", "message": "worker died", "param": None},
+        {
+            "type": "error",
+            "error": {"type": "too_many_requests", "code": "rate_limit_exceeded", "message": "worker died"},
+        },
+        {"type": "response.failed", "response": FAILED_RESPONSE},
+    ],
+    "messages": [
+        {"type": "error", "error": {"type": kind, "message": "worker died"}}
+        for kind in ("overloaded_error", "api_error", "rate_limit_error", "timeout_error")
+    ],
 }
 
 
-@pytest.mark.parametrize("behaviour, said", TRANSIENT.values(), ids=TRANSIENT)
-async def test_a_transient_fault_is_retried_and_named(behaviour, said):
-    async with ChatServer([behaviour, behaviour, answer("at last"), behaviour]) as server, endpoint(server) as chat:
-        completion = await chat.complete(REQUEST)
-        assert (completion.message.content, completion.retries) == ("at last", 2)
-        async with endpoint(server, retry=ONCE) as impatient:
+async def check_retries(api: str, request: dict, behaviour: Behavior, expected: str) -> None:
+    """Check that a fault is retried and reported."""
+    async with ChatServer([behaviour, behaviour, answer("at last"), behaviour]) as server:
+        async with endpoint(server, api) as chat:
+            completion = await chat.complete(request)
+            assert (completion.message.content, completion.retries) == ("at last", 2)
+        async with endpoint(server, api, retry=ONCE) as impatient:
             with pytest.raises(ProviderError) as caught:
-                await impatient.complete(REQUEST)
-        assert said in str(caught.value)
+                await impatient.complete(request)
+        assert expected in str(caught.value)
         assert type(caught.value) is ProviderError
 
 
-@pytest.mark.parametrize("behaviour, said", TRANSIENT_STREAMS.values(), ids=TRANSIENT_STREAMS)
-async def test_a_transient_fault_of_a_stream_is_retried_and_named(behaviour, said):
-    async with ChatServer([behaviour, answer("at last"), behaviour]) as server, endpoint(server) as chat:
-        completion = await chat.complete(STREAMED)
-        assert (completion.message.content, completion.retries) == ("at last", 1)
-        async with endpoint(server, retry=ONCE) as impatient:
-            with pytest.raises(ProviderError) as caught:
-                await impatient.complete(STREAMED)
-        assert said in str(caught.value)
+@pytest.mark.parametrize("behaviour, expected", TRANSIENT.values(), ids=TRANSIENT)
+@pytest.mark.parametrize("request_", [REQUEST, STREAMED], ids=["whole", "streamed"])
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_a_transient_fault_is_retried_and_named(api, request_, behaviour, expected):
+    await check_retries(api, request_, behaviour, expected)
+
+
+@pytest.mark.parametrize("behaviour, expected", TRANSIENT_STREAMS.values(), ids=TRANSIENT_STREAMS)
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_a_transient_fault_of_a_stream_is_retried_and_named(api, behaviour, expected):
+    await check_retries(api, STREAMED, behaviour, expected)
+
+
+@pytest.mark.parametrize("api, event", [(api, event) for api, found in ERROR_EVENTS.items() for event in found])
+async def test_error_event_of_a_stream_is_retried_and_named(api, event):
+    """An error may be the only event, or follow a part of the answer or the whole answer."""
+    for behaviour in (events(event, done=False), cut_stream(error=event), cut_stream(keep=1, error=event)):
+        await check_retries(api, STREAMED, behaviour, "worker died")
 
 
 PERMANENT = {
@@ -98,6 +130,9 @@ PERMANENT = {
     "plain text": (raw("nope", "text/plain", 403), "HTTP 403: nope"),
     "empty account": (status(429, error={"message": "no money", "code": "insufficient_quota"}), "no money"),
     "redirect": (status(307, {"Location": "https://elsewhere/v1"}), "'https://elsewhere/v1'; set base_url to that URL"),
+    "error in success": (raw('{"error": {"message": "context too long", "code": 400}}'), "context too long"),
+}
+MALFORMED = {
     "no choices": (raw('{"object": "list"}'), 'without choices: {"object": "list"}'),
     "empty choices": (raw('{"choices": []}'), "without choices"),
     "null choices": (raw('{"choices": null}'), "without choices"),
@@ -105,16 +140,26 @@ PERMANENT = {
     "no object": (raw("[1, 2]"), "without choices: [1, 2]"),
     "content of no kind": (raw('{"choices": [{"message": {"content": 5}}]}'), "in an unknown format"),
     "call without function": (raw('{"choices": [{"message": {"tool_calls": [{}]}}]}'), "in an unknown format"),
-    "error in success": (raw('{"error": {"message": "context too long", "code": 400}}'), "context too long"),
 }
 
 
-@pytest.mark.parametrize("behaviour, said", PERMANENT.values(), ids=PERMANENT)
-async def test_permanent_fault_fails_immediately_with_the_provider_message(behaviour, said):
+@pytest.mark.parametrize("behaviour, expected", PERMANENT.values(), ids=PERMANENT)
+@pytest.mark.parametrize("request_", [REQUEST, STREAMED], ids=["whole", "streamed"])
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_permanent_fault_fails_immediately_with_the_provider_message(api, request_, behaviour, expected):
+    async with ChatServer([behaviour]) as server, endpoint(server, api) as chat:
+        with pytest.raises(ProviderError) as caught:
+            await chat.complete(request_)
+        assert expected in str(caught.value)
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("behaviour, expected", MALFORMED.values(), ids=MALFORMED)
+async def test_malformed_completion_fails_immediately_and_is_shown(behaviour, expected):
     async with ChatServer([behaviour]) as server, endpoint(server) as chat:
         with pytest.raises(ProviderError) as caught:
             await chat.complete(REQUEST)
-        assert said in str(caught.value)
+        assert expected in str(caught.value)
         assert len(server.requests) == 1
 
 
@@ -125,15 +170,20 @@ async def test_permanent_fault_fails_immediately_with_the_provider_message(behav
         (None, "This model's maximum context length is 8192 tokens. However, you requested 9000 tokens."),
         (None, "prompt is too long: 210000 tokens > 200000 maximum"),
         (None, "the request exceeds the available context size"),
+        (None, "Your input exceeds the context window of this model."),
     ],
 )
-@pytest.mark.parametrize("stream", [False, True])
-async def test_context_length_error_is_a_limit_error_and_is_not_retried(code, text, stream):
-    refusal = status(400, error={"message": text, "code": code})
-    async with ChatServer([refusal] * 3) as server, endpoint(server) as chat:
-        with pytest.raises(LimitError, match=re.escape(text[:20])):
-            await chat.complete(STREAMED if stream else REQUEST)
-        assert len(server.requests) == 1
+@pytest.mark.parametrize("request_", [REQUEST, STREAMED], ids=["whole", "streamed"])
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_context_length_error_is_a_limit_error_and_is_not_retried(api, request_, code, text):
+    error = {"message": text, "code": code}
+    in_answer = {"type": "error", "status": "failed", "error": error}
+    sent_later = events(in_answer, done=False) if "stream" in request_ else raw(json.dumps(in_answer))
+    for refusal in (status(400, error=error), sent_later):
+        async with ChatServer([refusal] * 3) as server, endpoint(server, api) as chat:
+            with pytest.raises(LimitError, match=re.escape(text[:20])):
+                await chat.complete(request_)
+            assert len(server.requests) == 1
 
 
 async def test_stream_without_chunks_is_a_provider_error():
@@ -172,9 +222,10 @@ async def test_idle_timeout_is_a_deadline_error():
             await chat.complete(REQUEST)
 
 
-async def test_endless_stream_hits_the_total_timeout_and_is_not_retried():
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_endless_stream_hits_the_total_timeout_and_is_not_retried(api):
     server = ChatServer(lambda _: trickle())
-    async with server, endpoint(server, total_timeout_s=0.1, idle_timeout_s=30.0) as chat:
+    async with server, endpoint(server, api, total_timeout_s=0.1, idle_timeout_s=30.0) as chat:
         with pytest.raises(DeadlineError, match=r"within total_timeout_s=0.1; raise total_timeout_s"):
             await chat.complete(STREAMED)
         assert len(server.requests) <= 1
@@ -192,15 +243,19 @@ async def test_retries_stop_after_max_attempts():
         assert len(server.requests) == 5
 
 
-async def test_retry_after_beyond_the_budget_fails_immediately():
-    script = [status(429, {"Retry-After": "120"})]
-    async with ChatServer(script) as server, endpoint(server, retry=RetryPolicy(budget_s=60.0)) as chat:
+@pytest.mark.parametrize("code", [429, 529])
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_retry_after_beyond_the_budget_fails_immediately(api, code):
+    script = [status(code, {"Retry-After": "120"})]
+    async with ChatServer(script) as server, endpoint(server, api, retry=RetryPolicy(budget_s=60.0)) as chat:
         with pytest.raises(ProviderError, match=r"Retry-After of 120 s exceeds .* retry_budget_s=60"):
             await chat.complete(REQUEST)
         assert len(server.requests) == 1
 
 
-async def test_retry_after_within_the_budget_is_respected():
+@pytest.mark.parametrize("code", [429, 529])
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_retry_after_within_the_budget_is_respected(api, code):
     waits: list[float] = []
 
     class Recorded(RetryPolicy):
@@ -209,22 +264,25 @@ async def test_retry_after_within_the_budget_is_respected():
             return 0.0
 
     headers = [{"Retry-After": "7"}, {"Retry-After": "0.25"}, {"retry-after-ms": "1500", "Retry-After": "9"}, {}]
-    script = [*(status(429, h) for h in headers), answer()]
-    async with ChatServer(script) as server, endpoint(server, retry=Recorded()) as chat:
+    script = [*(status(code, h) for h in headers), answer()]
+    async with ChatServer(script) as server, endpoint(server, api, retry=Recorded()) as chat:
         assert (await chat.complete(REQUEST)).retries == 4
     assert waits == [7.0, 0.25, 1.5, None]
 
 
 @pytest.mark.parametrize("request_", [REQUEST, STREAMED], ids=["whole", "streamed"])
-async def test_api_key_echoed_by_the_provider_is_not_in_the_error(request_):
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_api_key_echoed_by_the_provider_is_not_in_the_error(api, request_):
     echo = [status(401, text=f"Incorrect key: {SECRET}"), raw(f"<html>{SECRET}", "text/html"), raw(f"x{SECRET}")]
-    async with ChatServer([*echo, raw(f'{{"a": "{SECRET}"}}')]) as server, endpoint(server, retry=ONCE) as chat:
-        for _ in range(4):
+    echo += [raw(f'{{"a": "{SECRET}"}}'), events({"type": SECRET, "error": SECRET}), events(f"oops {SECRET}")]
+    echo = echo if "stream" in request_ else echo[:4]
+    async with ChatServer(echo) as server, endpoint(server, api, retry=ONCE) as chat:
+        for _ in echo:
             with pytest.raises(ProviderError) as caught:
                 await chat.complete(request_)
             assert SECRET not in repr(caught.value)
             assert "***" in str(caught.value)
-        assert server.requests[0].headers["Authorization"] == f"Bearer {SECRET}"
+        assert SECRET in json.dumps(server.requests[0].headers)
         assert SECRET not in repr(chat)
 
 
@@ -249,13 +307,14 @@ async def test_cancellation_propagates_and_leaves_the_endpoint_usable():
         assert (await chat.complete(REQUEST)).message.content == "next"
 
 
-async def test_stream_ends_at_its_end_marker_even_if_left_open():
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_stream_ends_at_its_end_marker_even_if_left_open(api):
     async def stays_open(request, body):
         response = await answer("done")(request, body)
         await asyncio.sleep(3600)
         return response
 
-    async with ChatServer([stays_open]) as server, endpoint(server) as chat:
+    async with ChatServer([stays_open]) as server, endpoint(server, api) as chat:
         assert (await chat.complete(STREAMED)).message.content == "done"
 
 

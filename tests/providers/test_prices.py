@@ -20,7 +20,7 @@ def test_yaml_and_json_price_files_are_equivalent(tmp_path):
     as_json.write_text(json.dumps(prices))
     as_yaml.write_text("small: {input: 0.4, output: 1.6, cached: 0.1}\nfree: {input: 0, output: 0}\n")
     assert load_prices(as_json) == load_prices(as_yaml)
-    assert load_prices(str(as_json)).models == {"small": Price(0.4, 1.6, 0.1), "free": Price(0.0, 0.0, 0.0)}
+    assert load_prices(str(as_json)).models == {"small": Price(0.4, 1.6, 0.1, 0.4), "free": Price(0, 0, 0, 0)}
 
 
 def test_cost_is_per_million_tokens_with_a_separate_cached_price():
@@ -28,6 +28,14 @@ def test_cost_is_per_million_tokens_with_a_separate_cached_price():
     assert table.cost("m", 1_000_000, 0) == 2.0
     assert table.cost("m", 0, 1_000_000) == 10.0
     assert table.cost("m", 1_000_000, 0, cached_tokens=1_000_000) == 0.5
+
+
+def test_cache_writes_cost_the_price_of_input_unless_they_have_one(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text("a: {input: 2, output: 10, cached: 0.5, cache_write: 2.5}\nb: {input: 2, output: 10, cached: 0.5}")
+    for table in (load_prices(path), PriceTable({"a": Price(2, 10, 0.5, 2.5), "b": Price(2, 10, 0.5)})):
+        assert table.cost("a", 1000, 10, 600, 300) == pytest.approx((100 * 2 + 600 * 0.5 + 300 * 2.5 + 10 * 10) / 1e6)
+        assert table.cost("b", 1000, 10, 600, 300) == table.cost("b", 1000, 10, 600)
 
 
 def test_unknown_model_has_no_cost_and_free_model_costs_zero():

@@ -10,6 +10,7 @@ import pytest
 
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.providers import ChatEndpoint, ProviderSession, RetryPolicy
+from reward_kit.providers.chat import DIALECTS
 from reward_kit.providers.prices import Price, PriceTable
 from reward_kit.providers.response_cache import ResponseCache
 from tests.chat_server import ChatServer, answer, status
@@ -31,6 +32,20 @@ async def ask(path: Path, url: str, *asked: tuple[dict, str], **options) -> tupl
     finally:
         await endpoint.aclose()
         cache.close()
+
+
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_each_api_has_its_own_answers(tmp_path: Path, api: str) -> None:
+    servers: list[ChatServer] = []
+    async with ChatServer(numbered(servers)) as server:
+        servers.append(server)
+        asked = [({"temperature": 0}, "a"), ({}, "b")]
+        for _ in range(2):
+            found, _ = await ask(tmp_path / "c.db", server.base_url, *asked, dialect=DIALECTS[api])
+            assert found == ["answer 1", "answer 2"]
+        other = DIALECTS["messages" if api == "chat" else "chat"]
+        found, _ = await ask(tmp_path / "c.db", server.base_url, *asked, dialect=other)
+        assert found == ["answer 3", "answer 4"]
 
 
 async def test_second_run_makes_no_request_and_costs_nothing(tmp_path: Path) -> None:

@@ -65,6 +65,20 @@ def test_arbitrary_headers_do_not_break_the_parser(text):
     assert wait is None or wait >= 0.0
 
 
+def test_exhausted_limits_of_anthropic_count_without_retry_after():
+    headers = {"Date": "Mon, 05 Jan 2026 10:00:00 GMT"}
+    for kind, left, reset in (
+        ("requests", "0", "10:00:07Z"),
+        ("input-tokens", "0", "10:00:30Z"),
+        ("tokens", "9", "11:00:00Z"),
+    ):
+        headers[f"anthropic-ratelimit-{kind}-remaining"] = left
+        headers[f"anthropic-ratelimit-{kind}-reset"] = f"2026-01-05T{reset}"
+    assert parse_retry_after(headers) == 30.0
+    assert parse_retry_after({**headers, "Retry-After": "2"}) == 2.0
+    assert parse_retry_after({**headers, "anthropic-ratelimit-input-tokens-reset": "soon"}) == 7.0
+
+
 @pytest.mark.parametrize("text", ["soon", "nan", "inf", "", "1e999"])
 def test_meaningless_retry_after_is_none(text):
     assert parse_retry_after({"Retry-After": text}) is None

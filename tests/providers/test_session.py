@@ -11,6 +11,7 @@ import pytest
 
 from reward_kit.errors import ConfigError, ProviderError
 from reward_kit.providers import ChatEndpoint, ProviderSession, Rates, RetryPolicy
+from reward_kit.providers.chat import DIALECTS
 from tests.chat_server import ChatServer, answer, html, silent, slow, status
 
 FAST = RetryPolicy(base_s=0.001, cap_s=0.002)
@@ -173,6 +174,18 @@ async def test_requests_start_at_the_configured_rate():
         await asyncio.gather(*(chat.complete(REQUEST) for _ in range(30)))
         assert asyncio.get_running_loop().time() - began >= (30 - 20) / 20 - 0.01
         await chat.aclose()
+
+
+@pytest.mark.parametrize("api", DIALECTS)
+async def test_token_rates_count_the_usage_of_every_api(api):
+    usage = {"prompt_tokens": 900, "completion_tokens": 70, "prompt_tokens_details": {"cached_tokens": 800}}
+    async with ChatServer(lambda _: answer(usage=usage)) as server:
+        chat = ChatEndpoint(server.base_url, rates=Rates(tokens_per_minute=60_000), dialect=DIALECTS[api])
+        await chat.complete(REQUEST)
+        estimate = chat.queue("m")._estimate
+        await chat.aclose()
+    assert estimate.tokens(0, 5_000) == 70.0, "the answer's length, not the limit"
+    assert estimate.tokens(100, 0) > 70 + 100 * 0.25, "more tokens per byte than assumed"
 
 
 async def test_rates_apply_without_a_shared_session():

@@ -81,6 +81,17 @@ def test_cost_table_shows_the_cost_of_the_judge_and_the_total_beside_that_of_the
     assert costs("alone", {"cost": 0.5}) == (["cost"], ["$0.5000"])
 
 
+def test_cost_table_shows_the_kinds_of_tokens_that_are_known(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": 1000, "completion_tokens": 10, "cached_tokens": 900, "reasoning_tokens": 8}
+    episodes = [episode("a", usage=usage), episode("b", policy="q", usage={"prompt_tokens": 5, "completion_tokens": 6})]
+    text = write_report(make_run(tmp_path, episodes, [])).read_text(encoding="utf-8")
+    table = text.partition('data-live="spent"')[2].partition("</section>")[0]
+    heads = re.findall(r"<th[^>]*>([^<]*tokens)</th>", table)
+    assert heads == ["prompt tokens", "completion tokens", "cached tokens", "reasoning tokens"]
+    rows = [re.findall(r'<td class="n">([^<]*)</td>', row)[:4] for row in table.split("<tr>")[2:]]
+    assert rows == [["1,000", "10", "900", "8"], ["5", "6", "–", "–"]]
+
+
 def test_counts_match_the_summary(tmp_path: Path) -> None:
     run = random_run(tmp_path, 100)
     page, policies = page_of(run), summary_of(run)["policies"]

@@ -30,7 +30,8 @@ _DEMAND = re.compile(
 
 def data_block(body: Mapping[str, Any]) -> tuple[str, dict[str, Any], str]:
     """Return the code of the block in a request, its data, and the rest of the user message."""
-    text = body["messages"][-1]["content"]
+    content = (body.get("messages") or body["input"])[-1]["content"]
+    text = content if isinstance(content, str) else content[0]["text"]  # blocks in the API of Anthropic
     blocks = _BLOCK.findall(text)
     assert len(blocks) == 1, text
     code, data = blocks[0]
@@ -49,6 +50,13 @@ def is_obeyed(body: Mapping[str, Any]) -> bool:
     return bool(_DEMAND.search(outside))
 
 
+def response_schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the schema that a request in any API sets for the answer."""
+    if "response_format" in body:
+        return body["response_format"]["json_schema"]["schema"]
+    return body.get("text", body.get("output_config", {})).get("format", {}).get("schema")
+
+
 def verdict(form: Mapping[str, Any], **said: Any) -> Behavior:
     """Return an answer with these members of the verdict."""
     return answer(json.dumps({**form, **said}))
@@ -59,8 +67,9 @@ def fair(decide: Decide) -> Callable[[dict[str, Any]], Behavior]:
 
     def behave(body: dict[str, Any]) -> Behavior:
         code, data, _ = data_block(body)
-        properties = body["response_format"]["json_schema"]["schema"]["properties"]
-        return verdict({"check": code, "reasons": "as decided"}, **decide(data, properties))
+        schema = response_schema(body)
+        assert schema is not None, "the request sets no schema"
+        return verdict({"check": code, "reasons": "as decided"}, **decide(data, schema["properties"]))
 
     return behave
 

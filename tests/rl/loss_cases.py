@@ -10,18 +10,18 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from reward_kit.rl.loss_terms import Aggregation, GlobalBatch, Loss, merge_diagnostics
 from reward_kit.rl.losses import (
-    Aggregation,
-    GlobalBatch,
     KLEstimator,
-    Loss,
     cispo_loss,
     decoupled_ppo_loss,
+    dppo_loss,
     entropy_loss,
+    gmpo_loss,
     gspo_loss,
     kl_loss,
-    merge_diagnostics,
     ppo_clip_loss,
+    sapo_loss,
     value_loss,
     within_cap,
 )
@@ -89,6 +89,10 @@ LOSSES: dict[str, Callable[..., Loss]] = {
     "ppo dual weighted": _weighted,
     "gspo": partial(_policy, gspo_loss, clip_low=0.1, clip_high=0.1),
     "cispo": partial(_policy, cispo_loss, clip_low=0.2, clip_high=0.4),
+    "sapo": partial(_policy, sapo_loss, temperature_positive=0.8, temperature_negative=1.5),
+    "gmpo": partial(_policy, gmpo_loss, clip_low=0.1, clip_high=0.3),
+    "dppo tv": partial(_policy, dppo_loss, clip_low=0.01, clip_high=0.03, cap=1.2),
+    "dppo kl": partial(_policy, dppo_loss, divergence="kl", clip_low=0.002, clip_high=0.004),
     "decoupled exclude": _decoupled,
     "decoupled truncate": partial(_decoupled, beyond_cap="truncate", dual_clip=1.5),
     **{f"kl {estimator}": partial(_kl, estimator) for estimator in ESTIMATORS},

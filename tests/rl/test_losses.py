@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
+from reward_kit.rl.loss_terms import Aggregation, GlobalBatch, Loss
 from reward_kit.rl.losses import (
-    Aggregation,
-    GlobalBatch,
     Level,
-    Loss,
     cispo_loss,
     decoupled_ppo_loss,
     gspo_loss,
@@ -29,7 +27,7 @@ from reward_kit.rl.losses import (
 from tests.rl.loss_cases import CAP, EVERY_LOSS_AND_AGGREGATION, LOSSES, NORM_LENGTH, Case, random_case, whole_of
 
 Token = dict[str, float]
-"""What stands at one token, and `s`, the ratio of its sequence."""
+"""The values at one token, and the ratios of its sequence: `s` in GSPO, and `g` in GMPO."""
 
 
 def clipped(ratio: float, advantage: float, low: float, high: float, dual: float = math.inf) -> float:
@@ -49,6 +47,29 @@ def ppo_dual_weighted(token: Token) -> float:
 def cispo(token: Token) -> float:
     ratio = math.exp(token["trained"] - token["old"])
     return -min(max(ratio, 0.8), 1.4) * token["advantages"] * token["trained"]
+
+
+def sapo(token: Token) -> float:
+    temperature = 0.8 if token["advantages"] > 0 else 1.5
+    ratio = math.exp(token["trained"] - token["old"])
+    return -token["advantages"] * 4 / temperature / (1 + math.exp(-temperature * (ratio - 1)))
+
+
+def bounded(token: Token) -> float:
+    """Return the log-ratio of a token in GMPO."""
+    log_ratio = token["trained"] - token["old"]
+    near = min(max(log_ratio, -0.1), 0.3)
+    return min(log_ratio, near) if token["advantages"] >= 0 else max(log_ratio, near)
+
+
+def dppo(token: Token, divergence: str, low: float, high: float, cap: float) -> float:
+    p, q, advantage = math.exp(token["trained"]), math.exp(token["old"]), token["advantages"]
+    apart = abs(p - q)
+    if divergence == "kl":
+        apart = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+    if (advantage > 0 and p > q and apart > high) or (advantage < 0 and p < q and apart > low):
+        return 0.0
+    return -advantage * min(p / q, cap)
 
 
 def weight(token: Token) -> float:
@@ -79,6 +100,10 @@ FORMULAS: dict[str, Callable[[Token], float]] = {
     "ppo dual weighted": ppo_dual_weighted,
     "gspo": lambda token: clipped(token["s"], token["advantages"], 0.1, 0.1),
     "cispo": cispo,
+    "sapo": sapo,
+    "gmpo": lambda token: -token["advantages"] * token["g"],
+    "dppo tv": lambda token: dppo(token, "tv", 0.01, 0.03, 1.2),
+    "dppo kl": lambda token: dppo(token, "kl", 0.002, 0.004, 20.0),
     "decoupled exclude": lambda token: decoupled(token, math.inf),
     "decoupled truncate": lambda token: decoupled(token, 1.5),
     "kl k1": k1,
@@ -86,6 +111,7 @@ FORMULAS: dict[str, Callable[[Token], float]] = {
     "kl k3": k3,
     "kl k1+": k1,
     "kl k3+": k3,
+    "kl abs": lambda token: abs(k1(token)),
     "value": lambda token: value(token, 0.2),
     "value unclipped": lambda token: value(token, math.inf),
     "entropy": lambda token: -token["trained"],
@@ -99,7 +125,8 @@ def sequences_of(case: Case) -> list[list[Token]]:
         tokens = [{key: float(case[key][b, t]) for key in case} for t, part in enumerate(row) if part]
         if tokens:
             s = math.exp(sum(token["trained"] - token["old"] for token in tokens) / len(tokens))
-            found.append([token | {"s": s} for token in tokens])
+            g = math.exp(sum(map(bounded, tokens)) / len(tokens))
+            found.append([token | {"s": s, "g": g} for token in tokens])
     return found
 
 

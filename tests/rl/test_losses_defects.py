@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
+from reward_kit.rl.loss_terms import GlobalBatch
 from reward_kit.rl.losses import (
     AdaptiveKLCoefficient,
-    GlobalBatch,
     KLEstimator,
     cispo_loss,
     decoupled_ppo_loss,
     gspo_loss,
     kl_estimate,
     ppo_clip_loss,
+    truncated_importance_weights,
     value_loss,
     within_cap,
 )
@@ -160,3 +161,81 @@ def test_advantages_per_row_are_rejected() -> None:
     ones = torch.ones(2, 2)
     with pytest.raises(ConfigError, match="advantages has the shape"):
         ppo_clip_loss(ones, ones, torch.tensor([1.0, 2.0]), ones)
+
+
+@pytest.mark.parametrize("number", [2, -1, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.float32])
+def test_mask_of_other_numbers_is_rejected(number: int, dtype: torch.dtype) -> None:
+    ones, mask = torch.ones(1, 2), torch.tensor([[1, number]], dtype=dtype)
+    if mask[0, 1] == 1:
+        assert ppo_clip_loss(ones, ones, ones, mask).loss.item() == -1.0
+        return
+    with pytest.raises(ConfigError, match="must contain only 0 and 1"):
+        ppo_clip_loss(ones, ones, ones, mask)
+
+
+LONG = 131_072
+
+
+def long_case(gap: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return old and new log-probabilities of a long sequence, and its mask.
+
+    The mean difference is about `gap`. The first half is far above it, the second half far below.
+    """
+    generator = torch.Generator().manual_seed(0)
+    old = -torch.rand((1, LONG), generator=generator)
+    sign = torch.ones(1, LONG)
+    sign[0, LONG // 2 :] = -1.0
+    return old, old + gap + sign * (0.5 + 0.1 * old), torch.ones(1, LONG)
+
+
+def test_weight_of_a_long_sequence_is_exact() -> None:
+    # Adding 131,072 float32 numbers one by one is off by several percent.
+    old, new, mask = long_case(0.0)
+    exact = math.fsum((new - old)[0].tolist())
+    new[0, 0] -= exact  # so that the weight is close to 1
+    found = truncated_importance_weights(new, old, mask, level="sequence", cap=1e6).weights_BT[0, 0]
+    assert found.item() == pytest.approx(math.exp(math.fsum((new - old)[0].tolist())), rel=1e-5)
+
+
+def test_gspo_loss_of_a_long_sequence_is_exact() -> None:
+    old, new, mask = long_case(0.5)
+    found = gspo_loss(new, old, -mask, mask, clip_high=1.0).loss
+    exact = math.exp(math.fsum((new - old)[0].tolist()) / LONG)
+    assert found.item() == pytest.approx(exact, rel=1e-6)
+
+
+def test_approx_kl_of_nearly_equal_policies_is_not_rounding() -> None:
+    # In float32, exp(1e-4) - 1 - 1e-4 is off by more than its value, 5e-9.
+    old, mask = torch.full((1, 8), -1.0), torch.ones(1, 8)
+    new = old + 1e-4
+    gap = (new - old).double()
+    found = ppo_clip_loss(new, old, mask, mask).diagnostics["approx_kl"].item()
+    assert found == pytest.approx((gap.expm1() - gap).mean().item(), rel=0.02)
+
+
+def test_value_clip_fraction_of_large_returns_is_not_rounding() -> None:
+    # Both squares round to the same number, but the first value is clipped and the second is not.
+    values, old, returns = torch.tensor([[2.0, 2.0]]), torch.zeros(1, 2), torch.tensor([[1e8, -1e8]])
+    leaf = values.requires_grad_()
+    loss, found = value_loss(leaf, old, returns, torch.ones(1, 2), clip=0.5)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert found["value_clip_fraction"].item() == 0.5
+    assert gradient[0, 0] == 0.0 < gradient[0, 1]
+
+
+def test_value_at_its_bound_is_not_clipped() -> None:
+    old = torch.tensor([[0.1, 0.7, 1.3]])
+    values = torch.stack([old[0] + 0.5 * sign for sign in (1, -1)])
+    returns = torch.tensor([[9.0] * 3, [-9.0] * 3])
+    found = value_loss(values, old.expand(2, 3), returns, torch.ones(2, 3), clip=0.5).diagnostics
+    assert found["value_clip_fraction"].item() == 0.0
+
+
+@pytest.mark.parametrize("estimator", ["k1+", "k3+"])
+def test_straight_through_estimators_do_not_overflow(estimator: KLEstimator) -> None:
+    # The square of 1e20 is infinite in float32.
+    leaf = torch.tensor([-1e20]).requires_grad_()
+    found = kl_estimate(leaf, torch.tensor([0.0]), estimator)
+    assert torch.isfinite(found).all()
+    assert torch.isfinite(torch.autograd.grad(found.sum(), leaf)[0]).all()

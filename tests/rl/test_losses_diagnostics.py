@@ -12,20 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
-from reward_kit.rl.losses import (
+from reward_kit.rl.loss_terms import (
     Diagnostics,
     Kind,
     Statistic,
-    cispo_loss,
-    decoupled_ppo_loss,
     effective_size_statistic,
-    gspo_loss,
     mean_statistic,
     merge_diagnostics,
-    ppo_clip_loss,
     spread_statistics,
-    value_loss,
 )
+from reward_kit.rl.losses import cispo_loss, decoupled_ppo_loss, gspo_loss, ppo_clip_loss, value_loss
 from tests.rl.loss_cases import LOSSES, random_case
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reward_kit.rl.losses import Aggregation, Level, penalized_rewards, truncated_importance_weights, within_cap
+from reward_kit.rl.loss_terms import Aggregation
+from reward_kit.rl.losses import Level, penalized_rewards, truncated_importance_weights, within_cap
 from tests.profiles import examples
 from tests.rl.loss_cases import (
     AGGREGATIONS,
@@ -132,7 +133,14 @@ def frozen_k2(case: Case, at: Tensor, x: Tensor) -> Tensor:
     return ((x - case["old"])[case["mask"]] ** 2).mean() / 2
 
 
-STOPPED = {"gspo": frozen_gspo, "cispo": frozen_cispo, "kl k1+": frozen_k2, "kl k3+": frozen_k2}
+def frozen_dppo(case: Case, at: Tensor, x: Tensor) -> Tensor:
+    ratio, apart = (at - case["old"]).exp(), at.exp() - case["old"].exp()
+    advantages, mask = case["advantages"], case["mask"]
+    is_kept = ~(((advantages > 0) & (apart > 0.03)) | ((advantages < 0) & (apart < -0.01)))
+    return (-advantages * ratio.clamp(max=1.2) * (x - at).exp() * is_kept)[mask].mean()
+
+
+STOPPED = {"gspo": frozen_gspo, "cispo": frozen_cispo, "kl k1+": frozen_k2, "kl k3+": frozen_k2, "dppo tv": frozen_dppo}
 """Losses that stop a gradient, as functions in which what is stopped is a constant; token-mean."""
 
 

@@ -102,10 +102,21 @@ def test_penalty_applies_only_to_unmasked_tokens() -> None:
     assert found.diagnostics.floats() == described.floats()
 
 
-def test_rewards_keep_their_type() -> None:
-    rewards = torch.zeros(1, 2, dtype=torch.bfloat16)
-    found = penalized_rewards(rewards, torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2), coefficient=1.0)
-    assert found.rewards_BT.dtype == torch.bfloat16 and found.rewards_BT.tolist() == [[1.0, 1.0]]
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
+def test_penalized_rewards_are_widened(dtype: torch.dtype) -> None:
+    # In the type of the rewards, a penalty of 0.001 would be rounded away.
+    rewards = torch.ones(1, 2, dtype=dtype)
+    found = penalized_rewards(rewards, torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2), coefficient=0.001)
+    assert found.rewards_BT.dtype == torch.float32
+    torch.testing.assert_close(found.rewards_BT, torch.full((1, 2), 1.001))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_kl_estimates_are_widened(estimator: KLEstimator) -> None:
+    logprobs, reference = (torch.tensor([number], dtype=torch.bfloat16) for number in (-1.0078125, -1.0))
+    found = kl_estimate(logprobs, reference, estimator)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, kl_estimate(logprobs.double(), reference.double(), estimator).float())
 
 
 def test_the_coefficient_follows_the_divergence() -> None:

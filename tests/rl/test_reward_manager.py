@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import random
 from types import SimpleNamespace
@@ -228,13 +227,10 @@ def test_the_observation_after_the_last_action_is_not_rewarded() -> None:
     assert manager()(data).tolist() == [[0.0, 1.0, 0.0, 0.0]]
 
 
-def test_responses_are_decoded_only_if_shown(caplog: pytest.LogCaptureFixture) -> None:
+def test_responses_are_decoded_only_if_shown() -> None:
     data = answers([[4]] * 100, episode_rewards=[1.0] * 100)
     silent = EpisodeRewardManager(tokenizer := WordTokenizer(), 0, echo=print)
     silent(data)
-    assert tokenizer.decoded == 0
-    with caplog.at_level(logging.WARNING, "reward_kit.rl"):
-        EpisodeRewardManager(tokenizer, 5)(data)
     assert tokenizer.decoded == 0
     EpisodeRewardManager(tokenizer, 5, echo=lambda line: None)(data)
     assert tokenizer.decoded == 10
@@ -317,6 +313,14 @@ def test_restored_manager_continues_identically() -> None:
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     later = answers([[4], [5]], episode_rewards=[7.0, -2.0])
     assert torch.equal(first(later), second(later))
+
+
+@pytest.mark.parametrize("score", [0.1, 1e8 + 0.1, 1e16 / 3])
+def test_equal_scores_are_normalized_to_zero(score: float) -> None:
+    # The mean of seven equal numbers can differ from them by rounding, which the division by 1e-8 would enlarge.
+    running = manager(normalization_type="variance")
+    for _ in range(2):
+        assert not running(answers([[4]] * 7, episode_rewards=[score] * 7)).any()
 
 
 @pytest.mark.parametrize("state", [{}, {"count": 1, "mean": 0.0}, {"count": -1, "mean": 0.0, "m2": 0.0}])
@@ -428,7 +432,65 @@ def test_examples_are_limited_per_source_and_sampled_otherwise() -> None:
     assert 150 < len(shown) / 3 < 250
 
 
-def test_examples_go_to_the_logger_by_default(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "reward_kit.rl"):
-        EpisodeRewardManager(WordTokenizer(), 1)(answers([[4]] * 60, episode_rewards=[1.0] * 60))
-    assert "[unknown][response] one" in caplog.messages
+def test_examples_are_printed_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    data = answers([[4]] * 60, episode_rewards=[1.0] * 60, data_source=["\x1b[2J"] * 60)
+    EpisodeRewardManager(WordTokenizer(), 1)(data)
+    assert "[\\x1b[2J][response] one" in capsys.readouterr().out.splitlines()
+
+
+# One row for each step
+
+
+def step_rows(**others: Any) -> TokenBatch:
+    """Return three rows of episode "a", one of "b", and two of the unscored "c"."""
+    return answers(
+        [[4], [4, 5], [4], [5], [4], [5]],
+        traj_uid=["a", "a", "a", "b", "c", "c"],
+        episode_rewards=[1.0, 1.0, 1.0, 3.0, np.nan, np.nan],
+        episode_lengths=[3, 3, 3, 1, 2, 2],
+        **others,
+    )
+
+
+def test_each_row_gets_the_score_of_its_episode() -> None:
+    found = manager(rows="each")(step_rows(), return_dict=True)
+    assert found["reward_tensor"].tolist() == [[1, 0], [0, 1], [1, 0], [3, 0], [0, 0], [0, 0]]
+    np.testing.assert_array_equal(found["reward_extra_info"]["score"], [1, 1, 1, 3, np.nan, np.nan])
+    assert manager(rows="last")(step_rows()).tolist() == [[0, 0], [0, 0], [1, 0], [3, 0], [0, 0], [0, 0]]
+
+
+def test_normalized_scores_of_each_row_count_episodes_once() -> None:
+    each = manager(rows="each", normalization_type="variance")
+    assert each(step_rows()).sum(dim=1).tolist() == [-1, -1, -1, 1, 0, 0]
+    assert each.state_dict() == {"normalization_type": "variance", "count": 2, "mean": 2.0, "m2": 2.0}
+    by_length = manager(rows="each", normalization_type="length")(step_rows()).sum(dim=1)
+    torch.testing.assert_close(by_length, torch.tensor([1 / 3, 1 / 3, 1 / 3, 3.0, 0.0, 0.0]))
+
+
+def ragged(rows: list[list[float]]) -> np.ndarray:
+    return np.fromiter(rows, dtype=object, count=len(rows))
+
+
+def test_step_rewards_are_placed_by_action_lengths() -> None:
+    # Two actions in one run of tokens, as two calls without a result between them.
+    columns = {
+        "action_lengths": [[1, 2], [0, 3], [2, 0, 1]],
+        "step_rewards": [[0.5, 0.25], [0.5, 0.25], [1.0, 2.0, 4.0]],
+    }
+    data = answers(
+        [[4, 5, 4]] * 3,
+        episode_rewards=[0.0] * 3,
+        **{key: np.array([*v, None], dtype=object)[:-1] for key, v in columns.items()},
+    )
+    assert manager(step_rewards=True)(data).tolist() == [[0.5, 0, 0.25], [0.5, 0, 0.25], [0, 3.0, 4.0]]
+
+
+def test_action_lengths_must_match_the_mask() -> None:
+    columns = {"action_lengths": [[1, 1]], "step_rewards": [[0.5, 0.25]]}
+    data = answers(
+        [[4, 5, 4]],
+        episode_rewards=[0.0],
+        **{key: np.array([*v, None], dtype=object)[:-1] for key, v in columns.items()},
+    )
+    with pytest.raises(ConfigError, match=r"action_lengths'\]\[0\] is \[1, 1\], but the row has 3 valid tokens"):
+        manager(step_rewards=True)(data)

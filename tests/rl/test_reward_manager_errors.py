@@ -188,6 +188,19 @@ def test_arrays_of_wrong_shape_or_type_are_rejected(name: str, values: Any, told
         manager()(data)
 
 
+@pytest.mark.parametrize("width", [3, 300])
+@pytest.mark.parametrize("number", [2, -1])
+@pytest.mark.parametrize("name", ["response_mask", "attention_mask"])
+def test_mask_of_other_numbers_is_rejected(name: str, number: int, width: int) -> None:
+    masks = {key: torch.ones((1, width), dtype=torch.int64) for key in ("response_mask", "attention_mask")}
+    masks[name][0, -1] = number
+    data = SimpleNamespace(
+        batch={"responses": torch.ones(1, width), **masks}, non_tensor_batch={"episode_rewards": [1.0]}
+    )
+    with pytest.raises(ConfigError, match="must contain only 0 and 1"):
+        manager()(data)
+
+
 def test_batch_without_a_mask_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"needs 'responses' with .* the batch has ids"):
         manager()(proto({"ids": torch.zeros(1, 1)}, episode_rewards=[1.0]))

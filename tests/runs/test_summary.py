@@ -115,9 +115,10 @@ class TestK:
 
 class TestTokensAndCost:
     def test_tokens_and_cost_include_failed_episodes(self) -> None:
-        usage = {"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.25, "cached_tokens": 9}
+        usage = {"prompt_tokens": 10, "completion_tokens": 5, "cost": 0.25, "cached_tokens": 9, "reasoning_tokens": 0}
         found = summary_of(row("a", 0, 1.0, usage=usage), broken("b", 0, usage=usage), row("c", 0, 1.0))
         assert (found.tokens, found.cost) == (30, 0.5)
+        assert found.token_details == {"cached_tokens": 18}
 
     def test_unknown_cost_is_not_free(self) -> None:
         usage = {"prompt_tokens": 10, "completion_tokens": 5}

@@ -72,6 +72,11 @@ def test_every_figure_is_shown_with_its_name() -> None:
         "cost": "$0.1250",
     }
     assert {name: found.get(name) for name in expected} == expected
+    assert "reasoning tokens" not in found
+    details = {"cached_tokens": 1000, "reasoning_tokens": 34_000}
+    found = cells(replace(SUMMARY, token_details=details))
+    assert (found["cached tokens"], found["reasoning tokens"]) == ("1,000", "34,000")
+    assert "cache write tokens" not in found
 
 
 def test_table_fits_80_columns_and_lists_policies_in_order() -> None:

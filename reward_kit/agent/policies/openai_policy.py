@@ -153,6 +153,7 @@ class OpenAIAgentPolicy(AgentPolicy):
                 transport = ClientTransport(send, idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
         if api not in DIALECTS:
             raise ConfigError(f"api: unknown API {api!r}{did_you_mean(str(api), DIALECTS)}")
+        self.api, self.has_logprobs = api, bool(self._request.get("logprobs"))
         dialect = DIALECTS[api]
         if client is not None and api != "chat":
             raise ConfigError(f"api: client= sends chat completions only; omit it, or use http_client with api={api!r}")

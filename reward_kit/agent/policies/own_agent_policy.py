@@ -1,10 +1,8 @@
 """`OwnAgentPolicy`, which runs an agent that has its own loop, in any framework, and records its model requests.
 
-The agent of each episode receives a private OpenAI-compatible URL, behind which is the real model. It needs no code of
-this package. It runs in a task next to the worker, and the two take turns: while `get_action` runs, only the agent may
-use the environment of the episode. At all other times, only the worker may use it.
-
-`RecordingEndpoint` is the OpenAI-compatible server on the loopback interface to which the agent sends its requests.
+The agent of each episode receives a private URL of a `RecordingEndpoint`, behind which is the real model. It needs no
+code of this package. It runs in a task next to the worker, and the two take turns: while `get_action` runs, only the
+agent may use the environment of the episode. At all other times, only the worker may use it.
 """
 
 from __future__ import annotations
@@ -15,16 +13,12 @@ import copy
 import inspect
 import json
 import logging
-import secrets
 import threading
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import anyio
-import pydantic
-from aiohttp import web
 
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.agent.policy_interface import (
@@ -35,207 +29,13 @@ from reward_kit.agent.policy_interface import (
     get_tool_calls,
     policy_output,
 )
+from reward_kit.agent.recording import ChatMessage, ChatRequest, RecordedAnswer, RecordingEndpoint, ServedModel
 from reward_kit.agent.tool_execution import NOT_EXECUTED
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, type_name
 from reward_kit.loading import load_object
-from reward_kit.models import Message
-from reward_kit.providers.completion import ChatCompletion
-from reward_kit.safe_input import AGENT_REQUEST_BYTES, parse_json
-from reward_kit.validation import describe_validation_error
-
-ChatMessage = dict[str, Any]
-"""A message in chat form, unmodified."""
-_MESSAGES = pydantic.TypeAdapter(list[Message])
-_NOT_PASSED_ON = frozenset({"model", "messages", "stream", "stream_options", "n", "seed", "logprobs", "top_logprobs"})
-_NOT_SERVED = {
-    **dict.fromkeys(
-        ("logprobs", "top_logprobs"), "log-probabilities are recorded, but not returned to the agent; remove this key"
-    ),
-    **dict.fromkeys(("functions", "function_call"), "this key is not supported; use tools and tool_choice"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A request of a client: the unmodified conversation, and the other keys except those that the server sets.
-
-    If `include_usage` is true, a stream ends with a chunk that contains the usage.
-    """
-
-    messages: list[ChatMessage]
-    options: dict[str, Any]
-    stream: bool = False
-    include_usage: bool = False
-
-
-def _parse_request(data: bytes) -> ChatRequest:
-    """Parse the body of a chat completion request. An invalid body raises an error with HTTP status 400."""
-    try:
-        body = parse_json(data)
-    except (ValueError, RecursionError) as error:
-        raise web.HTTPBadRequest(text=f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise web.HTTPBadRequest(text=f"the body must be a JSON object, got {type_name(body)}")
-    if body.get("n") not in (None, 1):
-        raise web.HTTPBadRequest(text=f"n must be 1, got {body['n']!r}; send one request per answer")
-    for key, problem in _NOT_SERVED.items():
-        if body.get(key):
-            raise web.HTTPBadRequest(text=f"{key}: {problem}")
-    messages, stream_options = body.get("messages"), body.get("stream_options")
-    if not isinstance(messages, list) or not messages:
-        raise web.HTTPBadRequest(text="messages must be a list of at least one message")
-    try:
-        _MESSAGES.validate_python(messages)
-    except pydantic.ValidationError as error:
-        raise web.HTTPBadRequest(text=f"messages: {describe_validation_error(error)[0]}") from error
-    return ChatRequest(
-        messages,
-        {key: value for key, value in body.items() if key not in _NOT_PASSED_ON and value is not None},
-        stream=bool(body.get("stream")),
-        include_usage=isinstance(stream_options, Mapping) and bool(stream_options.get("include_usage")),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedAnswer:
-    """A completion that is returned to a client, with its id and the name of the model."""
-
-    completion: ChatCompletion
-    id: str
-    model: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the chat completion as a JSON object."""
-        message = self.completion.message.to_chat()
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._finish_reason()}
-        return {**self._head("chat.completion"), "choices": [choice], **self._usage()}
-
-    def chunks(self, include_usage: bool) -> Iterator[dict[str, Any]]:
-        """Yield the completion as chunks. If the usage is requested and known, the last chunk contains it."""
-        message, head = self.completion.message, self._head("chat.completion.chunk")
-        deltas: list[dict[str, Any]] = [
-            {"role": "assistant", "content": None if message.tool_calls and not message.text else ""}
-        ]
-        if message.reasoning_content:
-            deltas.append({"reasoning_content": message.reasoning_content})
-        if message.text:
-            deltas.append({"content": message.text})
-        for index, call in enumerate(message.tool_calls or ()):
-            name = {"name": call.function.name, "arguments": ""}
-            deltas.append({"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": name}]})
-            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": call.function.arguments}}]})
-        for delta in deltas:
-            yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-        yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": self._finish_reason()}]}
-        if include_usage and self.completion.usage:
-            yield {**head, "choices": [], **self._usage()}
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": int(time.time()), "model": self.model}
-
-    def _finish_reason(self) -> str:
-        return self.completion.finish_reason or ("tool_calls" if self.completion.message.tool_calls else "stop")
-
-    def _usage(self) -> dict[str, Any]:
-        usage = self.completion.usage
-        if not usage:
-            return {}
-        counts = {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        }
-        return {"usage": counts}
-
-
-Answerer = Callable[[ChatRequest], Awaitable[RecordedAnswer]]
-"""Answers one request from an episode's agent; raises an `EpisodeError` if the episode is over."""
-
-
-class RecordingEndpoint:
-    """The server for all episodes of a policy. The first `open` starts it.
-
-    `model` is the name of the model in its answers.
-    """
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._answerers: dict[str, Answerer] = {}
-        self._runner: web.AppRunner | None = None
-        self._starting = anyio.Lock()
-        self._url = ""
-
-    async def open(self, answerer: Answerer) -> str:
-        """Return a new base URL, such as "http://127.0.0.1:41233/TOKEN/v1". `answerer` answers the requests to it."""
-        async with self._starting:
-            if self._runner is None:
-                app = web.Application(client_max_size=AGENT_REQUEST_BYTES, middlewares=[_errors_as_json])
-                app.router.add_post("/{token}/v1/chat/completions", self._complete)
-                app.router.add_get("/{token}/v1/models", self._models)
-                app.router.add_route("*", "/{token}/v1/{rest:.*}", self._unserved)
-                # Cancel the requests of disconnected clients, to save calls to the model.
-                self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
-                await self._runner.setup()
-                await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-                self._url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        token = secrets.token_urlsafe(18)
-        self._answerers[token] = answerer
-        return f"{self._url}/{token}/v1"
-
-    def forget(self, base_url: str) -> None:
-        """Remove a base URL. Later requests to it receive status 404."""
-        self._answerers.pop(base_url.split("/")[-2], None)
-
-    async def close(self) -> None:
-        """Stop the server. Call this once, when no base URL is in use."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-
-    def _answerer(self, request: web.Request) -> Answerer:
-        answerer = self._answerers.get(request.match_info["token"])
-        if answerer is None:
-            raise web.HTTPNotFound(text="no running episode uses this URL")
-        return answerer
-
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        answerer = self._answerer(request)
-        parsed = _parse_request(await request.read())
-        try:
-            answer = await answerer(parsed)
-        except EpisodeError as error:
-            raise web.HTTPBadRequest(text=str(error)) from error
-        if not parsed.stream:
-            return web.json_response(answer.to_json())
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        events = [f"data: {json.dumps(chunk)}\n\n" for chunk in answer.chunks(parsed.include_usage)]
-        await response.write("".join([*events, "data: [DONE]\n\n"]).encode())
-        await response.write_eof()
-        return response
-
-    async def _models(self, request: web.Request) -> web.Response:
-        self._answerer(request)
-        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "reward-kit"}
-        return web.json_response({"object": "list", "data": [model]})
-
-    async def _unserved(self, request: web.Request) -> web.Response:
-        self._answerer(request)
-        raise web.HTTPNotFound(text=f"{request.match_info['rest']} is not supported; use POST chat/completions")
-
-
-@web.middleware
-async def _errors_as_json(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Return errors in the JSON format of the OpenAI API."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        body = {"error": {"message": error.text, "type": "invalid_request_error", "param": None, "code": None}}
-        return web.json_response(body, status=error.status)
-
+from reward_kit.models import PROVIDER_ITEMS, Message
+from reward_kit.safe_input import parse_json
 
 logger = logging.getLogger("reward_kit.agent")
 _AGENT_CODE = "the agent's own code"
@@ -318,7 +118,7 @@ class OwnAgentPolicy(AgentPolicy):
         self._agent: Agent = function
         self._model = model
         self._upstream = OpenAIAgentPolicy(model, **options)
-        self._endpoint = RecordingEndpoint(model)
+        self._endpoint = RecordingEndpoint(ServedModel(model, self._upstream.api, self._upstream.has_logprobs))
 
     def __repr__(self) -> str:
         return f"OwnAgentPolicy({getattr(self._agent, '__name__', self._agent)!r}, {self._upstream!r})"
@@ -393,6 +193,7 @@ class _AgentSession(AgentPolicy):
         self._made: list[CallMade] = []  # calls made after the model's last answer
         self._answers = 0
         self._conversation: list[ChatMessage] = []  # as recorded so far
+        self._given_answers: dict[str, ChatMessage] = {}  # by what a client of any API sends back of them
 
     async def answer(self, request: ChatRequest) -> RecordedAnswer:
         """Wait until the agent may continue, and return the answer of the model to its request."""
@@ -502,6 +303,8 @@ class _AgentSession(AgentPolicy):
         waiting, request = next(iter(self._requests.items()))
         del self._requests[waiting]
         given = request.messages
+        if request.api != self._upstream.api:
+            given = [self._given_answers.get(_answer_key(message), message) for message in given]
         # Use a new seed for each turn, so that an agent that repeats a request can get a different answer.
         seed = self._context.seed + self._answers
         self._answers += 1
@@ -511,21 +314,22 @@ class _AgentSession(AgentPolicy):
         output = policy_output(completion)
         action = output.action_structured
         if not same_conversation(self._conversation, given):
-            action["prompt_messages"] = given
+            action["prompt_messages"] = _without_items(given)
         self._made = []
         if not waiting.done():
-            name = f"chatcmpl-{self._context.rollout_id}-{self._answers}"
-            waiting.set_result(RecordedAnswer(completion, name, self._model))
+            answer_id = f"{self._context.rollout_id}-{self._answers}"
+            waiting.set_result(RecordedAnswer(completion, answer_id, self._model))
         # Stop shortly before the worker's deadline, so that the answer is recorded even if the agent works too long.
         with anyio.CancelScope(deadline=anyio.current_effective_deadline() - _SPARE_SECONDS):
             await self._wait_for_agent()
         answer = completion.message.to_chat()
+        self._given_answers[_answer_key(answer)] = answer
         results = None
         if self._requests and not self._is_over:
             results = read_results(given, answer, next(iter(self._requests.values())).messages)
         if results is None:
             results = results_of_calls(action, self._made, self._is_over)
-        action["results"] = results
+        action["results"] = results = _without_items(results)
         self._conversation = [*given, answer, *results]
         self._made = []
         ended = self._running
@@ -615,6 +419,21 @@ def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) ->
             text = NOT_EXECUTED if match is None else match.answer
             messages.append({"role": "tool", "name": call["name"], "tool_call_id": call.get("id"), "content": text})
     return [*messages, *({"role": "user", "content": one.answer} for one in left)]
+
+
+def _answer_key(message: ChatMessage) -> str:
+    """Return a key that is equal for two assistant messages that look the same to a model."""
+    return json.dumps(_normalized(message), sort_keys=True, default=str)
+
+
+def _without_items(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Return messages as they are recorded: only the model's messages keep the items of its API."""
+    return [
+        message
+        if message["role"] == "assistant" or PROVIDER_ITEMS not in message
+        else {key: value for key, value in message.items() if key != PROVIDER_ITEMS}
+        for message in messages
+    ]
 
 
 def same_conversation(given: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> bool:

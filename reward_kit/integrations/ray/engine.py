@@ -25,7 +25,7 @@ from reward_kit.integrations.ray.options import RATES, RayOptions
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.integrations.ray.rollouts import RolloutPool
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.providers.keys import OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, read_dotenv, resolve_endpoint
+from reward_kit.providers.keys import OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, PRESETS, read_dotenv, resolve_endpoint
 from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, Scorer
@@ -187,6 +187,8 @@ def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> di
         raise ConfigError(f"-E env: the variable {missing[0]} is not set here")
     blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
     named = [block["api_key_env"] for block in blocks if isinstance(block.get("api_key_env"), str)]
+    providers = [PRESETS.get(block.type) for block in (definition.policy, definition.user) if block is not None]
+    named += [preset.api_key_env for preset in providers if preset is not None and preset.api_key_env]
     passed = definition.resource_server.pass_env if definition.resource_server is not None else []
     names = (OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, *named, *passed, *asked)
     known.pop(ORIGINS_VARIABLE, None)  # A `.env` file cannot assign keys to origins.

@@ -13,13 +13,14 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from reward_kit.agent.models import StepData
+from reward_kit.credit.options import check_choice
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.rl_helpers import ESTIMATORS
 from reward_kit.rl_processing import CreditAssigner
@@ -33,6 +34,7 @@ OPTIONS = "reward_kit"
 _STATES = ("gigpo",)  # Estimators that use the states.
 _ROW_COLUMNS: ContextVar[Mapping[str, Any] | None] = ContextVar("reward_kit_rows", default=None)
 Estimate = Callable[..., tuple[Tensor, Tensor]]
+ScoredRows = Literal["last", "each"]
 
 
 class _Action(NamedTuple):
@@ -58,25 +60,31 @@ def row_credit(
     response_mask: Tensor,
     columns: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
+    *,
+    rows: ScoredRows | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and returns for the tokens of rows. All tokens of an action have the same advantage.
 
     A trajectory consists of all rows with the same `traj_uid` or, without that column, of one row. Trajectories with
     the same `uid` form a group. The steps of a trajectory are the actions in its rows. Its score is the sum of the
     `token_level_rewards` of the row that ends it according to `ends_episode` or, without that column, of all its rows.
-    This includes the KL penalty if verl has applied one. If the sum equals `episode_rewards` in float32, the exact
-    value is used. A trajectory whose `episode_rewards` are NaN is unscored: it gets zeros, and is excluded from its
-    group.
+    If every row of a trajectory contains its whole score (`rows="each"`, as in verl-agent), it is the mean of these
+    sums instead. This includes the KL penalty if verl has applied one. If the score equals `episode_rewards` in
+    float32, the exact value is used. A trajectory whose `episode_rewards` or `token_level_rewards` are NaN is unscored:
+    it gets zeros, and is excluded from its group.
 
     Args:
         estimator: a name in `ROW_ESTIMATORS`.
         token_level_rewards: (B, T) the rewards of the response tokens.
         response_mask: (B, T) 1 for tokens to train on. Advantages and returns are 0 elsewhere.
-        columns: the columns `uid` and, as created by `step_columns`, `traj_uid`, `state_keys` (or `anchor_obs`, one per
-            row), `step_rewards`, `valid_actions`, `action_lengths` and `steps`. Without `action_lengths`, an action is
-            a contiguous run of sampled tokens. If `response_mask` no longer marks the sampled tokens, `sampled_mask`
+        columns: the columns `uid` and, as created by `step_columns`, `traj_uid`, `state_keys`, `step_rewards`,
+            `valid_actions`, `action_lengths` and `steps`. For rows of one action, `anchor_obs`, `rewards` and
+            `is_action_valid` are accepted instead of the lists, as in verl-agent. Without `action_lengths`, an action
+            is a contiguous run of sampled tokens. If `response_mask` no longer marks the sampled tokens, `sampled_mask`
             (B, T) must.
         options: the options of the estimator, by name.
+        rows: the rows that contain the score of a trajectory: "last", or "each". If None, it is "each" for a trajectory
+            without `ends_episode` whose rows all sum up to `episode_rewards`, and otherwise "last".
 
     Raises:
         ConfigError: If the estimator or an option is unknown, or the columns are incomplete or inconsistent.
@@ -84,6 +92,8 @@ def row_credit(
     """
     if estimator not in ROW_ESTIMATORS:
         raise ConfigError(f"unknown row estimator {estimator!r}{did_you_mean(estimator, ROW_ESTIMATORS)}")
+    if rows is not None:
+        check_choice("rows", rows, get_args(ScoredRows))
     resolved = CreditAssigner(estimator, **(options or {})).options
     trajectories = _trajectories(estimator, response_mask, columns)
     batch = [
@@ -102,17 +112,7 @@ def row_credit(
         for trajectory in trajectories
     ]
     summed_B = token_level_rewards.detach().to("cpu", torch.float64).sum(dim=1).numpy()
-    episode_rewards, scores = columns.get("episode_rewards"), list[float | None]()
-    for trajectory in trajectories:
-        rows = trajectory.rows
-        ends = [row for row in rows if columns["ends_episode"][row]] if "ends_episode" in columns else []
-        score, exact = float(summed_B[ends or rows].sum()), None
-        if episode_rewards is not None:
-            exact = episode_rewards[rows[0]]
-        if exact is not None and np.isnan(exact):
-            scores.append(None)
-        else:
-            scores.append(float(exact) if exact is not None and np.float32(exact) == np.float32(score) else score)
+    scores = [_score(trajectory, summed_B, columns, rows) for trajectory in trajectories]
     credit = ESTIMATORS[estimator](batch, scores, group_ids=[each.group for each in trajectories], **resolved)
     actions = [action for trajectory in trajectories for action in trajectory.actions]
 
@@ -125,6 +125,22 @@ def row_credit(
         return values * response_mask.to(token_level_rewards.dtype)
 
     return on_tokens(credit.advantages_S), on_tokens(credit.returns_S)
+
+
+def _score(
+    trajectory: _Trajectory, summed_B: Array, columns: Mapping[str, Any], rows: ScoredRows | None
+) -> float | None:
+    """Return the score of a trajectory, or None if it is unscored. `summed_B` are the sums of the rewards of rows."""
+    exact = columns["episode_rewards"][trajectory.rows[0]] if "episode_rewards" in columns else None
+    ends = [row for row in trajectory.rows if columns["ends_episode"][row]] if "ends_episode" in columns else []
+    acting = list(dict.fromkeys(action.row for action in trajectory.actions))
+    sums = summed_B[acting]
+    if rows is None and not ends and exact is not None and len(acting) > 1:
+        rows = "each" if (sums.astype(np.float32) == np.float32(exact)).all() else "last"
+    score = float(sums.mean() if rows == "each" and acting else summed_B[ends or trajectory.rows].sum())
+    if np.isnan(score) or (exact is not None and np.isnan(exact)):
+        return None
+    return float(exact) if exact is not None and np.float32(exact) == np.float32(score) else score
 
 
 def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, Any]) -> list[_Trajectory]:
@@ -188,22 +204,30 @@ def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Ac
     else:
         return None
     count = len(ends)
-    keys = _per_action("state_keys", columns, row, count)
-    if keys is None and "anchor_obs" in columns:
-        if count != 1:
-            raise ConfigError(
-                f"row {row} has {count} actions, but anchor_obs has only one state; pass 'state_keys', a list"
-            )
-        keys = [columns["anchor_obs"][row]]
-    rewards = _per_action("step_rewards", columns, row, count) or [None] * count
-    valid = _per_action("valid_actions", columns, row, count) or [True] * count
-    parts = zip(np.split(places, ends[:-1]), keys or [None] * count, rewards, valid, strict=True)
+    keys, rewards, valid = (_per_action(name, columns, row, count) for name in _SINGLE)
+    parts = zip(
+        np.split(places, ends[:-1]),
+        keys or [None] * count,
+        [None if reward is None else float(reward) for reward in rewards or [None] * count],
+        [bool(one) for one in valid or [True] * count],
+        strict=True,
+    )
     return [_Action(row, *part) for part in parts]
+
+
+_SINGLE = {"state_keys": "anchor_obs", "step_rewards": "rewards", "valid_actions": "is_action_valid"}
+"""Columns with a list for each row, and verl-agent's columns with one item for each row."""
 
 
 def _per_action(name: str, columns: Mapping[str, Any], row: int, count: int) -> Sequence[Any] | None:
     if name not in columns or columns[name][row] is None:
-        return None
+        if (single := columns.get(_SINGLE[name])) is None:
+            return None
+        if count != 1:
+            raise ConfigError(
+                f"row {row} has {count} actions, but {_SINGLE[name]!r} has one item for each row; pass {name!r}, a list"
+            )
+        return [single[row]]
     values = columns[name][row]
     if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != count:
         raise ConfigError(
@@ -230,6 +254,9 @@ def is_ours(adv_estimator: object) -> bool:
 def compute_advantage(data: Any, adv_estimator: Any, **options: Any) -> Any:
     """Call verl's `compute_advantage`, and provide the `non_tensor_batch` to reward-kit's estimators.
 
+    Unscored rows, whose `episode_rewards` or `token_level_rewards` are NaN, get advantages and returns of 0. No
+    estimator sees them, so they do not count as 0 in their group.
+
     Args:
         data: a `DataProto` with `token_level_rewards` and `response_mask`.
         adv_estimator: a name in verl's registry.
@@ -241,8 +268,21 @@ def compute_advantage(data: Any, adv_estimator: Any, **options: Any) -> Any:
     from verl.trainer.ppo import ray_trainer
 
     register_estimators()
-    with use_row_columns(data.non_tensor_batch):
-        return ray_trainer.compute_advantage(data, adv_estimator, **options)
+    is_scored_B = ~data.batch["token_level_rewards"].isnan().any(dim=1).cpu().numpy()
+    if "episode_rewards" in data.non_tensor_batch:
+        is_scored_B &= ~np.isnan(data.non_tensor_batch["episode_rewards"].astype(np.float64))
+    scored = data if is_scored_B.all() else data.select_idxs(is_scored_B)
+    if len(scored):
+        with use_row_columns(scored.non_tensor_batch):
+            scored = ray_trainer.compute_advantage(scored, adv_estimator, **options)
+    if scored is data:
+        return data
+    for name in ("advantages", "returns"):
+        values = torch.zeros_like(data.batch["token_level_rewards"])
+        if len(scored):
+            values[torch.from_numpy(is_scored_B)] = scored.batch[name].to(values.dtype)
+        data.batch[name] = values
+    return data
 
 
 def register_estimators() -> None:

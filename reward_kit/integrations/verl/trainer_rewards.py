@@ -39,9 +39,9 @@ class ScoredRows(NamedTuple):
 
     Attributes:
         rows: the indices in the submitted batch, in ascending order.
-        data: the rows, as a `DataProto`. `rm_scores` and `token_level_scores` are equal. `response_mask` is 0 for
-            unscored rows. `non_tensor_batch` contains `episode_rewards` (NaN for unscored rows), `failure_class` and
-            `failure`.
+        data: the rows, as a `DataProto`. `rm_scores` and `token_level_scores` are equal. In an unscored row, both are
+            NaN in the first column, and `response_mask` is 0. `non_tensor_batch` contains `episode_rewards` (NaN for
+            unscored rows), `failure_class` and `failure`.
         chunk: the results of the agent for these rollouts.
     """
 
@@ -176,6 +176,9 @@ class RewardPipeline:
         batch, scores_B = RewardBatch.of(data), chunk.rewards_B[chunk_index_B]
         is_scored = torch.from_numpy(~np.isnan(scores_B)).to(batch.device)
         rewards = batch.placed(np.where(submitted.ends_B[rows], scores_B, np.nan))
+        # An estimator that does not know of unscored rows returns NaN for their group, instead of counting zeros. The
+        # first column exists in every row.
+        rewards[~is_scored, 0] = float("nan")
         data.batch["response_mask"] = (batch.valid_BT & is_scored[:, None]).to(torch.int64)
         data.batch["rm_scores"], data.batch["token_level_scores"] = rewards, rewards.clone()
         failures = [chunk.extra_infos[index].failure for index in chunk_index_B.tolist()]
@@ -238,11 +241,7 @@ class TrainerRewards:
             tickets.append((rows, size, self._pipeline.submit(group, size)))
         rewards_BT = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
         for rows, size, ticket in tickets:
-            scored = self._pipeline.get(size, ticket=ticket)
-            rewards: Tensor = scored.data.batch["rm_scores"].clone()
-            # An unscored row has NaN in its first column, which every row has.
-            rewards[torch.from_numpy(np.isnan(scored.data.non_tensor_batch["episode_rewards"])), 0] = float("nan")
-            rewards_BT[torch.from_numpy(rows)] = rewards
+            rewards_BT[torch.from_numpy(rows)] = self._pipeline.get(size, ticket=ticket).data.batch["rm_scores"]
         unpadded = [rewards_BT[row, : len(ids)] for row, ids in enumerate(fetched["responses"].unbind())]
         nested = torch.nested.as_nested_tensor(unpadded, layout=torch.jagged)
         fields = TensorDict({"rm_scores": nested}, batch_size=len(unpadded))

@@ -35,10 +35,19 @@
 
   const counted = (tokens) => (tokens === null ? RK.DASH : RK.count(tokens));
 
+  // The parts of the tokens that are known and not 0.
+  const parts = ({ cached, cache_write: written, reasoning }) =>
+    [
+      cached ? `${RK.count(cached)} cached` : null,
+      written ? `${RK.count(written)} cache write` : null,
+      reasoning ? `${RK.count(reasoning)} reasoning` : null,
+    ].filter(Boolean);
+
   // The tokens, latency and cost of a step; only kinds of figures that some step of the episode has.
   RK.usageTold = ({ usage }, has) =>
     [
       has.prompt || has.completion ? `${counted(usage.prompt)} → ${counted(usage.completion)} tokens` : null,
+      ...parts(usage),
       has.policy_s ? `latency ${RK.seconds(usage.policy_s)}` : null,
       has.cost ? (usage.cost === null ? `cost ${RK.DASH}` : dollars(usage.cost)) : null,
     ].filter(Boolean);
@@ -46,6 +55,7 @@
   const totals = ({ usage, is_partly_priced }) => [
     `prompt tokens ${counted(usage.prompt)}`,
     `completion tokens ${counted(usage.completion)}`,
+    ...parts(usage),
     `cost ${usage.cost === null ? RK.DASH : `${is_partly_priced ? "at least " : ""}${dollars(usage.cost)}`}`,
   ];
 
@@ -99,11 +109,12 @@
     if (!judge) return null;
     const known = (name) => (judge[name] === undefined || judge[name] === "unknown" ? null : Number(judge[name]));
     const [calls, prompt, completion, cost] = ["calls", "prompt_tokens", "completion_tokens", "cost_usd"].map(known);
+    const reasoning = known("reasoning_tokens");
     const tokens = prompt === null || completion === null ? null : prompt + completion;
     const told = [
       calls === null ? null : `${RK.count(calls)} call${calls === 1 ? "" : "s"}`,
       known("cached") ? `${RK.count(known("cached"))} cached` : null,
-      tokens === null ? null : `${RK.count(tokens)} tokens`,
+      tokens === null ? null : `${RK.count(tokens)} tokens${reasoning ? ` (${RK.count(reasoning)} reasoning)` : ""}`,
       cost === null ? null : dollars(cost),
     ].filter(Boolean);
     return told.length ? el("p", { class: "faint" }, `judge: ${told.join(", ")}`) : null;

@@ -136,6 +136,9 @@
   const usageOf = (usage, policy_s) => ({
     prompt: number(usage?.prompt_tokens),
     completion: number(usage?.completion_tokens),
+    cached: number(usage?.cached_tokens),
+    cache_write: number(usage?.cache_write_tokens),
+    reasoning: number(usage?.reasoning_tokens),
     policy_s: number(policy_s),
     cost: number(usage?.cost),
   });

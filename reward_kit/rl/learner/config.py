@@ -12,10 +12,11 @@ import torch
 
 from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError
-from reward_kit.rl.losses import Aggregation, BeyondCap, ClipRange, KLEstimator, Level
+from reward_kit.rl.loss_terms import Aggregation
+from reward_kit.rl.losses import BeyondCap, ClipRange, KLEstimator, Level
 
 log = logging.getLogger(__name__)
-LossName = Literal["ppo", "gspo", "cispo", "decoupled"]
+LossName = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "decoupled"]
 OldLogprobs = Literal["sampler", "recomputed"]
 OldValues = Literal["recorded", "recomputed"]
 LRSchedule = Literal["constant", "linear", "cosine"]
@@ -24,8 +25,14 @@ _CLIPS: dict[str, tuple[float, float]] = {
     "ppo": (0.2, 0.2),
     "gspo": (3e-4, 4e-4),
     "cispo": (1.0, 4.0),
+    "sapo": (1.0, 0.0),  # not used
+    "gmpo": (0.4, 0.4),
+    "dppo_tv": (0.15, 0.15),
+    "dppo_kl": (0.05, 0.05),
     "decoupled": (0.2, 0.2),
 }
+_OF_SEQUENCES = ("gspo", "sapo", "gmpo")
+"""The losses whose default aggregation is the mean over sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +118,15 @@ class PPOConfig:
             None, it is 1,024 on a CPU, to fit its caches, and 16,384 on an accelerator. A longer row is a pass by
             itself. The value affects memory and speed, but not the gradient.
         loss: the policy loss; see `rl.losses`.
-        clip_low: the maximum distance of the probability ratio below 1. If None, it depends on the loss.
-        clip_high: the maximum distance of the probability ratio above 1. If None, it depends on the loss.
+        clip_low: the maximum distance of the probability ratio below 1, of the log-ratio below 0 ("gmpo"), or the
+            maximum divergence of a token with a negative advantage ("dppo_tv", "dppo_kl"). If None, it is 0.2; for
+            "gspo" 3e-4, "cispo" 1, "gmpo" 0.4, "dppo_tv" 0.15, and "dppo_kl" 0.05.
+        clip_high: the same above 1, above 0, or for positive advantages. If None, it is as `clip_low`, but 4e-4 for
+            "gspo" and 4 for "cispo".
         dual_clip: the bound on the loss of tokens with a negative advantage, for "ppo" and "decoupled". None means no
             bound.
-        aggregation: how the losses of tokens are reduced to one number. If None, it depends on the loss.
+        aggregation: how the losses of tokens are reduced to one number. If None, it is "token-mean", or
+            "seq-mean-token-mean" for "gspo", "sapo" and "gmpo".
         norm_length: the divisor of "seq-mean-token-sum-norm".
         old_logprobs: the source of the log-probabilities in the denominator of the ratio. They come from the sampler,
             or from the module before the update, which costs a forward pass. "decoupled" and importance weights always
@@ -125,7 +136,8 @@ class PPOConfig:
         importance_cap: the maximum importance weight.
         decoupled_cap: the maximum weight in "decoupled".
         beyond_cap: whether to exclude a token beyond `decoupled_cap`, or to truncate its weight.
-        kl_coefficient: the coefficient of the divergence from the reference in the loss.
+        kl_coefficient: the coefficient of the divergence from the reference in the loss. With `lora`, the default
+            reference is the module without adapters.
         kl_kind: the estimator of this divergence.
         kl_target: the value of `kl_sequence` that an adaptive coefficient maintains. If None, the coefficient is
             constant.
@@ -155,7 +167,8 @@ class PPOConfig:
         gradient_checkpointing: whether to recompute activations inside the layers of the module instead of storing
             them.
         max_logits: the maximum number of logits in memory, which is the number of tokens times the size of the
-            vocabulary. If there are more, the head runs in chunks.
+            vocabulary. If there are more, the head runs in chunks. It takes five times the memory of these logits, or
+            twice without a gradient.
         lora: the options of low-rank adapters, which are trained instead of the weights of the module. If None, the
             weights are trained.
         limits: the limits beyond which an alarm about off-policy data is raised.
@@ -219,7 +232,7 @@ class PPOConfig:
     @property
     def reduction(self) -> Aggregation:
         """The aggregation, or the default of the loss."""
-        return self.aggregation or ("seq-mean-token-mean" if self.loss == "gspo" else "token-mean")
+        return self.aggregation or ("seq-mean-token-mean" if self.loss in _OF_SEQUENCES else "token-mean")
 
     def for_weights(self, dtype: torch.dtype) -> PPOConfig:
         """Return the options with the precision for a module whose weights have the given type."""
@@ -304,7 +317,10 @@ def _check_together(config: PPOConfig) -> None:
     is_normed = config.aggregation == "seq-mean-token-sum-norm"
     refusals: dict[str, object] = {
         "set either minibatch_rows or minibatches, not both": config.minibatch_rows and config.minibatches,
-        f"loss {config.loss!r} has no dual_clip; remove it": config.dual_clip and config.loss in ("gspo", "cispo"),
+        f"loss {config.loss!r} has no dual_clip; remove it": config.dual_clip
+        and config.loss not in ("ppo", "decoupled"),
+        "loss 'sapo' has no clip range; remove clip_low and clip_high": config.loss == "sapo"
+        and (config.clip_low, config.clip_high) != (None, None),
         f"{'/'.join(of_decoupled)} applies only to loss 'decoupled', got {config.loss!r}": of_decoupled
         and not is_decoupled,
         "loss 'decoupled' has its own importance weights; remove importance": config.importance and is_decoupled,

@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from reward_kit.errors import ConfigError, RewardKitError, TrainingError
 from reward_kit.rl.learner.optimizer import add_adapters, widen
-from reward_kit.rl.losses import Diagnostics, merge_diagnostics
+from reward_kit.rl.loss_terms import Diagnostics, merge_diagnostics
 from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array, Ints
 

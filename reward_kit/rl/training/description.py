@@ -47,6 +47,24 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "s   = exp(mean over the sequence of log π - log π_old), with the gradient of each token's own log π",
     ),
     "cispo": ("L_t = -stop_gradient(clip(r, {low:g}, {high:g})) A log π(token)", "r   = π(token) / π_old(token)"),
+    "sapo": (
+        "L_t = -A (4 / τ) sigmoid(τ (r - 1))",
+        "r   = π(token) / π_old(token),  τ = 1 for A > 0, else 1.05",
+    ),
+    "gmpo": (
+        "L_t = -A s",
+        "s   = exp(mean over the sequence of log π - log π_old, clipped to [-{below:g}, {above:g}] "
+        "against the sign of A)",
+    ),
+    "dppo_tv": (
+        "L_t = -A r, or 0 if |π(token) - π_old(token)| grows beyond {below:g} (A < 0) or {above:g} (A > 0)",
+        "r   = π(token) / π_old(token)",
+    ),
+    "dppo_kl": (
+        "L_t = -A r, or 0 if the KL divergence over {{token, others}} grows beyond {below:g} (A < 0) or "
+        "{above:g} (A > 0)",
+        "r   = π(token) / π_old(token)",
+    ),
     "decoupled": (
         "L_t = w max(-A r, -A clip(r, {low:g}, {high:g}))",
         "r   = π(token) / π_prox(token),  π_prox: the weights before the update",
@@ -185,7 +203,10 @@ def _gigpo(options: Mapping[str, Any]) -> list[str]:
 def _loss(ppo: PPOConfig) -> list[str]:
     clip = ppo.clip
     beyond = "is excluded" if ppo.beyond_cap == "exclude" else "counts with that weight"
-    values = {"low": 1 - clip.low, "high": 1 + clip.high, "cap": ppo.decoupled_cap, "beyond": beyond}
+    values = {
+        **{"low": 1 - clip.low, "high": 1 + clip.high, "below": clip.low, "above": clip.high},
+        **{"cap": ppo.decoupled_cap, "beyond": beyond},
+    }
     lines = [line.format(**values) for line in _LOSSES[ppo.loss]]
     if clip.dual is not None:
         lines.insert(1, f"L_t is at most {clip.dual:g} |A| if A < 0")

@@ -239,7 +239,7 @@ async def test_hundred_concurrent_episodes_leak_nothing() -> None:
         worker = RLRolloutWorker(task_of(), policy, tools=registry)
         episodes = await asyncio.gather(*(worker.collect_episode(seed=seed) for seed in range(100)))
         url = policy._endpoint._url
-        assert not policy._endpoint._answerers
+        assert not policy._endpoint._episodes
     assert {(reason(episode), len(episode)) for episode in episodes} == {("answered", 3)}
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before

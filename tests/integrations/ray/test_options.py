@@ -149,6 +149,9 @@ class TestWorkerPayload:
         policy = {"type": "openai", "model": "m", "api_key_env": "MY_KEY"}
         definition = CountingTask(tmp_path, policy=policy).loaded().definition
         monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("ANTHROPIC_API_KEY", "a")
+        of_provider = CountingTask(tmp_path, policy={"type": "anthropic", "model": "m"}).loaded().definition
+        assert environment_for(of_provider, []).get("ANTHROPIC_API_KEY") == "a"
         (tmp_path / ".env").write_text("MY_KEY=from-a-file\nOTHER=unasked\n")
         for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OTHER", "MY_KEY"):
             monkeypatch.delenv(name, raising=False)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from omegaconf import OmegaConf
+from verl import DataProto
+from verl.trainer.ppo import ray_trainer
 
 from reward_kit import reward_function
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.data_proto import from_data_proto, to_data_proto
-from reward_kit.integrations.verl.estimators import compute_advantage
+from reward_kit.integrations.verl.data_proto import from_data_proto, objects, to_data_proto
+from reward_kit.integrations.verl.estimators import ROW_ESTIMATORS, compute_advantage
 from reward_kit.integrations.verl.trainer_rewards import RewardPipeline
 from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps
 from tests.integrations.verl_episodes import GROUP_SIZE, Collected, collected
@@ -49,15 +53,89 @@ def test_mini_batches_of_two_batches_keep_every_score_in_place(tokenizer: Any) -
         given = new if part is following else old
         data, beside = part.data, part.data.non_tensor_batch
         expected = [score_of(given, int(name[1:])) for name in beside["rollout_id"]]
-        assert data.batch["rm_scores"].sum(dim=1).tolist() == [
-            (score or 0.0) * bool(is_end) for score, is_end in zip(expected, beside["ends_episode"], strict=True)
-        ]
-        last = data.batch["rm_scores"] != 0
+        np.testing.assert_array_equal(
+            data.batch["rm_scores"].sum(dim=1),
+            [
+                math.nan if score is None else score * bool(is_end)
+                for score, is_end in zip(expected, beside["ends_episode"], strict=True)
+            ],
+        )
+        last = data.batch["rm_scores"].nan_to_num() != 0
         assert (data.batch["response_mask"][last] == 1).all()  # on an action, and not on a tool's answer
         unscored = np.array([score is None for score in expected])
         assert np.isnan(beside["episode_rewards"][unscored].astype(float)).all()
         assert not data.batch["response_mask"][unscored].any() and data.batch["response_mask"][~unscored].any()
         assert set(beside["failure_class"][unscored].tolist()) <= {"crash"}
+
+
+@reward_function
+def judge_that_fails_once(messages):
+    if messages[-1].text.startswith("7"):
+        raise RuntimeError("the judge is down")
+    return {"score": int(messages[-1].text.split()[0]) / 4}
+
+
+VERL_ESTIMATORS = [
+    "grpo",
+    "grpo_vectorized",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "gpg",
+    "grpo_passk",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+]
+
+
+class Numbers:
+    """A tokenizer that decodes each token to its id."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return " ".join(map(str, token_ids))
+
+
+def group_with_a_failed_judge(answers: list[int]) -> Any:
+    """Return a scored group of answers of two tokens. Token 7 makes the judge fail."""
+    size = len(answers)
+    data = DataProto.from_dict(
+        tensors={
+            "prompts": torch.ones(size, 2, dtype=torch.int64),
+            "responses": torch.tensor([[number, 9] for number in answers]),
+            "attention_mask": torch.ones(size, 4, dtype=torch.int64),
+            "response_mask": torch.ones(size, 2, dtype=torch.int64),
+        },
+        non_tensors={"uid": np.array(["g"] * size, dtype=object)},
+    )
+    with RewardPipeline(judge_that_fails_once, Numbers()) as rewards:
+        rewards.submit(data, size)
+        scored = rewards.get(size).data
+    scored.batch["token_level_rewards"] = scored.batch["token_level_scores"]
+    return scored
+
+
+@pytest.mark.parametrize("name", [*VERL_ESTIMATORS, *(f"reward_kit_{name}" for name in ROW_ESTIMATORS)])
+def test_unscored_row_counts_in_no_estimator(name: str) -> None:
+    config = OmegaConf.create({"gamma": 1.0})
+    with_failure, without = (group_with_a_failed_judge(row) for row in ([7, 1, 2, 3], [1, 2, 3]))
+    for data in (with_failure, without):  # each row is one state
+        data.non_tensor_batch["state_keys"] = objects([["s"]] * len(data))
+    found = compute_advantage(with_failure, name, config=config).batch["advantages"]
+    expected = compute_advantage(without, name, config=config).batch["advantages"]
+    assert not found[0].any() and found[1:].any()
+    torch.testing.assert_close(found[1:], expected)
+    if name == "grpo":
+        torch.testing.assert_close(found[:, 0], torch.tensor([0.0, -1.0, 0.0, 1.0]), atol=1e-4, rtol=0)
+
+
+def test_verl_alone_returns_nan_for_a_group_with_an_unscored_row() -> None:
+    data = group_with_a_failed_judge([7, 1, 2, 3])
+    assert ray_trainer.compute_advantage(data, "grpo").batch["advantages"].isnan().all()
+
+
+def test_group_without_any_score_gets_no_credit() -> None:
+    data = compute_advantage(group_with_a_failed_judge([7, 7]), "grpo")
+    assert not data.batch["advantages"].any() and not data.batch["returns"].any()
 
 
 def test_mini_batch_credit_equals_whole_batch_credit(tokenizer: Any) -> None:

@@ -38,6 +38,7 @@ from tests.rl.learner.cases import Bigram, a_model, bigram_rows
         ({"schedule": "step"}, "unknown schedule"),
         ({"minibatches": 2, "minibatch_rows": 2}, "not both"),
         ({"loss": "gspo", "dual_clip": 3.0}, "has no dual_clip"),
+        ({"loss": "sapo", "clip_low": 0.1}, "has no clip range"),
         ({"decoupled_cap": 4.0}, "decoupled_cap applies only to loss 'decoupled'"),
         ({"loss": "decoupled", "importance": "token"}, "its own importance weights"),
         ({"importance_cap": 4.0}, "set importance='token'"),

@@ -158,6 +158,43 @@ def test_gspo_and_cispo_match_the_reference_loop(loss: str) -> None:
     assert_same(model, expected, found)
 
 
+def softly_gated(log_ratio: Tensor, advantage: float) -> Tensor:
+    temperature = 1.0 if advantage > 0 else 1.05
+    return -advantage * 4 / temperature * torch.sigmoid(temperature * (log_ratio.exp() - 1))
+
+
+def within_divergence(token: Token, bounds: tuple[float, float], *, is_kl: bool) -> bool:
+    p, q = token.logprob.detach().exp().item(), np.exp(token.old)
+    apart = q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p)) if is_kl else abs(p - q)
+    return not (apart > bounds[token.advantage > 0] and (p > q) == (token.advantage > 0))
+
+
+@pytest.mark.parametrize("loss", ["sapo", "gmpo", "dppo_tv", "dppo_kl"])
+def test_newer_losses_match_the_reference_loop(loss: str) -> None:
+    model, rows = a_model(dtype=torch.float64), some_rows()
+    bounds = (0.001, 0.002)
+    low, high = (None, None) if loss == "sapo" else bounds
+    found = learner_of(model, loss=loss, clip_low=low, clip_high=high).gradients(rows)
+    by_row: dict[int, list[Token]] = {}
+    for token in tokens_of(model, rows):
+        by_row.setdefault(token.row, []).append(token)
+    sequences, everything = [], []
+    for tokens in by_row.values():
+        log_ratios = [token.logprob - token.old for token in tokens]
+        advantages = [token.advantage for token in tokens]
+        pairs = list(zip(log_ratios, advantages, strict=True))
+        if loss == "sapo":
+            sequences.append(torch.stack([softly_gated(*pair) for pair in pairs]).mean())
+        elif loss == "gmpo":
+            bounded = [one.clamp(max=bounds[1]) if a >= 0 else one.clamp(min=-bounds[0]) for one, a in pairs]
+            sequences.append(-torch.stack(bounded).mean().exp() * np.mean(advantages))
+        else:
+            kept = [within_divergence(token, bounds, is_kl=loss == "dppo_kl") for token in tokens]
+            everything += [-a * one.exp() * keep for (one, a), keep in zip(pairs, kept, strict=True)]
+    assert_same(model, torch.stack(sequences or everything).mean(), found)
+    assert loss == "sapo" or 0.0 < found["clip_fraction"] < 1.0
+
+
 @pytest.mark.parametrize("clip", [0.1, None])
 def test_value_loss_matches_the_reference_loop(clip: float | None) -> None:
     model = PolicyWithValue(a_model(dtype=torch.float64))

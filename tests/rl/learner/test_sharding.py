@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from reward_kit.rl.learner.sharding import Processes, process_group, shardable_layers
-from reward_kit.rl.losses import Diagnostics, mean_statistic
+from reward_kit.rl.loss_terms import Diagnostics, mean_statistic
 from tests.rl.learner.sharded_learning import Outcome, model, outcome
 
 ROOT = Path(__file__).parents[2]
