@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -187,6 +187,15 @@ class Ticket:
     def group_slice(self, group: int) -> slice:
         """Return the indices of a group."""
         return slice(group * self.group_size, (group + 1) * self.group_size)
+
+    def timing(self, index: int, zero: float) -> dict[str, Any]:
+        """Return the times of a result, in seconds since `zero` in loop time."""
+        calls = [call.to_json(zero) for call in self.model_calls.get(index, ())]
+        return {
+            "submitted_s": round(self.submitted_at - zero, 6),
+            "attempts": [[round(began - zero, 6), round(ended - zero, 6)] for began, ended in self.spans[index]],
+            **({"model_calls": calls} if calls else {}),
+        }
 
     def settle(
         self, start: int, scored: Sequence[Scored], spans: Spans = (), model_calls: Sequence[ModelCall] = ()
