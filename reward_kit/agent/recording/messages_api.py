@@ -142,8 +142,9 @@ class MessagesApi(AgentApi):
         """Return a message with content parts, and with its blocks if chat form cannot express them."""
         content = content_of_parts([self._to_part(part, f"{where}.{index}") for index, part in enumerate(parts)])
         message = {**head, "content": content}
-        is_lossy = _DIALECT.encode_message(message) != _DIALECT.encode_message(with_items(message, self.name, blocks))
-        return with_items(message, self.name, blocks) if self._is_native and is_lossy else message
+        exact = with_items(message, self.name, blocks)
+        is_lossy = _DIALECT.encode_message(message) != _DIALECT.encode_message(exact)
+        return exact if self._is_native and is_lossy else message
 
     def _to_part(self, block: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return a content part of a user, system or tool message."""
