@@ -38,6 +38,7 @@ class Messages(Dialect):
 
     path = "/messages"
     has_logprobs = False
+    provider = "anthropic"
 
     def headers(self, api_key: str) -> dict[str, str]:
         """Return the headers that contain the key and the version of the API."""
