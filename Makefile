@@ -174,6 +174,8 @@ $(VENV)/.docs: $(VENV)/.dev
 	@.integrations/mcp/bin/python -m pip install --quiet mcp-server-time==2026.10.19 mcp-server-git==2026.10.19
 	@$(PYTHON) -m venv .integrations/mcp1
 	@.integrations/mcp1/bin/python -m pip install --quiet mcp-server-time==2025.9.25 'mcp>=1,<2'
+	@$(PYTHON) -m venv .integrations/mcp_tasks
+	@.integrations/mcp_tasks/bin/python -m pip install --quiet fastmcp-tasks==4.1.4
 	@npm install --silent --prefix .integrations/npm \
 		@modelcontextprotocol/server-filesystem@2026.8.31 @modelcontextprotocol/server-everything@2026.8.31
 	@touch $@

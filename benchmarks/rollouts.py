@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/rollouts.py [--peers] [--rounds 3]
 
 Episodes run over HTTP against a local server that responds immediately, with concurrency 32: with a single turn, and
-with tool calls over five turns. `--peers` installs inspect-ai and verifiers in `.peers/` and runs them against the same
-server, alternately with reward-kit. Figures are the best of the rounds. On a shared machine compare ratios, not
-absolute times.
+with tool calls over five turns; those of reward-kit in each model API. `--peers` installs inspect-ai and verifiers in
+`.peers/` and runs them against the same server, alternately with reward-kit. Figures are the best of the rounds. On a
+shared machine compare ratios, not absolute times.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,7 +119,7 @@ async def is_four(messages: list[Message]) -> EvaluateResult:
 """
 
 
-def ours(kind: str, count: int, url: str) -> float:
+def ours(kind: str, count: int, url: str, model: str = "openai/bench") -> float:
     """Return episodes/s of `reward-kit run` from `run.json`, including scoring and writing."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -129,7 +130,7 @@ def ours(kind: str, count: int, url: str) -> float:
         tools = "tools_module_path: tools.py\n" if kind == "tools" else ""
         task = f"name: bench\ndataset_path: rows.jsonl\ninitial_user_prompt: '{{{{ question }}}}'\n{tools}"
         (folder / "task.yaml").write_text(task + "on_text: end\nreward_function_path: reward.py:is_four\n")
-        command = [sys.executable, "-m", "reward_kit.cli.main", "run", "task.yaml", "--model", "openai/bench"]
+        command = [sys.executable, "-m", "reward_kit.cli.main", "run", "task.yaml", "--model", model]
         options = ["--base-url", url, "--max-concurrency", "32", "--display", "none", "--json"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "REWARD_KIT_TRUST": "1"}
         finished = subprocess.run(
@@ -190,7 +191,11 @@ def install_peers() -> None:
 
 def over_http(with_peers: bool, rounds: int) -> None:
     """Measure episodes over HTTP, alternating between reward-kit and the peers."""
-    tools: dict[str, Callable[[str, int, str], float]] = {"reward-kit": ours}
+    tools: dict[str, Callable[[str, int, str], float]] = {
+        "reward-kit": ours,
+        "reward-kit, Responses": partial(ours, model="responses/bench"),
+        "reward-kit, Messages": partial(ours, model="anthropic/bench"),
+    }
     if with_peers:
         install_peers()
         tools |= {"inspect-ai": inspect_ai, "verifiers": verifiers}
@@ -204,12 +209,13 @@ def over_http(with_peers: bool, rounds: int) -> None:
 
 
 def report_rates(title: str, count: int, best: dict[str, float]) -> None:
-    """Print a row per tool, with the ratio to the faster peer."""
+    """Print a row per tool, with the ratios to chat completions and to the faster peer."""
     print(f"\n{title} over HTTP ({count}, concurrency 32), episodes/s")
-    peers = [rate for name, rate in best.items() if name != "reward-kit"]
+    peers = [rate for name, rate in best.items() if not name.startswith("reward-kit")]
     for name, rate in best.items():
-        ratio = f"   ratio to the faster peer {rate / max(peers):.1f}" if peers and name == "reward-kit" else ""
-        print(f"  {name:<12}{rate:8.1f}{ratio}")
+        ratio = f"   ratio to chat completions {rate / best['reward-kit']:.2f}" if "," in name else ""
+        ratio = f"   ratio to the faster peer {rate / max(peers):.1f}" if peers and name == "reward-kit" else ratio
+        print(f"  {name:<22}{rate:8.1f}{ratio}")
 
 
 def start_up(rounds: int) -> None:

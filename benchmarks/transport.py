@@ -1,11 +1,11 @@
-"""Client CPU time and rate per chat completion, for eight clients. The results are in development/transport.md.
+"""Client CPU time and rate per request, for several clients and APIs. The results are in development/transport.md.
 
     .venv/bin/python benchmarks/transport.py [-n 2000] [-c 32] [--rounds 3]
 
-A local server in a subprocess responds immediately with the same small completion. Each client sends N requests with
-concurrency C in a new process, unaffected by the imports and garbage of other clients. CPU time is that of the client
-process. The round with the least CPU time is printed, and its ratio to plain aiohttp. Clients that are not installed
-are skipped.
+A local server in a subprocess responds immediately with the same small answer: a chat completion, unless the name of
+the client ends in another API. Each client sends N requests with concurrency C in a new process, unaffected by the
+imports and garbage of other clients. CPU time is that of the client process. The clients alternate, and the round with
+the least CPU time is printed, and its ratio to plain aiohttp. Clients that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,26 @@ async def openai_raw(url: str, concurrency: int) -> AsyncIterator[Call]:
         yield call
 
 
+@asynccontextmanager
+async def openai_responses(url: str, concurrency: int) -> AsyncIterator[Call]:
+    """Call the Responses API with the SDK and its defaults."""
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=url, api_key="x") as client:
+        yield lambda: client.responses.create(model=BODY["model"], input=BODY["messages"], store=False)
+
+
+@asynccontextmanager
+async def anthropic_sdk(url: str, concurrency: int) -> AsyncIterator[Call]:
+    """Call Anthropic's SDK with its defaults."""
+    from anthropic import AsyncAnthropic
+
+    system, user = BODY["messages"]
+    body = {"model": BODY["model"], "max_tokens": 1024, "system": system["content"], "messages": [user]}
+    async with AsyncAnthropic(base_url=url.removesuffix("/v1"), api_key="x") as client:
+        yield lambda: client.messages.create(**body)
+
+
 def _httpx_like(name: str) -> Callable[[str, int], Any]:
     @asynccontextmanager
     async def client(url: str, concurrency: int) -> AsyncIterator[Call]:
@@ -101,22 +122,23 @@ async def plain_aiohttp(url: str, concurrency: int) -> AsyncIterator[Call]:
 
 
 @asynccontextmanager
-async def chat_endpoint(url: str, concurrency: int) -> AsyncIterator[Call]:
+async def chat_endpoint(url: str, concurrency: int, api: str = "chat") -> AsyncIterator[Call]:
     """Call `ChatEndpoint.complete`, with deadlines, retries and parsing."""
     from reward_kit.providers import ChatEndpoint
+    from reward_kit.providers.chat import DIALECTS
 
-    endpoint = ChatEndpoint(url, "x")
+    endpoint = ChatEndpoint(url, "x", dialect=DIALECTS[api])
     yield lambda: endpoint.complete(BODY)
     await endpoint.aclose()
 
 
 @asynccontextmanager
-async def openai_policy(url: str, concurrency: int) -> AsyncIterator[Call]:
+async def openai_policy(url: str, concurrency: int, api: str = "chat") -> AsyncIterator[Call]:
     """Open a session of `OpenAIAgentPolicy`, get an action, and close the session."""
     from reward_kit.agent import EpisodeContext, OpenAIAgentPolicy
     from reward_kit.models import Message
 
-    policy = OpenAIAgentPolicy("bench", base_url=url, api_key="x")
+    policy = OpenAIAgentPolicy("bench", base_url=url, api_key="x", api=api)
     conversation = [Message(**message) for message in BODY["messages"]]
 
     async def call() -> Any:
@@ -138,6 +160,12 @@ CLIENTS: dict[str, tuple[str, Callable[[str, int], Any]]] = {
     "aiohttp": ("aiohttp", plain_aiohttp),
     "ours: ChatEndpoint": ("reward_kit.providers.chat", chat_endpoint),
     "ours: OpenAIAgentPolicy": ("reward_kit.agent.policies.openai_policy", openai_policy),
+    "openai SDK, Responses": ("openai", openai_responses),
+    "ours: ChatEndpoint, Responses": ("reward_kit.providers.responses", partial(chat_endpoint, api="responses")),
+    "ours: OpenAIAgentPolicy, Responses": ("reward_kit.providers.responses", partial(openai_policy, api="responses")),
+    "anthropic SDK, Messages": ("anthropic", anthropic_sdk),
+    "ours: ChatEndpoint, Messages": ("reward_kit.providers.messages", partial(chat_endpoint, api="messages")),
+    "ours: OpenAIAgentPolicy, Messages": ("reward_kit.providers.messages", partial(openai_policy, api="messages")),
 }
 
 
@@ -190,15 +218,12 @@ def _print_table(rows: dict[str, dict[str, float]], args: argparse.Namespace) ->
 
 def compare(args: argparse.Namespace) -> None:
     """Measure every installed client and print the table."""
-    rows: dict[str, dict[str, float]] = {}
+    names = [name for name, (module, _) in CLIENTS.items() if _available(module)]
+    for name in CLIENTS.keys() - names:
+        print(f"{name}: not installed, skipped")
     with running_server() as url:
-        for name, (module, _) in CLIENTS.items():
-            if not _available(module):
-                print(f"{name}: not installed, skipped")
-                continue
-            rounds = [_measure_in_subprocess(name, url, args) for _ in range(args.rounds)]
-            rows[name] = min(rounds, key=lambda row: row["cpu_ms"])
-    _print_table(rows, args)
+        rounds = [{name: _measure_in_subprocess(name, url, args) for name in names} for _ in range(args.rounds)]
+    _print_table({name: min((row[name] for row in rounds), key=lambda row: row["cpu_ms"]) for name in names}, args)
 
 
 def main() -> None:

@@ -46,6 +46,8 @@ MCP_MESSAGE_VALUES = 2_000_000
 """Maximum number of JSON values in one message from an MCP server."""
 MCP_TOOLS_BYTES = 32 * MIB
 """Maximum size of an MCP server's list of tools, over all pages, as JSON."""
+MCP_TOOLS = 10_000
+"""Maximum number of tools of an MCP server, in one message and over all pages."""
 ENGINE_ANSWER_BYTES = 16 * MIB
 """Maximum size of an answer from a worker process that runs an engine (text games, the household)."""
 REWARD_ANSWER_BYTES = 64 * MIB

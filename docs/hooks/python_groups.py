@@ -52,7 +52,7 @@ GROUPS = (
         "rewards",
         "Rewards",
         "To [write a reward function](../../guides/rewards.md) and to [call it](../../guides/reward_agent.md)."
-        " [Built-in rewards](../rewards_built_in.md) have their own page.",
+        " [Built-in rewards](../rewards_built_in.md) lists the rewards by purpose.",
         {
             "Write a reward": (
                 "reward_kit.typed_interface:reward_function",
@@ -64,6 +64,7 @@ GROUPS = (
                 "reward_kit.reward_agent.loading:load_custom_reward",
             ),
             "Call rewards": ("reward_kit.reward_agent",),
+            "Built-in rewards": ("reward_kit.rewards",),
             "Simulate overlap": ("reward_kit.rl.overlap",),
         },
     ),

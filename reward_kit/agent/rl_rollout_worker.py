@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import anyio
@@ -37,6 +38,7 @@ from reward_kit.agent.samples import Prompt, Sample
 from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, SharedEnvironment, environment_call
 from reward_kit.agent.tool_execution import Execution, Toolbox
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec, hash_key
+from reward_kit.environments.elicitation import CURRENT_USER, UserAnswer, without_deadline
 from reward_kit.environments.state_changes import state_changes
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
@@ -297,6 +299,7 @@ class RLRolloutWorker:
         clock = EpisodeClock(self.task_definition.limits.wall_time_s)
         live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id), clock=clock)
         WHILE_WAITING.set(clock.paused)
+        CURRENT_USER.set(partial(self._answer_form, live) if self.user is not None else None)
         try:
             with boundary(RewardKitError, f"episode {start.rollout_id}"):
                 live.start = await group.episode(rollout_index)
@@ -327,12 +330,12 @@ class RLRolloutWorker:
     async def _run(self, live: LiveEpisode) -> None:
         """Run an episode: open the sessions, reset the environment, take the steps, and record the final state."""
         resource = live.start.resource
-        tools = Toolbox(self.task_definition, resource, self.tools)
+        tools = live.tools = Toolbox(self.task_definition, resource, self.tools)
         session: AgentPolicy | None = None
         user: UserSession | None = None
         try:
             with boundary(PolicyError, f"open of {self.policy_label}"), anyio.fail_after(self._policy_limit(live)[0]):
-                user = await self.user.open(live.start) if self.user is not None else None
+                user = live.user = await self.user.open(live.start) if self.user is not None else None
                 session = await open_session(self.agent_policy, self._context(live, tools))
             await self._reset(live, user)
             while live.stop_reason is None:
@@ -498,14 +501,16 @@ class RLRolloutWorker:
                 self._reported_tools.add(name)
                 logger.warning("task %r: tools: %s", self.task_definition.name, message)
 
-    async def _ask_user(self, live: LiveEpisode, user: UserSession, messages: Sequence[Message]) -> UserTurn | None:
+    async def _ask_user(
+        self, live: LiveEpisode, user: UserSession, messages: Sequence[Message], form: str | None = None
+    ) -> UserTurn | None:
         """Return the reply of the user, or None if the time limit of the episode was reached."""
         from reward_kit.agent.simulated_user import WHO
 
         with boundary(PolicyError, WHO):
             seconds, is_wall_time = self._policy_limit(live)
             with live.clock.deadline(seconds) as scope:
-                turn = await user.reply(messages)
+                turn = await user.reply(messages, form)
             if scope is not None and scope.cancelled_caught:
                 if is_wall_time:
                     return None
@@ -514,6 +519,19 @@ class RLRolloutWorker:
         self.budget.spend(used)
         self._check_cost_known(used, WHO, is_free=self.user is None or self.user.is_free)
         return turn
+
+    async def _answer_form(self, live: LiveEpisode, form: str) -> UserAnswer:
+        """Let the user answer a question of the environment during a tool call."""
+        if live.user is None or live.tools is None:
+            return UserAnswer(None, "the episode has not begun")
+        with without_deadline(live.tools.scope):
+            turn = await self._ask_user(live, live.user, live.episode.messages, form)
+        if turn is None:
+            return UserAnswer(None, "the time limit of the episode was reached")
+        facts: dict[str, Any] = {key: turn.facts[key] for key in ("raw", "usage", "finish_reason") if key in turn.facts}
+        if turn.is_over:
+            return UserAnswer(None, "the simulated user ended the conversation", facts)
+        return UserAnswer(turn.text, facts=facts)
 
     async def _answer_text(
         self, live: LiveEpisode, user: UserSession, message: Message, execution: Execution
@@ -595,6 +613,8 @@ class LiveEpisode:
     failure: Failure | None = None
     is_state_known: bool = True  # False once a call to the resource was cancelled
     clock: EpisodeClock = field(default_factory=EpisodeClock)
+    tools: Toolbox | None = None
+    user: UserSession | None = None
     _began: float = field(default_factory=time.perf_counter)
     _began_at: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
 

@@ -215,8 +215,12 @@ class UserSession:
             self._first.append(Message(role="user", content=GREETING))
         return speaks_first
 
-    async def reply(self, messages: Sequence[Message]) -> UserTurn:
+    async def reply(self, messages: Sequence[Message], form: str | None = None) -> UserTurn:
         """Return the next message of the user, given the conversation as the agent sees it.
+
+        Args:
+            messages: the conversation as the agent sees it.
+            form: a question of the environment, which follows the conversation and does not become part of it.
 
         Raises:
             PolicyError: If the policy of the user did not return an action, or called a tool.
@@ -228,6 +232,8 @@ class UserSession:
             for message, (previous, known) in zip(messages, seen, strict=False)
         ]
         conversation = [*self._first, *(heard for _, heard in self._heard if heard is not None)]
+        if form is not None:
+            conversation.append(Message(role="user", content=form))
         with _named_failures():
             output = await next_action(self._policy, conversation, None, label=WHO)
         action = output.action_structured
@@ -238,7 +244,9 @@ class UserSession:
         known = {key: value for key, value in (output.log_probs or {}).items() if value is not None}
         raw = text if output.raw_policy_output is None else output.raw_policy_output
         facts: dict[str, Any] = to_plain_data({"raw": raw, **known})
-        if self._unrecorded:  # record them with the first answer, since they are not in the conversation
+        if (
+            self._unrecorded and form is None
+        ):  # record them with the first answer, since they are not in the conversation
             facts["instructions"], self._unrecorded = self._unrecorded, ""
         if stops:  # keep one space or line break if the phrase had some on both sides
             pattern = rf"\s+(?:{re.escape(self._stop_phrase)}\s+)+"

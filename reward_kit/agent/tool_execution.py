@@ -64,6 +64,7 @@ class Toolbox:
     Attributes:
         missing: the names in the `tools` of the task that did not exist when `specs` was last called, each with a
             message.
+        scope: the scope with the deadline of the running call.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Toolbox:
             self._terminate = [tool_spec(task.terminate_tool, about, parameters)]
         self._offered: list[str] = []
         self.missing: dict[str, str] = {}
+        self.scope: anyio.CancelScope | None = None
 
     async def specs(self) -> list[ToolSpec] | None:
         """Return the tools that can be called now, or None.
@@ -154,7 +156,7 @@ class Toolbox:
                 return await self._call_resource(name, dict(arguments), done)
             limit = self._tool_time_s
             allowed = [seconds for seconds in (limit, seconds_left) if seconds is not None]
-            with anyio.move_on_after(min(allowed) if allowed else None):
+            with anyio.move_on_after(min(allowed) if allowed else None) as self.scope:
                 if is_own:
                     return await self._call_own(name, dict(arguments))
                 return await self._call_resource(name, dict(arguments), done)

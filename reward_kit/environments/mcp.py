@@ -15,7 +15,9 @@ import os
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -34,6 +36,7 @@ from reward_kit.environments.base import (
     tool_spec,
 )
 from reward_kit.environments.config import ResourceConfig, headers_from_environment, read_config, task_path
+from reward_kit.environments.elicitation import CURRENT_USER, FormAnswer, fill_form
 from reward_kit.environments.filesystem import SUPPORTED, Entry, files_key, files_snapshot, read_tree, write_entries
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean, install_hint
@@ -43,7 +46,7 @@ from reward_kit.task_parts import Word
 if TYPE_CHECKING:
     import mcp_types
 
-    from reward_kit.environments.mcp_session import McpSession, StdioServer
+    from reward_kit.environments.mcp_session import FillForm, McpSession, StdioServer
 
 SHOWN_PATH = "/working_copy"
 """The path shown to agents for every working copy, so that identical episodes have identical texts."""
@@ -53,6 +56,7 @@ _ONLY_WITH_COMMAND = ("env", "pass_env", "cwd")
 _ONLY_WITH_URL = ("headers", "headers_env")
 _MAX_NAME_CHARS = 64
 _MAX_FILE_BYTES = 256_000_000
+_MAX_RECORDED_CHARS = 64 * 1024
 _SHOWN_PATH = re.compile(rf"{SHOWN_PATH}(?![\w-])")
 _numbers = itertools.count(1)
 logger = logging.getLogger("reward_kit.environments.mcp")
@@ -162,19 +166,23 @@ def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -
     """Return the server's name and the specification of each requested tool, keyed by a unique name for the agent."""
     by_name: dict[str, mcp_types.Tool] = {}
     for tool in listed:
-        if by_name.setdefault(tool.name, tool) is not tool:
-            logger.warning("the server lists two tools named %r; using the first", tool.name)
-    names = [name for name in by_name if wanted is None or name in set(wanted)]
-    kept = {name for name in names if re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}", name)}
-    shown = {name: name for name in kept}
+        by_name.setdefault(tool.name, tool)
+    if len(by_name) < len(listed):
+        (twice, _), *_ = Counter(tool.name for tool in listed).most_common(1)
+        logger.warning("the server lists several tools named %.100r; using the first", twice)
+    names = [name for name in by_name if wanted is None or name in wanted]
+    shown = {name: name for name in names if re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}", name)}
+    taken, numbers = set(shown), Counter[str]()
     for name in names:
-        if name not in kept:
-            plain = re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:_MAX_NAME_CHARS] or "tool"
-            free, number = plain, 1
-            while free in shown.values():
-                number += 1
-                free = f"{plain[: _MAX_NAME_CHARS - len(str(number)) - 1]}_{number}"
+        if name not in shown:
+            plain = re.sub(r"[^a-zA-Z0-9_-]", "_", name[:_MAX_NAME_CHARS]) or "tool"
+            free = plain
+            while free in taken:
+                numbers[plain] += 1
+                suffix = f"_{numbers[plain] + 1}"
+                free = f"{plain[: _MAX_NAME_CHARS - len(suffix)]}{suffix}"
             shown[name] = free
+            taken.add(free)
     table = {}
     for name in names:
         tool = by_name[name]
@@ -184,10 +192,10 @@ def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -
 
 
 def result_text(result: mcp_types.CallToolResult) -> str:
-    """Return a result as one text: its text blocks, else its structured value, and one line for each other item."""
+    """Return a result as one text: its text blocks, else its structured content, and one line for each other item."""
     texts = []
     if result.structured_content is not None and not any(block.type == "text" for block in result.content):
-        texts.append(json.dumps(result.structured_content, ensure_ascii=False))
+        texts.append(canonical_json(result.structured_content))
     for block in result.content:
         if block.type == "text":
             texts.append(block.text)
@@ -259,7 +267,7 @@ class McpResource(ReplayForkResource):
         return outcome
 
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
-        from reward_kit.environments.mcp_session import UnknownEffectError
+        from reward_kit.environments.mcp_tasks import UnknownEffectError
 
         session = self._here
         if action_name not in self._tools:
@@ -271,19 +279,53 @@ class McpResource(ReplayForkResource):
         # The effect of a call is unknown until its answer.
         self._key = hash_key(before, *call, "unanswered")
         try:
-            result = await session.call(tool, _with_path(dict(action_params), self._folder))
+            result = await session.call(tool, _with_path(dict(action_params), self._folder), self._form_filler())
             text = self._without_path(result_text(result))
             if result.is_error:
                 raise ToolError(text or f"{tool} failed without a message")
-        except ToolError:
+        except ToolError as error:
             self._key = before
-            raise
+            raise ToolError(f"{error}{_refusals(session.forms)}") from error
         except (DeadlineError, UnknownEffectError) as error:
             if self._settings.fork == "replay":
                 raise error if isinstance(error, DeadlineError) else EnvironmentFailure(str(error)) from error
-            raise ToolError(str(error)) from error
-        self._key = hash_key(before, *call, text)
-        return StepOutcome(text)
+            raise ToolError(f"{error}{_refusals(session.forms)}") from error
+        forms = json.loads(self._without_path(canonical_json(session.forms)))
+        answers = [canonical_json([form["action"], form.get("content")]) for form in forms]
+        self._key = hash_key(before, *call, *answers, text)
+        return StepOutcome(text, info=self._record(result, forms))
+
+    def _form_filler(self) -> FillForm | None:
+        """Return the function that answers the forms of a call: from the record in a replay, else by the user."""
+        if self._replayed is not None:
+            recorded = iter(self._replayed.info.get("forms", ()))
+
+            async def repeat(message: str, schema: Mapping[str, Any]) -> FormAnswer:
+                form = next(recorded, None)
+                if form is None:
+                    raise EnvironmentFailure("replay: the server asks for more input than before")
+                content = _with_path(form.get("content"), self._folder)
+                return FormAnswer(form["action"], content, form.get("reason", ""), form.get("user", {}))
+
+            return repeat
+        if (ask := CURRENT_USER.get()) is None:
+            return None
+
+        async def fill(message: str, schema: Mapping[str, Any]) -> FormAnswer:
+            answer = await fill_form(ask, self._without_path(message), schema)
+            return replace(answer, content=_with_path(answer.content, self._folder))
+
+        return fill
+
+    def _record(self, result: mcp_types.CallToolResult, forms: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return what the record keeps of a result beside its text."""
+        info: dict[str, Any] = {"forms": forms} if forms else {}
+        if result.structured_content is None:
+            return info
+        text = self._without_path(canonical_json(result.structured_content))
+        if len(text) > _MAX_RECORDED_CHARS:
+            return {**info, "structured_content_chars": len(text)}
+        return {**info, "structured_content": json.loads(text)}
 
     async def get_observation(self) -> Any:
         instructions = self._here.instructions
@@ -341,7 +383,14 @@ class McpResource(ReplayForkResource):
                 server = _stdio_server(settings, self._folder)
                 name = f"the MCP server {' '.join(server.command)[:200]!r}"
             start_s, call_s = settings.start_timeout_s, settings.call_timeout_s
-            self._session = McpSession(server, name, start_timeout_s=start_s, call_timeout_s=call_s, root=self._folder)
+            self._session = McpSession(
+                server,
+                name,
+                start_timeout_s=start_s,
+                call_timeout_s=call_s,
+                root=self._folder,
+                takes_forms=CURRENT_USER.get() is not None,
+            )
             await self._session.start()
             self._is_fresh = True
             await self._list_tools()
@@ -381,6 +430,12 @@ class McpResource(ReplayForkResource):
 
     def _without_path(self, text: str) -> str:
         return text if self._folder is None else text.replace(str(self._folder), SHOWN_PATH)
+
+
+def _refusals(forms: Sequence[Mapping[str, Any]]) -> str:
+    """Return a note with the reasons why forms of a failed call were not filled in."""
+    reasons = [form["reason"] for form in forms if form.get("reason")]
+    return f" (the server asked for input, but {'; '.join(reasons)})" if reasons else ""
 
 
 def _with_path(value: Any, folder: Path | None) -> Any:

@@ -9,10 +9,11 @@ not track.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,18 +22,22 @@ import anyio
 import httpx2
 import mcp_types
 import pydantic
-from mcp import Client, MCPError
+from mcp import Client, InputRequiredRoundsExceededError, MCPError
 from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from mcp.shared.message import SessionMessage
 
+from reward_kit.environments.elicitation import FormAnswer, without_deadline
+from reward_kit.environments.mcp_tasks import TasksExtension, UnknownEffectError
+from reward_kit.environments.schema_check import schema_violation
 from reward_kit.errors import DeadlineError, EnvironmentFailure, RewardKitError, ToolError, boundary
 from reward_kit.processes import ChildProcess, start_process
 from reward_kit.safe_input import (
     MCP_MESSAGE_BYTES,
     MCP_MESSAGE_VALUES,
     MCP_STREAM_BYTES,
+    MCP_TOOLS,
     MCP_TOOLS_BYTES,
     TooLargeError,
     check_values,
@@ -44,6 +49,9 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 _MAX_PAGES = 1_000
+_MAX_ROUNDS = 10
+_MAX_FORMS = 20
+_RELISTEN_S, _MAX_RELISTEN_S = 1.0, 60.0
 _LOGGED_CHARS = 2_000
 _CLOSE_S = 20.0
 _SESSION_GONE = "Session terminated"
@@ -54,8 +62,8 @@ logging.getLogger("mcp").addHandler(logging.NullHandler())
 logger = logging.getLogger("reward_kit.environments.mcp")
 
 
-class UnknownEffectError(Exception):
-    """A call was sent, but its answer does not show whether the call took effect."""
+FillForm = Callable[[str, Mapping[str, Any]], Awaitable[FormAnswer]]
+"""A function that answers a form, given its message and its schema."""
 
 
 class McpServer(ABC):
@@ -77,17 +85,32 @@ class McpServer(ABC):
 class McpSession:
     """A session with a server: `start` it, list and call tools, then `close` it.
 
-    `tools_changed` is set when the server reports that its tools have changed; `list_tools` clears it.
+    `tools_changed` is set when the server reports that its tools have changed; `list_tools` clears it. `forms` contains
+    the forms that the server asked for during the last call, with their answers. Without `takes_forms`, the server is
+    not offered to ask for any.
     """
 
     def __init__(
-        self, server: McpServer, name: str, *, start_timeout_s: float, call_timeout_s: float, root: Path | None
+        self,
+        server: McpServer,
+        name: str,
+        *,
+        start_timeout_s: float,
+        call_timeout_s: float,
+        root: Path | None,
+        takes_forms: bool = False,
     ) -> None:
-        self._server, self._name, self._root = server, name, root
+        self._server, self._name, self._root, self._takes_forms = server, name, root, takes_forms
         self._start_timeout_s, self._call_timeout_s = start_timeout_s, call_timeout_s
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Client] | None = None
         self._closing = asyncio.Event()
+        self._output_schemas: dict[str, dict[str, Any]] = {}
+        self._fill: Callable[[str, Mapping[str, Any]], asyncio.Task[FormAnswer]] | None = None
+        self._scope: anyio.CancelScope | None = None
+        self._one_form = anyio.Lock()
+        self._user_failure: RewardKitError | None = None
+        self.forms: list[dict[str, Any]] = []
         self.tools_changed = False
 
     async def start(self) -> None:
@@ -113,40 +136,68 @@ class McpSession:
     async def list_tools(self) -> list[mcp_types.Tool]:
         """Return the tools from all pages."""
         self.tools_changed = False
+        with boundary(EnvironmentFailure, f"the tools of {self._name}"), anyio.move_on_after(self._start_timeout_s):
+            tools = await self._all_pages()
+            self._output_schemas = {tool.name: tool.output_schema for tool in tools if tool.output_schema is not None}
+            return tools
+        raise EnvironmentFailure(
+            f"{self._name} did not list its tools within {self._start_timeout_s:g} s (start_timeout_s)"
+        )
+
+    async def _all_pages(self) -> list[mcp_types.Tool]:
         tools: list[mcp_types.Tool] = []
         cursor, size = None, 0
-        with boundary(EnvironmentFailure, f"the tools of {self._name}"):
-            for _ in range(_MAX_PAGES):
-                try:
-                    with anyio.fail_after(self._call_timeout_s):
-                        page = await self._client().list_tools(cursor=cursor, cache_mode="bypass")
-                except MCPError as error:
-                    raise await self._lost(f"did not list its tools: {error.message}") from error
-                tools += page.tools
-                size += len(page.model_dump_json())
-                if size > MCP_TOOLS_BYTES:
-                    raise EnvironmentFailure(
-                        f"{self._name} lists tools larger than the limit of {format_size(MCP_TOOLS_BYTES)}"
-                    )
-                cursor = page.next_cursor
-                if cursor is None:
-                    return tools
-        raise EnvironmentFailure(f"{self._name} lists its tools on more than {_MAX_PAGES} pages")
+        for _ in range(_MAX_PAGES):
+            try:
+                page = await self._client().list_tools(cursor=cursor, cache_mode="bypass")
+            except MCPError as error:
+                raise await self._lost(f"did not list its tools: {error.message}") from error
+            tools += page.tools
+            if len(tools) > MCP_TOOLS:
+                raise EnvironmentFailure(f"{self._name} lists more than {MCP_TOOLS:,} tools")
+            size += len(page.model_dump_json())
+            if size > MCP_TOOLS_BYTES:
+                raise EnvironmentFailure(
+                    f"{self._name} lists tools larger than the limit of {format_size(MCP_TOOLS_BYTES)}"
+                )
+            cursor = page.next_cursor
+            if cursor is None:
+                return tools
+        raise EnvironmentFailure(f"{self._name} lists its tools on more than {_MAX_PAGES:,} pages")
 
-    async def call(self, tool: str, arguments: dict[str, Any]) -> mcp_types.CallToolResult:
-        """Call a tool.
+    async def call(
+        self, tool: str, arguments: dict[str, Any], fill: FillForm | None = None
+    ) -> mcp_types.CallToolResult:
+        """Call a tool, and wait until its task ends if it is one.
+
+        Args:
+            tool: the server's name of the tool.
+            arguments: its arguments.
+            fill: answers the forms of the server. Its time does not count.
 
         Raises:
             ToolError: the server rejected the call.
-            UnknownEffectError: the answer violates the protocol or the tool's output schema.
+            UnknownEffectError: the answer violates the protocol.
             DeadlineError: the answer did not arrive in time; the call was cancelled, and the session continues.
-            EnvironmentFailure: the connection to the server was lost.
+            EnvironmentFailure: the connection to the server was lost, or the answer violates the tool's output schema.
+            RewardKitError: `fill` failed.
         """
         client = self._client()
+        self.forms, self._user_failure = [], None
+        if fill is not None:
+            # The server's requests arrive in the task of the session, which does not have the episode's context.
+            context = contextvars.copy_context()
+            self._fill = lambda *form: asyncio.create_task(_awaited(fill(*form)), context=context)
         try:
-            with anyio.move_on_after(self._call_timeout_s):
-                return await client.call_tool(tool, arguments, progress_callback=self._on_progress)
+            with anyio.move_on_after(self._call_timeout_s) as self._scope:
+                result = await client.call_tool(tool, arguments, progress_callback=self._on_progress)
+                self._raise_user_failure()
+                return result
+        except ToolError:  # from a task
+            self._raise_user_failure()
+            raise
         except MCPError as error:
+            self._raise_user_failure()
             if error.code == mcp_types.CONNECTION_CLOSED or error.message == _SESSION_GONE:
                 raise await self._lost(f"ended during the call of {tool!r}") from error
             raise ToolError(f"{tool}: {error.message}") from error
@@ -154,11 +205,36 @@ class McpSession:
             raise UnknownEffectError(
                 f"{tool}: the server's answer is not a valid result: {error.errors()[0]['msg']}"
             ) from error
-        except RuntimeError as error:  # the SDK's error for an answer that violates the tool's output schema
-            raise UnknownEffectError(f"{tool}: {error}") from error
+        except InputRequiredRoundsExceededError as error:
+            raise UnknownEffectError(f"{tool}: the server asked for input more than {_MAX_ROUNDS} times") from error
+        finally:
+            self._fill = self._scope = None
+        self._raise_user_failure()
         raise DeadlineError(
             f"{tool} did not answer within {self._call_timeout_s:g} s and was cancelled (call_timeout_s)"
         )
+
+    def _raise_user_failure(self) -> None:
+        if self._user_failure is not None:
+            raise self._user_failure
+
+    async def _check_result(self, name: str, result: mcp_types.CallToolResult) -> None:
+        """Validate a result against the tool's output schema, instead of the SDK, which sets no bounds."""
+        schema = self._output_schemas.get(name)
+        if schema is None:
+            return
+        try:
+            if "structured_content" not in result.model_fields_set:
+                problem = "the result has no structured content"
+            else:
+                problem = schema_violation(result.structured_content, schema)
+        except TooLargeError as error:
+            logger.warning("%s: a result of %r was not checked: the check is limited to %s", self._name, name, error)
+            return
+        except ValueError as error:
+            raise EnvironmentFailure(f"{self._name}: the output schema of {name!r} is invalid: {error}") from None
+        if problem:
+            raise EnvironmentFailure(f"{self._name}: a result of {name!r} violates its output schema: {problem}")
 
     async def close(self) -> None:
         """End the session and its server, even during cancellation."""
@@ -186,7 +262,12 @@ class McpSession:
                     logging_callback=self._on_log,
                     message_handler=self._on_message,
                     list_roots_callback=self._on_roots if self._root is not None else None,
+                    elicitation_callback=self._on_form if self._takes_forms else None,
+                    input_required_max_rounds=_MAX_ROUNDS,
+                    extensions=[TasksExtension()],
                 ) as client:
+                    client.session.validate_tool_result = self._check_result  # type: ignore[method-assign]
+                    logger.info("%s uses version %s of the protocol", self._name, client.protocol_version)
                     self._ready.set_result(client)
                     async with anyio.create_task_group() as tasks:
                         tasks.start_soon(self._listen, client)
@@ -203,14 +284,25 @@ class McpSession:
         offered = client.server_capabilities.tools
         if offered is None or not offered.list_changed:
             return
-        try:
-            async with client.listen(tools_list_changed=True) as changes:
-                async for _ in changes:
-                    self.tools_changed = True
-        except ListenNotSupportedError:
-            return  # older versions report changes without a subscription
-        except (SubscriptionLost, MCPError, TimeoutError) as error:
-            logger.debug("%s: the server does not report changes of its tools: %s", self._name, error)
+        wait = _RELISTEN_S
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    if not changes.honored.tools_list_changed:
+                        return
+                    async for _ in changes:
+                        self.tools_changed = True
+                        wait = _RELISTEN_S
+            except ListenNotSupportedError:
+                return  # older versions report changes without a subscription
+            except (MCPError, TimeoutError) as error:
+                logger.debug("%s: the server does not report changes of its tools: %s", self._name, error)
+                return
+            except SubscriptionLost as error:
+                logger.debug("%s: the subscription was lost: %s", self._name, error)
+            await anyio.sleep(wait)
+            wait = min(2 * wait, _MAX_RELISTEN_S)
+            self.tools_changed = True  # a change may have been missed
 
     def _client(self) -> Client:
         if self._task is None or self._ready is None or self._closing.is_set():
@@ -254,13 +346,42 @@ class McpSession:
     async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         logger.debug("%s reports progress %s of %s: %.*s", self._name, progress, total, _LOGGED_CHARS, message)
 
+    async def _on_form(
+        self, context: Any, params: mcp_types.ElicitRequestParams
+    ) -> mcp_types.ElicitResult | mcp_types.ErrorData:
+        """Let the user answer a form, one at a time."""
+        async with self._one_form:
+            if self._fill is None or self._user_failure is not None:
+                return mcp_types.ErrorData(code=mcp_types.INVALID_REQUEST, message="No user can answer now")
+            if len(self.forms) == _MAX_FORMS:
+                message = f"More than {_MAX_FORMS} requests for input in one call"
+                return mcp_types.ErrorData(code=mcp_types.INVALID_REQUEST, message=message)
+            if isinstance(params, mcp_types.ElicitRequestURLParams):
+                answer = FormAnswer("decline", reason="a simulated user cannot open a URL")
+            else:
+                try:
+                    with without_deadline(self._scope):
+                        answer = await self._fill(params.message, params.requested_schema)
+                except RewardKitError as error:
+                    self._user_failure = error
+                    return mcp_types.ErrorData(code=mcp_types.INTERNAL_ERROR, message="The user cannot answer")
+            form = {"message": params.message[:_LOGGED_CHARS], "action": answer.action, "content": answer.content}
+            known = {**form, "reason": answer.reason or None, "user": dict(answer.facts) or None}
+            self.forms.append({key: value for key, value in known.items() if value is not None})
+            return mcp_types.ElicitResult(action=answer.action, content=answer.content)
+
     async def _on_roots(self, context: Any) -> mcp_types.ListRootsResult:
         assert self._root is not None
         uri = pydantic.FileUrl(self._root.as_uri())
         return mcp_types.ListRootsResult(roots=[mcp_types.Root(uri=uri, name="working copy")])
 
 
+async def _awaited(answer: Awaitable[FormAnswer]) -> FormAnswer:
+    return await answer
+
+
 _CHUNK_BYTES = 1 << 20
+_TOOL_MARK = b'"inputSchema"'  # counted before parsing: a tool takes 4 kB of memory when parsed
 _FLUSH_S = 0.5
 _GRACE_S = 2.0
 _SHOWN_CHARS = 200
@@ -391,6 +512,8 @@ async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
             line += piece
             whole, line = bytes(line), bytearray()
             check_values(whole, MCP_MESSAGE_VALUES)
+            if whole.count(_TOOL_MARK) > MCP_TOOLS:
+                raise TooLargeError(f"{MCP_TOOLS:,} tools")
             yield whole
         line += rest
         if len(line) > MCP_MESSAGE_BYTES:
@@ -457,7 +580,7 @@ class _CountedStream(httpx2.AsyncByteStream):
         self._body, self._most_bytes, self._is_events = body, most_bytes, is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = values = 0
+        size = values = tools = 0
         async for piece in self._body:
             size += len(piece)
             if self._most_bytes is not None and size > self._most_bytes:
@@ -466,6 +589,9 @@ class _CountedStream(httpx2.AsyncByteStream):
             values = sum(piece.count(mark, end) for mark in (b",", b"[", b"{")) + (0 if end else values)
             if values > MCP_MESSAGE_VALUES:
                 raise AnswerTooLargeError(f"the answer has more than {MCP_MESSAGE_VALUES:,} JSON values")
+            tools += piece.count(_TOOL_MARK)
+            if tools > MCP_TOOLS:
+                raise AnswerTooLargeError(f"the answer lists more than {MCP_TOOLS:,} tools")
             yield piece
 
     async def aclose(self) -> None:

@@ -31,6 +31,7 @@ class ReplayForkResource(ForkableResource):
         self._config: Mapping[str, Any] = {}
         self._reset_seed: int | None = None
         self._history: list[Event] = []
+        self._replayed: StepOutcome | None = None  # the recorded outcome of the step that is being repeated
 
     @abstractmethod
     async def _setup(self, config: Mapping[str, Any]) -> None:
@@ -111,10 +112,13 @@ class ReplayForkResource(ForkableResource):
                 await self.reseed_noise(arguments["seed"])
                 continue
             where = f"step {number} ({name} {dict(arguments)!r})"
+            self._replayed = expected
             try:
                 outcome = await self.step(name, arguments)
             except ToolError as error:
                 raise EnvironmentFailure(f"replay: {where} was rejected in the replay: {error}") from error
+            finally:
+                self._replayed = None
             for field in ("observation", "reward", "terminated", "truncated"):
                 _compare(where, f"the {field}", getattr(expected, field), getattr(outcome, field))
 

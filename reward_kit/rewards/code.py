@@ -321,14 +321,14 @@ async def program_code(
     This reward works like `python_code` with runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}`, or dataset rows that
     contain runs). The program is compiled once and then run in a new process for each test. The compiler and the
     program run in one sandboxed child process that may start other processes, which requires namespaces. A program that
-    does not compile scores 0. If the compiler is missing, the rollout is unscored.
+    does not compile scores 0. If the compiler is missing, the rollout is unscored. The other options work as in
+    `python_code`.
 
     Args:
         messages: the conversation. Only the last assistant message is read.
         ground_truth: the hidden tests.
         sandbox: the sandbox of the worker, as in `python_code`.
         language: the language, which determines the compiler or interpreter and the tags of matching blocks.
-        pass_rate, block, unfenced, tolerance, stdout, tell_expected: options that work as in `python_code`.
         time_s: the limit of CPU time for each run in seconds. The limit of wall time is 3 * `time_s` + 1.
         compile_s: the limit of wall time for compiling, in seconds.
         memory_mb: the memory limit of each process in MiB.

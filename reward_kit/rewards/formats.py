@@ -291,10 +291,10 @@ def contains_none(
 ) -> EvaluateResult:
     """Score 1 if the last message of the agent is not empty and contains none of the keywords.
 
-    In all other cases, score 0. Deliberate misspellings and similar letters of another script are not detected.
+    In all other cases, score 0. Deliberate misspellings and similar letters of another script are not detected. The
+    other arguments work as in `contains_all`.
 
     Args:
-        messages, assistant_turns, whole_words, ignore_case, of: arguments that work as in `contains_all`.
         keywords: the unwanted words or phrases.
 
     Raises:

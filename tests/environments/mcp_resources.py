@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from reward_kit.environments.mcp import McpResource
@@ -9,9 +15,32 @@ from reward_kit.processes import temporary_root
 
 HERE = Path(__file__).parent
 SDK = ["{python}", str(HERE / "mcp_server.py")]
+FORMS = ["{python}", str(HERE / "mcp_forms_server.py")]
+STATELESS = ["{python}", "-I", "-S", str(HERE / "mcp_stateless_server.py")]
 TINY = ["{python}", "-I", "-S", str(HERE / "mcp_tiny_server.py")]
 AFTER = f"\nimport runpy; runpy.run_path({TINY[-1]!r}, run_name='__main__')"
 """Python that becomes the tiny server, to stand after something else."""
+
+
+@contextmanager
+def served(command: list[str]) -> Iterator[str]:
+    """Run a server over streamable HTTP, and yield its URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen([sys.executable, *command[1:], str(port)], stdout=quiet, stderr=quiet)
+    try:
+        while process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
 
 
 class opened:

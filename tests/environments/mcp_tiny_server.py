@@ -1,6 +1,7 @@
 """A minimal MCP server of the standard library with faults that no SDK allows."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -61,7 +62,10 @@ def ask(method: str) -> str:
 
 ASKED = {
     "sampling/createMessage": {"messages": [], "maxTokens": 1},
-    "elicitation/create": {"message": "?", "requestedSchema": {"type": "object", "properties": {}}},
+    "elicitation/create": {
+        "message": "?",
+        "requestedSchema": {"type": "object", "properties": {"size": {"type": "string"}}, "required": ["size"]},
+    },
 }
 
 
@@ -98,7 +102,11 @@ def main() -> None:
         if method == "initialize":
             offered = {"tools": {"listChanged": True}}
             info = {"name": "tiny", "version": "1"}
-            result = {"protocolVersion": "2025-06-18", "capabilities": offered, "serverInfo": info}
+            result = {
+                "protocolVersion": os.environ.get("MCP_VERSION", "2025-06-18"),
+                "capabilities": offered,
+                "serverInfo": info,
+            }
         elif method == "tools/list":
             result = listed(params.get("cursor"))
         elif method == "tools/call":

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -19,7 +15,7 @@ from reward_kit.environments.mcp import McpResource, result_text
 from reward_kit.errors import DeadlineError, EnvironmentFailure, ToolError
 from reward_kit.processes import LOG_FOLDER
 from tests.agent.resources import call, calls, collected, failure, reason, tool_answers
-from tests.environments.mcp_resources import AFTER, SDK, TINY, ask, opened
+from tests.environments.mcp_resources import AFTER, SDK, TINY, ask, opened, served
 
 
 async def names(resource: McpResource) -> list[str]:
@@ -31,20 +27,8 @@ async def names(resource: McpResource) -> list[str]:
 
 @pytest.fixture(scope="module")
 def http_url():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, *SDK[1:], str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            break
-        except OSError:
-            time.sleep(0.02)
-    yield f"http://127.0.0.1:{port}/mcp"
-    process.kill()
-    process.wait()
+    with served(SDK) as url:
+        yield url
 
 
 SCRIPT = [

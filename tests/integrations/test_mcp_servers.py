@@ -1,7 +1,8 @@
 """Test published MCP servers: their tools are listed and run in episodes.
 
 `make integrations` installs them into `.integrations/`: two of PyPI on the SDK's second major, one on its first, and
-two of npm, of which one also speaks streamable HTTP.
+two of npm, of which one also speaks streamable HTTP. Two further servers run on the SDK's first major and on FastMCP's
+implementation of tasks.
 """
 
 from __future__ import annotations
@@ -10,20 +11,28 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from reward_kit.agent.policies.simple_policies import ScriptedPolicy
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
+from reward_kit.agent.simulated_user import ScriptedUser
 from reward_kit.checks import check_resource
 from reward_kit.environments import open_snapshot
 from reward_kit.environments.mcp import McpResource
-from tests.agent.resources import call, reason, tool_answers, worker_of
+from tests.agent.resources import call, reason, task_of, tool_answers
 
 pytestmark = pytest.mark.campaign
 
 ROOT = Path(__file__).parents[2] / ".integrations"
 TIME, GIT = ROOT / "mcp/bin/mcp-server-time", ROOT / "mcp/bin/mcp-server-git"
-TIME_ON_SDK_1 = ROOT / "mcp1/bin/mcp-server-time"
+TIME_ON_SDK_1, PYTHON_ON_SDK_1 = ROOT / "mcp1/bin/mcp-server-time", ROOT / "mcp1/bin/python"
+PYTHON_ON_FASTMCP = ROOT / "mcp_tasks/bin/python"
+SERVERS = Path(__file__).parent / "mcp_servers"
 FILESYSTEM, EVERYTHING = (
     ROOT / "npm/node_modules/.bin" / f"mcp-server-{name}" for name in ("filesystem", "everything")
 )
@@ -31,17 +40,44 @@ FILESYSTEM, EVERYTHING = (
 
 @pytest.fixture(autouse=True)
 def _are_installed() -> None:
-    missing = [path.name for path in (TIME, GIT, TIME_ON_SDK_1, FILESYSTEM, EVERYTHING) if not path.exists()]
+    missing = [
+        path.name for path in (TIME, GIT, TIME_ON_SDK_1, PYTHON_ON_FASTMCP, FILESYSTEM, EVERYTHING) if not path.exists()
+    ]
     if missing:
         pytest.skip(f"{', '.join(missing)}: not installed; run `make integrations`")
 
 
-async def played(config: dict, *script: dict) -> list[str]:
-    """Return the answers of the tools in one episode that plays the script."""
-    worker = worker_of(list(script), resource_type="mcp", base_resource_config=config, initial_user_prompt="x")
-    episode = await worker.collect_episode()
+async def played(config: dict, *script: dict, replies: list[str] | None = None) -> list[str]:
+    """Return the answers of the tools in one episode that plays the script, with a user who gives the replies."""
+    task = task_of(resource_type="mcp", base_resource_config=config, initial_user_prompt="x")
+    user = None if replies is None else ScriptedUser(replies)
+    episode = await RLRolloutWorker(task, ScriptedPolicy(list(script)), user=user).collect_episode()
     assert reason(episode) == "terminate_action", episode.custom_data
     return tool_answers(episode)
+
+
+@contextmanager
+def served(command: list[Any], port: int, **variables: str) -> Iterator[str]:
+    """Run a server over streamable HTTP, and yield its URL."""
+    quiet, environment = subprocess.DEVNULL, {**os.environ, **variables}
+    process = subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
+    try:
+        while process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 @pytest.mark.parametrize("server", [TIME, TIME_ON_SDK_1], ids=["SDK 2", "SDK 1"])
@@ -128,23 +164,44 @@ async def test_server_everything_over_stdio() -> None:
 
 @pytest.fixture
 def everything_url():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "PORT": str(port)}
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen([EVERYTHING, "streamableHttp"], env=environment, stdout=quiet, stderr=quiet)
-    while process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            break
-        except OSError:
-            time.sleep(0.02)
-    yield f"http://127.0.0.1:{port}/mcp"
-    process.kill()
-    process.wait()
+    port = free_port()
+    with served([EVERYTHING, "streamableHttp"], port, PORT=str(port)) as url:
+        yield url
 
 
 async def test_server_everything_over_http(everything_url) -> None:
     for _ in range(2):
         assert is_right(await played({"url": everything_url}, *EVERYTHING_SCRIPT))
+
+
+@contextmanager
+def reached(python: Path, server: str, transport: str) -> Iterator[dict]:
+    """Yield the configuration of a server of `mcp_servers` over a transport."""
+    if transport == "stdio":
+        yield {"command": [str(python), str(SERVERS / server)]}
+        return
+    port = free_port()
+    with served([python, SERVERS / server, str(port)], port) as url:
+        yield {"url": url}
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_forms_of_a_server_on_the_first_sdk(transport) -> None:
+    script = (call("order", item="tea"), call("sample"), call("stock"))
+    with reached(PYTHON_ON_SDK_1, "forms_server.py", transport) as config:
+        ordered, sampled, stock = await played(config, *script, replies=['{"size": "small"}'])
+        refused, *_ = await played(config, *script)
+    assert ordered == "accept size='small' copies=1"
+    assert sampled == "Error: Error executing tool sample: Sampling not supported"
+    assert '"tea": 2' in stock
+    assert refused == "Error: Error executing tool order: Elicitation not supported"
+
+
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+async def test_tasks_of_fastmcp(transport) -> None:
+    script = (call("add", x=1, y=2), call("fail"), call("forever"), call("what_ended"))
+    with reached(PYTHON_ON_FASTMCP, "tasks_server.py", transport) as config:
+        summed, failed, cancelled, ended = await played({**config, "call_timeout_s": 3}, *script)
+    assert (summed, ended) == ("3", "forever")
+    assert failed == "Error: Error calling tool 'fail': no paper left"
+    assert cancelled == "Error: forever did not answer within 3 s and was cancelled (call_timeout_s)"

@@ -179,12 +179,15 @@ async def test_options_of_a_chat_request_are_translated(api: str) -> None:
 def test_tool_choice_and_formats_are_translated(api: str, choice: object) -> None:
     schema = {"name": "place", "schema": {"type": "object"}, "strict": True}
     request = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "tool_choice": choice}
-    if api == "responses":
-        request |= {"response_format": {"type": "json_schema", "json_schema": schema}, "reasoning_effort": "low"}
+    request |= {"response_format": {"type": "json_schema", "json_schema": schema}}
+    request |= {"reasoning_effort": "low"} if api == "responses" else {"output_config": {"effort": "low"}}
     body = json.loads(DIALECTS[api].encode(request))
     check_request(api, body)
     if api == "responses":
         assert body["text"] == {"format": {"type": "json_schema", **schema}} and body["reasoning"] == {"effort": "low"}
+    else:
+        form = {"type": "json_schema", "schema": {"type": "object"}}
+        assert body["output_config"] == {"effort": "low", "format": form} and "response_format" not in body
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -119,12 +119,14 @@ class PPOConfig:
             itself. The value affects memory and speed, but not the gradient.
         loss: the policy loss; see `rl.losses`.
         clip_low: the maximum distance of the probability ratio below 1, of the log-ratio below 0 ("gmpo"), or the
-            maximum divergence of a token with a negative advantage ("dppo_tv", "dppo_kl"). If None, it depends on the
-            loss.
-        clip_high: the same above 1, above 0, or for positive advantages. If None, it depends on the loss.
+            maximum divergence of a token with a negative advantage ("dppo_tv", "dppo_kl"). If None, it is 0.2; for
+            "gspo" 3e-4, "cispo" 1, "gmpo" 0.4, "dppo_tv" 0.15, and "dppo_kl" 0.05.
+        clip_high: the same above 1, above 0, or for positive advantages. If None, it is as `clip_low`, but 4e-4 for
+            "gspo" and 4 for "cispo".
         dual_clip: the bound on the loss of tokens with a negative advantage, for "ppo" and "decoupled". None means no
             bound.
-        aggregation: how the losses of tokens are reduced to one number. If None, it depends on the loss.
+        aggregation: how the losses of tokens are reduced to one number. If None, it is "token-mean", or
+            "seq-mean-token-mean" for "gspo", "sapo" and "gmpo".
         norm_length: the divisor of "seq-mean-token-sum-norm".
         old_logprobs: the source of the log-probabilities in the denominator of the ratio. They come from the sampler,
             or from the module before the update, which costs a forward pass. "decoupled" and importance weights always
@@ -134,7 +136,8 @@ class PPOConfig:
         importance_cap: the maximum importance weight.
         decoupled_cap: the maximum weight in "decoupled".
         beyond_cap: whether to exclude a token beyond `decoupled_cap`, or to truncate its weight.
-        kl_coefficient: the coefficient of the divergence from the reference in the loss.
+        kl_coefficient: the coefficient of the divergence from the reference in the loss. With `lora`, the default
+            reference is the module without adapters.
         kl_kind: the estimator of this divergence.
         kl_target: the value of `kl_sequence` that an adaptive coefficient maintains. If None, the coefficient is
             constant.
@@ -164,7 +167,8 @@ class PPOConfig:
         gradient_checkpointing: whether to recompute activations inside the layers of the module instead of storing
             them.
         max_logits: the maximum number of logits in memory, which is the number of tokens times the size of the
-            vocabulary. If there are more, the head runs in chunks.
+            vocabulary. If there are more, the head runs in chunks. It takes five times the memory of these logits, or
+            twice without a gradient.
         lora: the options of low-rank adapters, which are trained instead of the weights of the module. If None, the
             weights are trained.
         limits: the limits beyond which an alarm about off-policy data is raised.
