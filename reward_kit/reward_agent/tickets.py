@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reward_kit.errors import ConfigError, DeadlineError, Failure, RewardError
+from reward_kit.providers.model_calls import ModelCall
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 
 Order = Literal["completion", "submission"]
@@ -134,6 +135,8 @@ class Ticket:
         submitted_at: the time of submission, in loop time.
         spans: the start and the end of each attempt for a result, in loop time. It is empty if the result came from the
             cache or from an equal call, or if there was no call.
+        model_calls: the calls of models, such as judges, that the reward made for a result. Those of a group belong to
+            its first result.
         context: the context variables of the submitter.
         arrangement: the batch in the format of a trainer, or None for a list of requests.
     """
@@ -154,6 +157,7 @@ class Ticket:
         self.results: list[Scored | None] = [None] * len(self.requests)
         self.completion_ranks = [-1] * len(self.requests)
         self.spans: list[Spans] = [()] * len(self.requests)
+        self.model_calls: dict[int, Sequence[ModelCall]] = {}
         self.context = contextvars.copy_context()
         name = f"batch {number} ({len(self.requests)} requests)"
         self.deliveries = DeliveryQueue(len(self.requests), group_size, name)
@@ -208,7 +212,9 @@ class Ticket:
         """Return the indices of a group."""
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
-    def settle(self, start: int, scored: Sequence[Scored], spans: Spans = ()) -> int | None:
+    def settle(
+        self, start: int, scored: Sequence[Scored], spans: Spans = (), model_calls: Sequence[ModelCall] = ()
+    ) -> int | None:
         """Store the results of a call, of which `start` is the first index. Results that already exist are kept.
 
         Return the number of the group if it is now complete and the scorer must finish it; otherwise, return None.
@@ -216,6 +222,8 @@ class Ticket:
         if self._owner is None:
             return None
         fresh = 0
+        if model_calls and self.results[start] is None:
+            self.model_calls[start] = model_calls
         for index, result in enumerate(scored, start):
             if self.results[index] is None:
                 self._keep(index, result)
