@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "guides" / "verl.md"
 def test_page_runs_with_the_documented_output(capsys: pytest.CaptureFixture[str]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     found = re.findall(r"^```(?:python|\{ \.python \.learners \})\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert len(found) == 5
+    assert len(found) == 4
     space: dict[str, object] = {"__name__": "page"}
     for code in found:
         exec(compile(code, str(PAGE), "exec"), space)
