@@ -56,6 +56,7 @@ from reward_kit.errors import (
     type_name,
 )
 from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.providers.model_calls import MODEL_CALLS, ModelCall, calls_of
 from reward_kit.providers.request_queue import WHILE_WAITING
 
 if TYPE_CHECKING:
@@ -300,6 +301,7 @@ class RLRolloutWorker:
         live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id), clock=clock)
         WHILE_WAITING.set(clock.paused)
         CURRENT_USER.set(partial(self._answer_form, live) if self.user is not None else None)
+        calls_token = MODEL_CALLS.set(live.model_calls)
         try:
             with boundary(RewardKitError, f"episode {start.rollout_id}"):
                 live.start = await group.episode(rollout_index)
@@ -308,6 +310,7 @@ class RLRolloutWorker:
             logger.info("episode %s failed", start.rollout_id, exc_info=error)
             live.stop(StopReason.ERROR, Failure.from_exception(error))
         finally:
+            MODEL_CALLS.reset(calls_token)
             await group.finish(live.start)
         live.record_facts(self.policy_label)
         return live.episode
@@ -420,6 +423,8 @@ class RLRolloutWorker:
         """Request one action, execute it, and record both the action and its results."""
         episode, resource = live.episode, live.start.resource
         began = time.perf_counter()
+        times = [began]
+        live.step_times.append(times)
         with self._environment_call("state_key and get_tools_spec", resource):
             if resource is not None:
                 episode.get_infos(-1)["state_key"] = await resource.state_key()
@@ -427,6 +432,7 @@ class RLRolloutWorker:
         if not len(episode):
             self._report_missing_tools(tools.missing)
         requested = time.perf_counter()
+        times.append(requested)
         seconds, is_wall_time = self._policy_limit(live)
         try:
             with live.clock.deadline(seconds) as scope, boundary(PolicyError, self.policy_label):
@@ -449,6 +455,7 @@ class RLRolloutWorker:
             with boundary(PolicyError, self.policy_label):
                 raise self._policy_timeout()
         answered = time.perf_counter()
+        times.append(answered)
         if output.log_probs and (unknown := output.log_probs.keys() - self._reported_keys):
             self._report_unknown_keys(unknown)
         action = output.action_structured
@@ -480,9 +487,11 @@ class RLRolloutWorker:
         live.add_step(output, message, execution, stop_reason)
         if stop_reason is not None:
             live.stop(stop_reason, execution.failure)
+        ended = time.perf_counter()
+        times.append(ended)
+        live.tool_spans.append(execution.spans)
         live.policy_s += answered - requested
-        live.steps_s.append(round(answered - requested, 6))
-        live.environment_s += (requested - began) + (time.perf_counter() - answered)
+        live.environment_s += (requested - began) + (ended - answered)
         logger.debug("%s step %d: %s -> %s", episode.id_, len(episode) - 1, action, execution.info)
 
     def _report_unknown_keys(self, unknown: AbstractSet[str]) -> None:
@@ -509,7 +518,7 @@ class RLRolloutWorker:
 
         with boundary(PolicyError, WHO):
             seconds, is_wall_time = self._policy_limit(live)
-            with live.clock.deadline(seconds) as scope:
+            with live.clock.deadline(seconds) as scope, calls_of("user", live.model_calls):
                 turn = await user.reply(messages, form)
             if scope is not None and scope.cancelled_caught:
                 if is_wall_time:
@@ -604,7 +613,10 @@ class LiveEpisode:
     episode: SingleAgentEpisode
     tokens_used: int = 0
     policy_s: float = 0.0
-    steps_s: list[float] = field(default_factory=list)  # time in the policy by step
+    # By step: when it began, the policy was asked, the policy answered, and it ended. An aborted step has fewer times.
+    step_times: list[list[float]] = field(default_factory=list)
+    tool_spans: list[list[tuple[float, float]]] = field(default_factory=list)  # by step
+    model_calls: list[ModelCall] = field(default_factory=list)
     environment_s: float = 0.0  # time outside of the policy
     usage: dict[str, float] = field(default_factory=dict)  # sums over the policy's reports
     user_usage: dict[str, float] = field(default_factory=dict)
@@ -664,9 +676,14 @@ class LiveEpisode:
             extra_model_outputs={key: value for key, value in outputs.items() if value is not None},
         )
 
+    def _since_start(self, time_s: float) -> float:
+        return round(time_s - self._began, 6)
+
     def record_facts(self, policy_label: str) -> None:
         """Record the identity, the start, the end and the timing of the episode."""
         start, reason = self.start, self.stop_reason or StopReason.ERROR
+        tools = [[[*map(self._since_start, span)] for span in spans] for spans in self.tool_spans]
+        calls = [call.to_json(self._began) for call in self.model_calls]
         facts = EpisodeFacts(
             final_state=get_facts(self.episode).get("final_state"),
             sample_id=start.sample.id,
@@ -685,9 +702,12 @@ class LiveEpisode:
                 "started_at": self._began_at.isoformat(timespec="microseconds"),
                 "duration_s": round(time.perf_counter() - self._began, 6),
                 "policy_s": round(self.policy_s, 6),
-                "steps_policy_s": self.steps_s,
+                "steps_policy_s": [round(times[2] - times[1], 6) for times in self.step_times if len(times) == 4],
                 "environment_s": round(self.environment_s, 6),
                 **({"waited_s": round(self.clock.waited_s, 6)} if self.clock.waited_s else {}),
+                "steps": [list(map(self._since_start, times)) for times in self.step_times],
+                **({"tools": tools} if any(tools) else {}),
+                **({"model_calls": calls} if calls else {}),
             },
         )
         if self.user_usage:

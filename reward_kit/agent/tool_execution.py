@@ -47,6 +47,7 @@ class Execution:
     info: dict[str, Any] = field(default_factory=dict)
     is_interrupted: bool = False  # the time limit cancelled a call to the resource, so its state is unknown
     failure: Failure | None = None
+    spans: list[tuple[float, float]] = field(default_factory=list)  # start and end of each call, as in `info["tools"]`
 
     @property
     def is_over(self) -> bool:
@@ -122,8 +123,10 @@ class Toolbox:
         calls, limit = get_tool_calls(action), self._output_chars
         began = time.perf_counter()
         for call, call_id in zip(calls, call_ids(action, step), strict=True):
-            left = None if seconds_left is None else max(seconds_left - (time.perf_counter() - began), 0.0)
+            started = time.perf_counter()
+            left = None if seconds_left is None else max(seconds_left - (started - began), 0.0)
             name, (text, facts) = call["name"], await self._call(call, done, left)
+            done.spans.append((started, time.perf_counter()))
             facts["name"] = name
             if len(text) > limit:
                 half, facts["cut"] = limit // 2, True

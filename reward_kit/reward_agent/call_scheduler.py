@@ -29,6 +29,7 @@ from reward_kit.errors import (
     boundary,
     did_you_mean,
 )
+from reward_kit.providers.model_calls import MODEL_CALLS, ModelCall
 from reward_kit.providers.request_queue import Bucket, Rates, RetryPolicy
 from reward_kit.reward_agent.score_cache import ScoreCache, content_hash, shared
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, failure_from_error
@@ -119,6 +120,7 @@ class Call:
     attempts: int = 0
     began: float = 0.0  # start of the first attempt, in event loop time
     spans: list[tuple[float, float]] = field(default_factory=list)  # start and end of each attempt
+    model_calls: list[ModelCall] = field(default_factory=list)
     given_up: str = ""  # the reason why it is not retried, unless its attempts are used up
     key: str | None = None  # the hash of its content, if results are cached
     scope: anyio.CancelScope | None = None  # cancels it while in flight
@@ -293,12 +295,14 @@ class CallScheduler:
             with anyio.CancelScope(deadline=self._loop.time() + (self._deadline_s or math.inf)) as call.scope:
                 try:
                     with boundary(RewardError, "scorer"):
+                        context = call.ticket.context.copy()
+                        context.run(MODEL_CALLS.set, call.model_calls)
                         if self._in_groups:
-                            turn = CallTurn(self._scorer.score_group(call.requests), call.ticket.context)
+                            turn = CallTurn(self._scorer.score_group(call.requests), context)
                             scored = _checked(await turn, call.requests)
                         else:
                             request = call.ticket.requests[call.start]
-                            one = await CallTurn(self._scorer.score(request), call.ticket.context)
+                            one = await CallTurn(self._scorer.score(request), context)
                             scored = _checked([one], [request])
                 except RewardKitError as raised:
                     error = raised
@@ -377,7 +381,7 @@ class CallScheduler:
 
     async def _hand_over(self, call: Call, scored: Sequence[Scored]) -> None:
         """Store the results in the ticket. If a group is now complete, let the scorer finish it."""
-        ticket, group = call.ticket, call.ticket.settle(call.start, scored, call.spans)
+        ticket, group = call.ticket, call.ticket.settle(call.start, scored, call.spans, call.model_calls)
         if group is None or self._finisher is None:
             return
         requests = ticket.requests[ticket.group_slice(group)]
@@ -387,7 +391,7 @@ class CallScheduler:
             self._finishing[scope] = (ticket, group)
             try:
                 with boundary(RewardError, "finish_group"):
-                    finished = await CallTurn(self._finisher(requests, complete), ticket.context)
+                    finished = await CallTurn(self._finisher(requests, complete), ticket.context.copy())
                     ticket.finish(group, _checked(finished, requests))
             except RewardKitError as raised:
                 error = raised
@@ -432,12 +436,12 @@ def _failed(requests: Sequence[ScoringRequest], error: RewardKitError) -> list[S
 
 
 class CallTurn(Generic[_Result]):
-    """Awaits a coroutine in a copy of a context, and yields at least once, as a task does, but at a lower cost."""
+    """Awaits a coroutine in a context, and yields at least once, as a task does, but at a lower cost."""
 
     __slots__ = ("_context", "_coroutine")
 
     def __init__(self, coroutine: Coroutine[Any, Any, _Result], context: contextvars.Context) -> None:
-        self._coroutine, self._context = coroutine, context.copy()
+        self._coroutine, self._context = coroutine, context
 
     def __await__(self) -> Generator[Any, Any, _Result]:
         step, given, has_waited = self._coroutine.send, None, False

@@ -129,8 +129,6 @@ def _parse_request(data: bytes, api: AgentApi) -> ChatRequest:
         parsed = api.parse(body)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise bad_request(f"the request does not have the format of the API: {error!r:.200}") from error
-    if not parsed.messages:
-        raise bad_request("messages must be a list of at least one message")
     try:
         _MESSAGES.validate_python(parsed.messages)
     except pydantic.ValidationError as error:

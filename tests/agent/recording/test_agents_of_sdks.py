@@ -10,8 +10,8 @@ import pytest
 from reward_kit.agent.models import episode_steps
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.providers.chat import DIALECTS
-from tests.agent.policies.agents_of_sdks import chat_agent, messages_agent, responses_agent
 from tests.agent.policies.own_agents import collect
+from tests.agent.recording.sdk_agents import chat_agent, messages_agent, responses_agent
 from tests.agent.resources import failure, reason
 from tests.chat_server import Behavior, ChatServer, answer
 
