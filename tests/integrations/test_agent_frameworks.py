@@ -204,7 +204,7 @@ async def test_command_line_agent_runs_unchanged(name: str, behind: str, tmp_pat
         settings = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
-            "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+            "ANTHROPIC_BASE_URL": base_url,
             "ANTHROPIC_API_KEY": "any",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         }

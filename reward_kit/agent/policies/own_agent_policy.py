@@ -79,6 +79,7 @@ class AgentTask:
 Agent = Callable[[AgentTask, str], Any]
 """`async def agent(task, base_url)`, or a plain function, which runs in a separate thread.
 
+`base_url` ends in `/v1` and accepts chat completions, Responses and Messages, with any key.
 It returns the final answer as text, or None if the final answer is the model's last answer.
 """
 

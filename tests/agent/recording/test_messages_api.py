@@ -242,14 +242,16 @@ async def test_blocks_reach_a_model_with_the_same_api_unchanged() -> None:
             reply = await client.messages.create(model="any", max_tokens=9, messages=messages, tools=[TOOL])
             messages.append({"role": "assistant", "content": [block.to_dict() for block in reply.content]})
             messages.append({"role": "user", "content": [result, {"type": "text", "text": "Again.", **CACHE}]})
+            messages.append({"role": "system", "content": "Be exact."})
             await client.messages.create(model="any", max_tokens=9, messages=messages, tools=[TOOL])
 
     calls = tool_calls([("add", {"x": 1, "y": 2})], message={"items": THINKING})
     episode, server = await collect([calls, answer("3")], agent, options={"api": "messages"})
     assert failure(episode) is None
-    asked, answered, told = server.bodies[1]["messages"]
+    asked, answered, told, system = server.bodies[1]["messages"]
+    assert system == {"role": "system", "content": [{"type": "text", "text": "Be exact."}]}
     assert asked["content"][0] == document and answered["content"][:2] == THINKING
     assert told["content"] == [result, {"type": "text", "text": "Again.", **CACHE}]
     recorded = [message.to_chat() for message in episode.messages]
-    assert [PROVIDER_ITEMS in message for message in recorded] == [False, True, False, False, False]
-    assert [message.text for message in episode.messages[2:]] == ["failed", "Again.", "3"]
+    assert [PROVIDER_ITEMS in message for message in recorded] == [False, True, False, False, False, False]
+    assert [message.text for message in episode.messages[2:]] == ["failed", "Again.", "Be exact.", "3"]

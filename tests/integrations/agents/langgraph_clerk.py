@@ -23,7 +23,7 @@ def price_of(article: str) -> str:
 
 def model_for(base_url: str, api: str) -> BaseChatModel:
     if api == "messages":
-        return ChatAnthropic(model="any-name", base_url=base_url.removesuffix("/v1"), api_key="not used")
+        return ChatAnthropic(model="any-name", base_url=base_url, api_key="not used")
     return ChatOpenAI(model="any-name", base_url=base_url, api_key="not used", use_responses_api=api == "responses")
 
 
