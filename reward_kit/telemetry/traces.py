@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -44,6 +45,7 @@ SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """The standard environment variable that adds messages, arguments and results to the spans."""
 _LONGEST_NAME = 100  # a model may invent long names of tools
+_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _UNKNOWN = "_OTHER"  # the conventional value of a required attribute that is not known
 _CONTENT_MODES = ("true", "1", "span_only", "span_and_event")
 _NEXT_IDS: ContextVar[tuple[int, int] | None] = ContextVar("_NEXT_IDS", default=None)
@@ -278,7 +280,7 @@ class Telemetry:
         """Return the ids of the episode of a reward call, and its context; the current one without an episode."""
         from opentelemetry import context, trace
 
-        if not episode_timing:
+        if not episode_timing or trace.get_current_span().get_span_context().is_remote:  # of the client of a server
             return (0, 0), context.get_current()
         ids = self._recorded_ids(rollout_id, episode_timing)
         flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
@@ -290,9 +292,8 @@ class Telemetry:
         return derive_id(16, *identity), derive_id(8, "episode", *identity)
 
     def _recorded_ids(self, rollout_id: str, timing: Record) -> tuple[int, int]:
-        parts = str(timing.get("traceparent") or "").split("-")
-        if len(parts) == 4:
-            return int(parts[1], 16), int(parts[2], 16)
+        if match := _TRACEPARENT.fullmatch(str(timing.get("traceparent"))):
+            return int(match[1], 16), int(match[2], 16)
         return self._root_ids(rollout_id, str(timing.get("started_at")))
 
     def clean(self, attributes: Attributes) -> dict[str, Any]:
