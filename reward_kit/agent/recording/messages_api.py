@@ -52,6 +52,7 @@ class MessagesApi(AgentApi):
         for key in _NOT_SERVED:
             if body.get(key):
                 raise bad_request(f"{key}: tools that run at the provider are not supported; run them in the agent")
+        only(body.get("thinking") or {}, Mapping, "thinking")
         messages: list[ChatMessage] = []
         if system := body.get("system"):
             messages += self._to_messages("system", system, "system")
