@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +63,8 @@ class ScoredChunk(_Columns):
     def lengths(self) -> list[int | None]:
         """The number of tokens in each response, for trainers that assign the reward to the last token.
 
-        It is `extra["response_length"]` of the request. If that is not set, it is the number of tokens in the episode,
-        provided that they form one row.
+        It is `extra["response_length"]` of the request. If that is not set, it is the number of tokens in the episode
+        from the first to the last sampled one, provided that they form one row.
         """
         return [response_length(self.ticket.requests[index]) for index in self.data_idxs]
 
@@ -86,11 +86,14 @@ class ScoredChunk(_Columns):
 
 
 def response_length(request: ScoringRequest) -> int | None:
-    """Return the number of tokens in the response of a request, or None if it is unknown."""
+    """Return the number of tokens in a response up to the last sampled one, or None if it is unknown."""
     if (length := request.extra.get("response_length")) is not None:
         return int(length)
     rows = list(request.episode.tokens.rows()) if request.episode is not None else []
-    return len(rows[0].completion_ids) if len(rows) == 1 else None
+    if len(rows) != 1:
+        return None
+    sampled = np.flatnonzero(rows[0].action_mask)
+    return int(sampled[-1]) + 1 if len(sampled) else 0
 
 
 class TicketOwner(Protocol):
@@ -99,6 +102,24 @@ class TicketOwner(Protocol):
     def settled(self, count: int) -> None: ...
     def completed(self, ticket: Ticket, group: int) -> None: ...
     def gave_up(self, ticket: Ticket) -> None: ...
+
+
+class Arrangement(Protocol):
+    """A batch in the format of a trainer, with its requests."""
+
+    requests: Sequence[ScoringRequest]
+
+    def result(self, chunk: ScoredChunk) -> Any:
+        """Return a chunk in the format of the trainer, as three columns."""
+        ...
+
+
+class BatchFormat(Protocol):
+    """Converts batches of a trainer, such as the `DataProtoFormat` of `integrations.verl`."""
+
+    def arrange(self, data: Any, group_size: int) -> Arrangement | None:
+        """Return the requests of a batch, or None if it is not in this format."""
+        ...
 
 
 class Ticket:
@@ -117,7 +138,10 @@ class Ticket:
         model_calls: the calls of models, such as judges, that the reward made for a result. Those of a group belong to
             its first result.
         context: the context variables of the submitter.
+        arrangement: the batch in the format of a trainer, or None for a list of requests.
     """
+
+    arrangement: Arrangement | None = None
 
     def __init__(
         self,
@@ -342,6 +366,18 @@ class DeliveryQueue:
         self._takers.popleft()
         self._wake_first()
         return sorted(taken)
+
+    def put_back(self, indexes: Sequence[int]) -> list[int]:
+        """Make taken results available again, before all others. Return the groups that are whole."""
+        counts = Counter(index // self._group_size for index in indexes)
+        whole = [group for group, count in counts.items() if count == self._group_size]
+        self._rest = sorted([*self._rest, *(i for i in indexes if i // self._group_size not in set(whole))])
+        self._ready = OrderedDict.fromkeys([*whole, *self._ready])
+        self._undelivered = OrderedDict.fromkeys(sorted([*whole, *self._undelivered]))
+        self.outstanding += len(indexes)
+        self.undelivered += len(indexes)
+        self._wake_first()
+        return whole
 
     def _groups_for(self, taker: _Waiter) -> list[int] | None:
         """Return the groups for the first caller, or None if they are not complete yet."""
