@@ -143,9 +143,10 @@ class MessagesApi(AgentApi):
         """Return a message with content parts, and with its blocks if chat form cannot express them."""
         content = content_of_parts([self._to_part(part, f"{where}.{index}") for index, part in enumerate(parts)])
         message = {**head, "content": content}
+        if not self._is_native:
+            return message
         exact = with_items(message, self.name, blocks)
-        is_lossy = _DIALECT.encode_message(message) != _DIALECT.encode_message(exact)
-        return exact if self._is_native and is_lossy else message
+        return message if _DIALECT.encode_message(message) == _DIALECT.encode_message(exact) else exact
 
     def _to_part(self, block: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return a content part of a user, system or tool message."""
