@@ -163,9 +163,12 @@ $(VENV)/.docs: $(VENV)/.dev
 
 # Each kind has a separate virtual environment, since servers pin different major versions of the SDK.
 .integrations/.agents: Makefile
-	@echo "Installing agent frameworks into .integrations (about 120 MB)"
+	@echo "Installing agent frameworks and command-line agents from PyPI and npm into .integrations (about 900 MB)"
 	@$(PYTHON) -m venv .integrations/agents
-	@.integrations/agents/bin/python -m pip install --quiet openai-agents==0.24.0 'pydantic-ai-slim[openai]==2.68.0'
+	@.integrations/agents/bin/python -m pip install --quiet openai-agents==0.24.0 \
+	  'pydantic-ai-slim[openai,anthropic]==2.68.0' anthropic==2.14.0 \
+	  langchain==1.5.2 langgraph==1.2.24 langchain-openai==1.7.4 langchain-anthropic==1.7.10
+	@npm install --silent --prefix .integrations/agents_npm @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0
 	@touch $@
 
 .integrations/.mcp: Makefile

@@ -30,6 +30,7 @@ from reward_kit.errors import (
     type_name,
 )
 from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.telemetry.current import EpisodeSpans
 
 NOT_EXECUTED = "Not executed: the episode is over."
 logger = logging.getLogger("reward_kit.agent")
@@ -47,6 +48,7 @@ class Execution:
     info: dict[str, Any] = field(default_factory=dict)
     is_interrupted: bool = False  # the time limit cancelled a call to the resource, so its state is unknown
     failure: Failure | None = None
+    spans: list[tuple[float, float]] = field(default_factory=list)  # start and end of each call, as in `info["tools"]`
 
     @property
     def is_over(self) -> bool:
@@ -68,9 +70,13 @@ class Toolbox:
     """
 
     def __init__(
-        self, task: TaskDefinitionModel, resource: ForkableResource | None, registry: ToolRegistry | None
+        self,
+        task: TaskDefinitionModel,
+        resource: ForkableResource | None,
+        registry: ToolRegistry | None,
+        spans: EpisodeSpans | None = None,
     ) -> None:
-        self._resource, self._registry = resource, registry
+        self._resource, self._registry, self._spans = resource, registry, spans or EpisodeSpans()
         self._terminate_tool = task.terminate_tool
         self._tool_time_s, self._output_chars = task.limits.tool_time_s, task.limits.tool_output_chars
         self._selected = None if task.tools is None else {*task.tools}
@@ -122,8 +128,11 @@ class Toolbox:
         calls, limit = get_tool_calls(action), self._output_chars
         began = time.perf_counter()
         for call, call_id in zip(calls, call_ids(action, step), strict=True):
-            left = None if seconds_left is None else max(seconds_left - (time.perf_counter() - began), 0.0)
-            name, (text, facts) = call["name"], await self._call(call, done, left)
+            started = time.perf_counter()
+            left = None if seconds_left is None else max(seconds_left - (started - began), 0.0)
+            with self._spans.tool(step, len(done.spans)):
+                name, (text, facts) = call["name"], await self._call(call, done, left)
+            done.spans.append((started, time.perf_counter()))
             facts["name"] = name
             if len(text) > limit:
                 half, facts["cut"] = limit // 2, True

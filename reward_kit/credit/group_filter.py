@@ -63,11 +63,12 @@ def filter_groups(
     keep_step_signal: bool = False,
     step_advantages: Sequence[Sequence[float | None]] | None = None,
     unscored: Unscored = "ignore",
+    trajectory_ids: Sequence[Hashable] | None = None,
 ) -> FilteredGroups:
     """Drop groups that give no learning signal.
 
     Args:
-        scores: (B,) the scores; None for an unscored trajectory. They are compared as float64.
+        scores: (B,) the scores; None or NaN for an unscored trajectory. They are compared as float64.
         group_ids: (B,) the group of each trajectory. The members of a group need not be adjacent.
         band: the lowest and the highest mean score of a group that is kept. If None, the mean score is not checked.
         keep_step_signal: True to keep a group with equal scores if any of its step advantages is nonzero, which means
@@ -76,6 +77,8 @@ def filter_groups(
             that is not set is `None` or NaN.
         unscored: "ignore" to judge a group by its scored members, or "drop" to drop every group that has an unscored
             member. A group with fewer than two scored members is always dropped.
+        trajectory_ids: (B,) the trajectory of each position, if there may be several for one trajectory, as with verl's
+            rows (`traj_uid`). A trajectory counts once, with its first score. If None, each position is a trajectory.
 
     Raises:
         ConfigError: If the arguments are inconsistent.
@@ -83,7 +86,10 @@ def filter_groups(
     """
     if len(group_ids) != len(scores):
         raise ConfigError(f"expected {len(scores)} group ids, one for each score, got {len(group_ids)}")
+    scores = [None if isinstance(score, float | np.floating) and math.isnan(score) else score for score in scores]
     check_scores(scores)
+    if trajectory_ids is not None and len(trajectory_ids) != len(scores):
+        raise ConfigError(f"expected {len(scores)} trajectory ids, one for each score, got {len(trajectory_ids)}")
     limits: Any = band
     is_band = isinstance(limits, tuple | list) and len(limits) == 2 and all(isinstance(x, int | float) for x in limits)
     if band is not None and not (is_band and band[0] <= band[1]):
@@ -98,15 +104,20 @@ def filter_groups(
         members.setdefault(group, []).append(index)
     kept, dropped = [], {}
     for group, indices in members.items():
-        scored = [index for index in indices if scores[index] is not None]
+        owners: Sequence[Hashable] = indices
+        if trajectory_ids is not None:
+            owners = [trajectory_ids[index] for index in indices]
+        trajectories = list(dict(zip(owners[::-1], indices[::-1], strict=True)).values())
+        scored = [index for index in trajectories if scores[index] is not None]
         values = [float(score) for index in scored if (score := scores[index]) is not None]
         mean = math.fsum(values) / len(values) if values else 0.0
         # As float64, None is NaN, which counts as unset.
         has_step_signal = keep_step_signal and any(
             (np.abs(np.array(step_advantages[index], dtype=np.float64)) > 0.0).any()  # type: ignore[index]
-            for index in scored
+            for index in indices
+            if scores[index] is not None
         )
-        if unscored == "drop" and len(scored) < len(indices):
+        if unscored == "drop" and len(scored) < len(trajectories):
             dropped[group] = DropReason.UNSCORED_MEMBER
         elif len(scored) < 2:
             dropped[group] = DropReason.NO_SIGNAL

@@ -26,6 +26,7 @@ from reward_kit.providers.faults import (
     excerpt,
 )
 from reward_kit.providers.messages import Messages
+from reward_kit.providers.model_calls import MODEL_CALLS, recorded_call
 from reward_kit.providers.prices import PriceTable
 from reward_kit.providers.request_queue import Rates, RequestQueue, RetryPolicy, with_retries
 from reward_kit.providers.responses import Responses
@@ -38,6 +39,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _ADVICE_TIMEOUT_S = 2.0
 _MOST_NAMES = 8
+_PROVIDERS = {
+    "api.deepseek.com": "deepseek",
+    "api.groq.com": "groq",
+    "generativelanguage.googleapis.com": "gcp.gemini",
+    "api.mistral.ai": "mistral_ai",
+    "openrouter.ai": "openrouter",
+}
+"""Providers with the dialect of another one, by host."""
 
 
 DIALECTS: Mapping[str, Dialect] = {"chat": Dialect(), "responses": Responses(), "messages": Messages()}
@@ -95,6 +104,9 @@ class ChatEndpoint:
         path, _, query = base_url.partition("?")
         self._base = path.rstrip("/")
         self._url = f"{self._base}{self.dialect.path}"
+        address = urlsplit(self._url)
+        self._server = address.netloc.rpartition("@")[2]
+        self._provider = _PROVIDERS.get(address.hostname or "", self.dialect.provider)
         self._answering: set[str] = set()  # the models with a completion so far
         self._advice: asyncio.Task[str] | None = None
         self._headers = {"Content-Type": "application/json"}
@@ -141,6 +153,16 @@ class ChatEndpoint:
             DeadlineError: If the request took too long. The message names the limit and says how to raise it.
             LimitError: If the conversation no longer fits the context of the model.
         """
+        if (calls := MODEL_CALLS.get()) is None:
+            return await self._complete(request, scope)
+        with recorded_call(calls, str(request.get("model", "")), self._provider, self._server) as call:
+            completion = await self._complete(request, scope)
+            call.finish_reason, call.retries = completion.finish_reason, completion.retries
+            if completion.usage is not None:
+                call.usage = {key: value for key, value in dataclasses.asdict(completion.usage).items() if value}
+            return completion
+
+    async def _complete(self, request: Mapping[str, Any], scope: str) -> ChatCompletion:
         body = self.dialect.encode(request)
         facts = RequestFacts(self._url, str(request.get("model", "")), len(request.get("messages", ())), self._secrets)
         cassette = self._traffic.cassette if self._traffic is not None else None

@@ -48,10 +48,12 @@ class Dialect:
     Attributes:
         path: the path that is appended to the base URL.
         has_logprobs: whether the API can return log-probabilities.
+        provider: the provider that defined the API, as in the attribute `gen_ai.provider.name` of OpenTelemetry.
     """
 
     path = "/chat/completions"
     has_logprobs = True
+    provider = "openai"
 
     def headers(self, api_key: str) -> dict[str, str]:
         """Return the headers that contain the key."""

@@ -38,6 +38,7 @@ class Messages(Dialect):
 
     path = "/messages"
     has_logprobs = False
+    provider = "anthropic"
 
     def headers(self, api_key: str) -> dict[str, str]:
         """Return the headers that contain the key and the version of the API."""
@@ -47,6 +48,8 @@ class Messages(Dialect):
         """Return the role and the blocks of a message as `ROLE BLOCK,BLOCK`; `join_messages` joins equal roles."""
         role, blocks = message["role"], stored_items(message, API)
         kind = {"system": "system", "developer": "system", "assistant": "assistant"}.get(role, "user")
+        if kind == "system" and blocks:
+            kind = "system_blocks"
         if not blocks:
             blocks = assistant_blocks(message) if role == "assistant" else _content_blocks(message)
             if role == "tool":
@@ -54,16 +57,20 @@ class Messages(Dialect):
         return f"{kind} {','.join(map(encode_json, blocks))}"
 
     def join_messages(self, encoded: Sequence[str]) -> dict[str, str]:
-        """Return the keys `system` and `messages`. A system message after the first other message has the role user."""
+        """Return the keys `system` and `messages`.
+
+        A system message after the first other message has the role user, which all models support, unless it comes from
+        a client of this API.
+        """
         system: list[str] = []
         turns: list[tuple[str, list[str]]] = []
         for kind, _, blocks in (text.partition(" ") for text in encoded):
             if not blocks:
                 continue
-            if kind == "system" and not turns:
+            if kind.startswith("system") and not turns:
                 system.append(blocks)
                 continue
-            role = "assistant" if kind == "assistant" else "user"
+            role = {"assistant": "assistant", "system_blocks": "system"}.get(kind, "user")
             if not turns or turns[-1][0] != role:
                 turns.append((role, []))
             turns[-1][1].append(blocks)

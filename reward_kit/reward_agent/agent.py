@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast, overload
+from typing import Any, NamedTuple, Self, TypeVar, cast, overload
 
 import anyio
 import anyio.abc
 
 from reward_kit.blocking import LoopThread
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardError, type_name
 from reward_kit.providers.request_queue import Rates
 from reward_kit.reward_agent.call_scheduler import CallScheduler, Retries
@@ -29,7 +30,7 @@ from reward_kit.reward_agent.in_process import warn_unconfined
 from reward_kit.reward_agent.score_cache import ScoreCache, check_cacheable
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats, Tally
-from reward_kit.reward_agent.tickets import NOT_OPEN, Order, ScoredChunk, Ticket
+from reward_kit.reward_agent.tickets import NOT_OPEN, BatchFormat, Order, ScoredChunk, Ticket
 from reward_kit.typed_interface import RewardSpec, reward_spec
 from reward_kit.validation import check_number
 
@@ -53,6 +54,8 @@ class AsyncRewardAgent:
             without one, calls are not retried.
         cache: a cache that gives equal requests the same score and makes only one call for those that are in flight.
             If None, every request is scored, because two answers of a judge to the same question are two samples.
+        batch_format: the format of the batches of a trainer, which are then accepted and returned in addition to lists
+            of requests, such as `DataProtoFormat` of `integrations.verl`.
 
     Attributes:
         scorer: the scorer that was passed, or the one that was created for the reward.
@@ -71,6 +74,7 @@ class AsyncRewardAgent:
         rates: Rates | None = None,
         retries: Retries | None = None,
         cache: ScoreCache | None = None,
+        batch_format: BatchFormat | None = None,
     ) -> None:
         if max_concurrency < 1:
             raise ConfigError(f"max_concurrency must be at least 1, got {max_concurrency}")
@@ -106,6 +110,7 @@ class AsyncRewardAgent:
             cache=cache,
         )
         self._max_pending = max_pending
+        self._batch_format = batch_format
         self._tasks: anyio.abc.TaskGroup | None = None
         self._tickets: dict[Ticket, None] = {}  # tickets with undelivered results
         self._completed: dict[tuple[Ticket, int], None] = {}  # undelivered groups
@@ -153,15 +158,13 @@ class AsyncRewardAgent:
             raise RewardError(NOT_OPEN)
         return self._tasks
 
-    async def submit(
-        self, batch: Sequence[ScoringRequest], group_size: int = 1, *, deadline_s: float | None = None
-    ) -> Ticket:
+    async def submit(self, batch: Any, group_size: int = 1, *, deadline_s: float | None = None) -> Ticket:
         """Start to score a batch.
 
         While `max_pending` would be exceeded, this method waits, unless no other requests are pending.
 
         Args:
-            batch: the requests.
+            batch: a list of requests or episodes, or a batch in the `batch_format` of the agent.
             group_size: the number of consecutive requests that form a group. A batch reward scores a group in one call.
             deadline_s: the time limit in seconds from now. Requests that have no score by then are unscored with the
                 class `timeout`.
@@ -171,15 +174,11 @@ class AsyncRewardAgent:
             RewardError: If the agent is not open.
         """
         self._open_tasks()
-        for index, request in enumerate(batch):
-            if not isinstance(request, ScoringRequest):
-                raise ConfigError(
-                    f"submit: item {index} is {type_name(request)}; pass requests created by "
-                    "ScoringRequest.from_episode(episode)"
-                )
         group_size = _whole("group_size", group_size)
-        if group_size < 1 or len(batch) % group_size:
-            raise ConfigError(f"a batch of {len(batch)} cannot be divided into groups of {group_size}")
+        arrangement = self._batch_format.arrange(batch, group_size) if self._batch_format is not None else None
+        requests = _as_requests(batch) if arrangement is None else arrangement.requests
+        if group_size < 1 or len(requests) % group_size:
+            raise ConfigError(f"a batch of {len(requests)} cannot be divided into groups of {group_size}")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         if self._max_pending is not None:  # first come, first served
@@ -187,7 +186,7 @@ class AsyncRewardAgent:
             self._submitters.append(turn)
             try:
                 while self._submitters[0] is not turn or (
-                    self._pending and self._pending + len(batch) > self._max_pending
+                    self._pending and self._pending + len(requests) > self._max_pending
                 ):
                     await turn.wait()
                     turn.clear()
@@ -198,20 +197,21 @@ class AsyncRewardAgent:
                     self._submitters[0].set()
         self._submitted += 1
         finishes_groups = self._caller.finishes_groups
-        ticket = Ticket(batch, group_size, self, number=self._submitted, finishes_groups=finishes_groups)
+        ticket = Ticket(requests, group_size, self, number=self._submitted, finishes_groups=finishes_groups)
+        ticket.arrangement = arrangement
         if not ticket.requests:
             return ticket
         self._tickets[ticket] = None
-        self._pending += len(batch)
-        self._tally.submitted += len(batch)
-        self._tally.groups_outstanding += len(batch) // group_size
+        self._pending += len(requests)
+        self._tally.submitted += len(requests)
+        self._tally.groups_outstanding += len(requests) // group_size
         if deadline_s is not None:
             ticket.expire_in(deadline_s)
         self._caller.add(ticket)
         return ticket
 
-    async def compute_reward_pipeline(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> int:
-        """Submit a batch, and return its size.
+    async def compute_reward_pipeline(self, batch: Any, group_size: int = 1) -> int:
+        """Submit a batch, and return the number of its requests.
 
         Without a ticket, `get` returns the results of the oldest batch first.
         """
@@ -235,12 +235,13 @@ class AsyncRewardAgent:
     ) -> Any:
         """Wait for `chunk_size` results of one batch, and return them sorted by their index in the batch.
 
-        The results consist of whole groups.
+        The results consist of whole groups. They are a `ScoredChunk` or, for a batch in the agent's `batch_format`, the
+        result of that format.
 
         Args:
             chunk_size: the number of results. It must be a multiple of the group size unless `cut_groups` is true.
             hook_func: a function to call with the three columns of the chunk. Its result, which is awaited if
-                necessary, is returned instead of the chunk.
+                necessary, is returned instead of the chunk. If it raises an error, the results remain available.
             ticket: the ticket of the batch. If None, it is the oldest batch that has results left.
             order: "completion" returns the groups that completed first, which favors fast rewards; "submission" returns
                 the groups that were submitted first, even if other groups complete earlier.
@@ -254,6 +255,25 @@ class AsyncRewardAgent:
         """
         if kwargs and hook_func is None:
             raise ConfigError(f"get: {', '.join(sorted(kwargs))} can only be passed with hook_func")
+        taken = await self.take(chunk_size, ticket=ticket, order=order, cut_groups=cut_groups)
+        try:
+            if hook_func is None:
+                return taken.result()
+            answer = hook_func(*taken.result(), **kwargs)
+            return await answer if inspect.isawaitable(answer) else answer
+        except BaseException:
+            self.put_back(taken)
+            raise
+
+    async def take(
+        self,
+        chunk_size: int,
+        *,
+        ticket: Ticket | None = None,
+        order: Order = "completion",
+        cut_groups: bool = False,
+    ) -> Taken:
+        """Like `get`, but return results that can be put back with `put_back`."""
         self._open_tasks()
         chunk_size = _whole("chunk_size", chunk_size)
         if ticket is None:
@@ -262,14 +282,22 @@ class AsyncRewardAgent:
             raise ConfigError(f"ticket must be the result of submit, got {type_name(ticket)}")
         elif not ticket.belongs_to(self) and ticket.requests:
             raise ConfigError("the ticket belongs to another agent or to one that is closed")
-        chunk = self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))
-        if hook_func is None:
-            return chunk
-        answer = hook_func(*chunk, **kwargs)
-        return await answer if inspect.isawaitable(answer) else answer
+        return self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))
 
-    async def score_all(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
-        """Submit a batch and return its scores in order. If the caller is cancelled, the calls are cancelled too.
+    def put_back(self, taken: Taken) -> None:
+        """Make results available again, before those that arrive later. This has no effect on a closed agent."""
+        ticket = taken.ticket
+        if not ticket.belongs_to(self):
+            return
+        groups = ticket.deliveries.put_back(taken.indexes)
+        self._tickets = {ticket: None, **self._tickets}
+        self._completed = {**{(ticket, group): None for group in groups}, **self._completed}
+        self._wake_group_taker()
+
+    async def score_all(self, batch: Sequence[Any], group_size: int = 1) -> list[Scored]:
+        """Submit requests or episodes and return their scores in order.
+
+        If the caller is cancelled, the calls are cancelled too.
 
         Raises:
             ConfigError: As for `submit`.
@@ -277,11 +305,11 @@ class AsyncRewardAgent:
         """
         ticket = await self.submit(batch, group_size)
         try:
-            return (await self.get(len(batch), ticket=ticket)).extra_infos
+            return (await self.take(len(batch), ticket=ticket)).chunk.extra_infos
         except anyio.get_cancelled_exc_class():
             ticket.cancel()
             if ticket.belongs_to(self):  # Take the results, since the agent would keep them otherwise.
-                await self.get(len(batch), ticket=ticket)
+                await self.take(len(batch), ticket=ticket)
             raise
 
     async def get_group(self) -> ScoredChunk:
@@ -299,7 +327,8 @@ class AsyncRewardAgent:
                 if not self._tickets:
                     raise ConfigError("get_group() cannot return, because no results are outstanding")
                 if self._group_takers[0] is wake_up and (ticket := self._with_ready_group()) is not None:
-                    return self._handed_out(ticket, ticket.deliveries.take_group())
+                    taken: ScoredChunk = self._handed_out(ticket, ticket.deliveries.take_group()).result()
+                    return taken
                 await wake_up.wait()
                 wake_up.clear()
         finally:
@@ -308,7 +337,7 @@ class AsyncRewardAgent:
 
     async def mini_batches(
         self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
-    ) -> AsyncIterator[ScoredChunk]:
+    ) -> AsyncIterator[Any]:
         """Yield the remaining results of one batch in chunks, as `get` returns them. The last chunk may be smaller.
 
         Raises:
@@ -336,7 +365,7 @@ class AsyncRewardAgent:
         """Return the batch of the first complete group that no `get` is waiting for."""
         return next((ticket for ticket, _ in self._completed if ticket.deliveries.has_ready_group()), None)
 
-    def _handed_out(self, ticket: Ticket, indexes: list[int]) -> ScoredChunk:
+    def _handed_out(self, ticket: Ticket, indexes: list[int]) -> Taken:
         for group in {index // ticket.group_size for index in indexes}:
             self._completed.pop((ticket, group), None)
         if not ticket.deliveries.undelivered:
@@ -344,7 +373,7 @@ class AsyncRewardAgent:
         if not self._tickets:
             for wake_up in self._group_takers:
                 wake_up.set()
-        return ScoredChunk.of(ticket, indexes)
+        return Taken(ticket, indexes)
 
     def _wake_group_taker(self) -> None:
         if self._group_takers and self._with_ready_group() is not None:
@@ -366,6 +395,36 @@ class AsyncRewardAgent:
 
     def gave_up(self, ticket: Ticket) -> None:
         self._caller.cancel_unwanted()
+
+
+class Taken(NamedTuple):
+    """Results that were taken from an agent."""
+
+    ticket: Ticket
+    indexes: list[int]
+
+    @property
+    def chunk(self) -> ScoredChunk:
+        """The results by request."""
+        return ScoredChunk.of(self.ticket, self.indexes)
+
+    def result(self) -> Any:
+        """Return the results in the format of the batch."""
+        arrangement = self.ticket.arrangement
+        return self.chunk if arrangement is None else arrangement.result(self.chunk)
+
+
+def _as_requests(batch: Any) -> list[ScoringRequest]:
+    if not isinstance(batch, Sequence):
+        raise ConfigError(
+            f"a batch must be a list of requests or episodes, got {type_name(batch)}; for a DataProto, create the "
+            "agent with batch_format=DataProtoFormat(tokenizer) of reward_kit.integrations.verl"
+        )
+    requests = [ScoringRequest.from_episode(item) if isinstance(item, SingleAgentEpisode) else item for item in batch]
+    for index, request in enumerate(requests):
+        if not isinstance(request, ScoringRequest):
+            raise ConfigError(f"submit: item {index} is {type_name(request)}; pass a ScoringRequest or an episode")
+    return requests
 
 
 def _whole(name: str, value: Any) -> int:
@@ -399,12 +458,10 @@ class SyncRewardAgent:
         if thread is not None:
             thread.close(error)
 
-    def submit(
-        self, batch: Sequence[ScoringRequest], group_size: int = 1, *, deadline_s: float | None = None
-    ) -> Ticket:
+    def submit(self, batch: Any, group_size: int = 1, *, deadline_s: float | None = None) -> Ticket:
         return self._do(lambda: self._agent.submit(batch, group_size, deadline_s=deadline_s))
 
-    def compute_reward_pipeline(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> int:
+    def compute_reward_pipeline(self, batch: Any, group_size: int = 1) -> int:
         return self._do(lambda: self._agent.compute_reward_pipeline(batch, group_size))
 
     @overload
@@ -417,10 +474,17 @@ class SyncRewardAgent:
         if hook_func is None or inspect.iscoroutinefunction(hook_func):
             return self._do(lambda: self._agent.get(chunk_size, hook_func, **kwargs))
         own = {name: kwargs.pop(name) for name in ("ticket", "order", "cut_groups") if name in kwargs}
-        chunk = self._do(lambda: self._agent.get(chunk_size, **own))
-        return hook_func(*chunk, **kwargs)
+        taken = self._do(lambda: self._agent.take(chunk_size, **own))
+        try:
+            return hook_func(*taken.result(), **kwargs)
+        except BaseException:
+            self._do(lambda: self._put_back(taken))
+            raise
 
-    def score_all(self, batch: Sequence[ScoringRequest], group_size: int = 1) -> list[Scored]:
+    async def _put_back(self, taken: Taken) -> None:
+        self._agent.put_back(taken)
+
+    def score_all(self, batch: Sequence[Any], group_size: int = 1) -> list[Scored]:
         return self._do(lambda: self._agent.score_all(batch, group_size))
 
     def get_group(self) -> ScoredChunk:
@@ -428,10 +492,10 @@ class SyncRewardAgent:
 
     def mini_batches(
         self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
-    ) -> Iterator[ScoredChunk]:
+    ) -> Iterator[Any]:
         chunks = self._agent.mini_batches(chunk_size, ticket=ticket, order=order)
 
-        async def following() -> ScoredChunk | None:
+        async def following() -> Any:
             return await anext(chunks, None)
 
         while (chunk := self._do(following)) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import datetime
 import math
 import random
 from collections import deque
@@ -29,11 +30,13 @@ from reward_kit.errors import (
     boundary,
     did_you_mean,
 )
+from reward_kit.providers.model_calls import MODEL_CALLS, ModelCall
 from reward_kit.providers.request_queue import Bucket, Rates, RetryPolicy
 from reward_kit.reward_agent.score_cache import ScoreCache, content_hash, shared
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, failure_from_error
 from reward_kit.reward_agent.stats import Tally
 from reward_kit.reward_agent.tickets import Ticket
+from reward_kit.telemetry.current import CURRENT_TELEMETRY
 from reward_kit.validation import check_number
 
 SPARE = 10
@@ -119,6 +122,7 @@ class Call:
     attempts: int = 0
     began: float = 0.0  # start of the first attempt, in event loop time
     spans: list[tuple[float, float]] = field(default_factory=list)  # start and end of each attempt
+    model_calls: list[ModelCall] = field(default_factory=list)
     given_up: str = ""  # the reason why it is not retried, unless its attempts are used up
     key: str | None = None  # the hash of its content, if results are cached
     scope: anyio.CancelScope | None = None  # cancels it while in flight
@@ -157,6 +161,7 @@ class CallScheduler:
             retries,
         )
         self._in_groups = scorer.mode == "batch"
+        self._scorer_id: str = getattr(scorer, "id", type(scorer).__name__)
         # Receives all results of a complete group.
         self._finisher: Finisher | None = getattr(scorer, "finish_group", None)
         self.finishes_groups = self._finisher is not None
@@ -293,12 +298,17 @@ class CallScheduler:
             with anyio.CancelScope(deadline=self._loop.time() + (self._deadline_s or math.inf)) as call.scope:
                 try:
                     with boundary(RewardError, "scorer"):
+                        context = call.ticket.context.copy()
+                        context.run(MODEL_CALLS.set, call.model_calls)
+                        if (telemetry := context.get(CURRENT_TELEMETRY)) is not None:
+                            for each in reversed(call.requests):  # a group has the context of its first rollout
+                                context.run(telemetry.begin_reward, each.rollout_id, each.timing)
                         if self._in_groups:
-                            turn = CallTurn(self._scorer.score_group(call.requests), call.ticket.context)
+                            turn = CallTurn(self._scorer.score_group(call.requests), context)
                             scored = _checked(await turn, call.requests)
                         else:
                             request = call.ticket.requests[call.start]
-                            one = await CallTurn(self._scorer.score(request), call.ticket.context)
+                            one = await CallTurn(self._scorer.score(request), context)
                             scored = _checked([one], [request])
                 except RewardKitError as raised:
                     error = raised
@@ -377,7 +387,9 @@ class CallScheduler:
 
     async def _hand_over(self, call: Call, scored: Sequence[Scored]) -> None:
         """Store the results in the ticket. If a group is now complete, let the scorer finish it."""
-        ticket, group = call.ticket, call.ticket.settle(call.start, scored, call.spans)
+        ticket, group = call.ticket, call.ticket.settle(call.start, scored, call.spans, call.model_calls)
+        if self._finisher is None:
+            self._trace(ticket, call.start, call.start + call.count)
         if group is None or self._finisher is None:
             return
         requests = ticket.requests[ticket.group_slice(group)]
@@ -387,7 +399,7 @@ class CallScheduler:
             self._finishing[scope] = (ticket, group)
             try:
                 with boundary(RewardError, "finish_group"):
-                    finished = await CallTurn(self._finisher(requests, complete), ticket.context)
+                    finished = await CallTurn(self._finisher(requests, complete), ticket.context.copy())
                     ticket.finish(group, _checked(finished, requests))
             except RewardKitError as raised:
                 error = raised
@@ -395,6 +407,25 @@ class CallScheduler:
                 del self._finishing[scope]
         if ticket.is_open(group):  # a failure applies to the whole group
             ticket.finish(group, _failed(requests, error or self._too_long()))
+        whole = ticket.group_slice(group)
+        self._trace(ticket, whole.start, whole.stop)
+
+    def _trace(self, ticket: Ticket, start: int, stop: int) -> None:
+        """Make the spans of final results, if telemetry is on."""
+        if (telemetry := ticket.context.get(CURRENT_TELEMETRY)) is None:
+            return
+        zero = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._loop.time())
+        for index in range(start, stop):
+            if (result := ticket.results[index]) is not None:
+                score = {
+                    "rollout_id": result.rollout_id,
+                    "scorer": {"id": self._scorer_id},
+                    "score": result.score,
+                    "result": result.result.model_dump(mode="json") if result.result is not None else None,
+                    "failure": result.failure.to_json() if result.failure is not None else None,
+                    "timing": {"duration_s": result.duration_s, **ticket.timing(index, 0.0)},
+                }
+                ticket.context.run(telemetry.finish_reward, score, zero, ticket.requests[index].timing)
 
     async def _answer_without_call(self, call: Call, cache: ScoreCache) -> bool:
         """Use the cached results for a call, or let it follow an equal call in flight. Return True if this worked."""
@@ -432,12 +463,12 @@ def _failed(requests: Sequence[ScoringRequest], error: RewardKitError) -> list[S
 
 
 class CallTurn(Generic[_Result]):
-    """Awaits a coroutine in a copy of a context, and yields at least once, as a task does, but at a lower cost."""
+    """Awaits a coroutine in a context, and yields at least once, as a task does, but at a lower cost."""
 
     __slots__ = ("_context", "_coroutine")
 
     def __init__(self, coroutine: Coroutine[Any, Any, _Result], context: contextvars.Context) -> None:
-        self._coroutine, self._context = coroutine, context.copy()
+        self._coroutine, self._context = coroutine, context
 
     def __await__(self) -> Generator[Any, Any, _Result]:
         step, given, has_waited = self._coroutine.send, None, False

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from reward_kit.errors import ConfigError, DeadlineError, Failure, RewardError
+from reward_kit.providers.model_calls import ModelCall
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 
 Order = Literal["completion", "submission"]
@@ -62,8 +63,8 @@ class ScoredChunk(_Columns):
     def lengths(self) -> list[int | None]:
         """The number of tokens in each response, for trainers that assign the reward to the last token.
 
-        It is `extra["response_length"]` of the request. If that is not set, it is the number of tokens in the episode,
-        provided that they form one row.
+        It is `extra["response_length"]` of the request. If that is not set, it is the number of tokens in the episode
+        from the first to the last sampled one, provided that they form one row.
         """
         return [response_length(self.ticket.requests[index]) for index in self.data_idxs]
 
@@ -85,11 +86,14 @@ class ScoredChunk(_Columns):
 
 
 def response_length(request: ScoringRequest) -> int | None:
-    """Return the number of tokens in the response of a request, or None if it is unknown."""
+    """Return the number of tokens in a response up to the last sampled one, or None if it is unknown."""
     if (length := request.extra.get("response_length")) is not None:
         return int(length)
     rows = list(request.episode.tokens.rows()) if request.episode is not None else []
-    return len(rows[0].completion_ids) if len(rows) == 1 else None
+    if len(rows) != 1:
+        return None
+    sampled = np.flatnonzero(rows[0].action_mask)
+    return int(sampled[-1]) + 1 if len(sampled) else 0
 
 
 class TicketOwner(Protocol):
@@ -98,6 +102,24 @@ class TicketOwner(Protocol):
     def settled(self, count: int) -> None: ...
     def completed(self, ticket: Ticket, group: int) -> None: ...
     def gave_up(self, ticket: Ticket) -> None: ...
+
+
+class Arrangement(Protocol):
+    """A batch in the format of a trainer, with its requests."""
+
+    requests: Sequence[ScoringRequest]
+
+    def result(self, chunk: ScoredChunk) -> Any:
+        """Return a chunk in the format of the trainer, as three columns."""
+        ...
+
+
+class BatchFormat(Protocol):
+    """Converts batches of a trainer, such as the `DataProtoFormat` of `integrations.verl`."""
+
+    def arrange(self, data: Any, group_size: int) -> Arrangement | None:
+        """Return the requests of a batch, or None if it is not in this format."""
+        ...
 
 
 class Ticket:
@@ -113,8 +135,13 @@ class Ticket:
         submitted_at: the time of submission, in loop time.
         spans: the start and the end of each attempt for a result, in loop time. It is empty if the result came from the
             cache or from an equal call, or if there was no call.
+        model_calls: the calls of models, such as judges, that the reward made for a result. Those of a group belong to
+            its first result.
         context: the context variables of the submitter.
+        arrangement: the batch in the format of a trainer, or None for a list of requests.
     """
+
+    arrangement: Arrangement | None = None
 
     def __init__(
         self,
@@ -130,6 +157,7 @@ class Ticket:
         self.results: list[Scored | None] = [None] * len(self.requests)
         self.completion_ranks = [-1] * len(self.requests)
         self.spans: list[Spans] = [()] * len(self.requests)
+        self.model_calls: dict[int, Sequence[ModelCall]] = {}
         self.context = contextvars.copy_context()
         name = f"batch {number} ({len(self.requests)} requests)"
         self.deliveries = DeliveryQueue(len(self.requests), group_size, name)
@@ -184,7 +212,18 @@ class Ticket:
         """Return the indices of a group."""
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
-    def settle(self, start: int, scored: Sequence[Scored], spans: Spans = ()) -> int | None:
+    def timing(self, index: int, zero: float) -> dict[str, Any]:
+        """Return the times of a result, in seconds since `zero` in loop time."""
+        calls = [call.to_json(zero) for call in self.model_calls.get(index, ())]
+        return {
+            "submitted_s": round(self.submitted_at - zero, 6),
+            "attempts": [[round(began - zero, 6), round(ended - zero, 6)] for began, ended in self.spans[index]],
+            **({"model_calls": calls} if calls else {}),
+        }
+
+    def settle(
+        self, start: int, scored: Sequence[Scored], spans: Spans = (), model_calls: Sequence[ModelCall] = ()
+    ) -> int | None:
         """Store the results of a call, of which `start` is the first index. Results that already exist are kept.
 
         Return the number of the group if it is now complete and the scorer must finish it; otherwise, return None.
@@ -192,6 +231,8 @@ class Ticket:
         if self._owner is None:
             return None
         fresh = 0
+        if model_calls and self.results[start] is None:
+            self.model_calls[start] = model_calls
         for index, result in enumerate(scored, start):
             if self.results[index] is None:
                 self._keep(index, result)
@@ -334,6 +375,18 @@ class DeliveryQueue:
         self._takers.popleft()
         self._wake_first()
         return sorted(taken)
+
+    def put_back(self, indexes: Sequence[int]) -> list[int]:
+        """Make taken results available again, before all others. Return the groups that are whole."""
+        counts = Counter(index // self._group_size for index in indexes)
+        whole = [group for group, count in counts.items() if count == self._group_size]
+        self._rest = sorted([*self._rest, *(i for i in indexes if i // self._group_size not in set(whole))])
+        self._ready = OrderedDict.fromkeys([*whole, *self._ready])
+        self._undelivered = OrderedDict.fromkeys(sorted([*whole, *self._undelivered]))
+        self.outstanding += len(indexes)
+        self.undelivered += len(indexes)
+        self._wake_first()
+        return whole
 
     def _groups_for(self, taker: _Waiter) -> list[int] | None:
         """Return the groups for the first caller, or None if they are not complete yet."""

@@ -63,7 +63,7 @@ __all__ = [
 ]
 NormalizationType = Literal["none", "length", "variance"]
 VisualRule = Literal["multiply", "add"]
-ScoredRows = Literal["last", "each"]
+RowsWithScore = Literal["last", "each"]
 VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]
@@ -304,7 +304,7 @@ class EpisodeRewardManager(RewardManager):
         normalize_by_length: bool = False,
         *,
         normalization_type: NormalizationType | None = None,
-        rows: ScoredRows = "last",
+        rows: RowsWithScore = "last",
         step_rewards: bool = False,
         visual_scorer: VisualScorer | None = None,
         visual_rule: VisualRule = "multiply",
@@ -313,7 +313,7 @@ class EpisodeRewardManager(RewardManager):
     ) -> None:
         super().__init__(tokenizer, num_examine, seed=seed, echo=echo)
         check_choice("visual_rule", visual_rule, get_args(VisualRule))
-        check_choice("rows", rows, get_args(ScoredRows))
+        check_choice("rows", rows, get_args(RowsWithScore))
         for name, flag in (("normalize_by_length", normalize_by_length), ("step_rewards", step_rewards)):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name} must be True or False, got {flag!r}")
@@ -496,19 +496,7 @@ class NaiveRewardManager(RewardManager):
             fields = set(map(str, batch.others)) if models is None else fields
             check_truth(reward, truths, fields, "row of non_tensor_batch['reward_model']")
         scored = self._run(requests) if requests else []
-        facts: list[dict[str, Any]] = []
-        for one in scored:  # Only texts and plain numbers, since trainers write them to files.
-            failure, result = one.failure, one.result
-            metrics = result.metrics if failure is None and result is not None else {}
-            failed = {"failure_class": failure.failure_class, "failure": failure.message} if failure else {}
-            facts.append(
-                {
-                    **(result.mapping_values if isinstance(result, CustomAnswer) else {}),
-                    **{name: metric.score for name, metric in metrics.items() if metric.is_score_valid},
-                    **{"is_scored": failure is None, "failure_class": "", "failure": ""},
-                    **failed,
-                }
-            )
+        facts = [result_facts(one) for one in scored]
         scores = np.array([np.nan if one.score is None else one.score for one in scored], dtype=np.float64)
         return BatchScores(scores, stack_facts(facts))
 
@@ -560,6 +548,22 @@ class NaiveRewardManager(RewardManager):
         # The caller is in an event loop, as in a notebook.
         with ThreadPoolExecutor(1) as threads:
             return threads.submit(anyio.run, run).result()
+
+
+def result_facts(scored: Scored) -> dict[str, Any]:
+    """Return the metrics and other values of a result, `is_scored`, and the failure.
+
+    The values are texts and plain numbers, since trainers write them to files.
+    """
+    failure, result = scored.failure, scored.result
+    metrics = result.metrics if failure is None and result is not None else {}
+    failed = {"failure_class": failure.failure_class, "failure": failure.message} if failure else {}
+    return {
+        **(result.mapping_values if isinstance(result, CustomAnswer) else {}),
+        **{name: metric.score for name, metric in metrics.items() if metric.is_score_valid},
+        **{"is_scored": failure is None, "failure_class": "", "failure": ""},
+        **failed,
+    }
 
 
 class BatchRewardManager(NaiveRewardManager):

@@ -150,7 +150,7 @@ def score_transcripts(
     """Score existing transcripts, as `reward-kit score` does.
 
     Args:
-        data: a JSONL, CSV or YAML file whose rows have `messages`.
+        data: a JSONL, CSV or YAML file whose rows have `messages`. Rows that name a `policy` get a column per policy.
         reward: `file.py:function`.
         options: the options of the reward.
         overrides: values of `sandbox.KEY` and `limits.reward_time_s`, as in a task file.

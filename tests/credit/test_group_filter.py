@@ -84,9 +84,27 @@ def test_non_numeric_score_is_rejected():
         filter_groups([1.0, "1"], ["a", "a"])
 
 
-def test_non_finite_score_is_rejected():
-    with pytest.raises(InvalidResultError, match="the score of trajectory 1 is nan"):
-        filter_groups([1.0, float("nan")], ["a", "a"])
+def test_infinite_score_is_rejected():
+    with pytest.raises(InvalidResultError, match="the score of trajectory 1 is inf"):
+        filter_groups([1.0, float("inf")], ["a", "a"])
+
+
+@pytest.mark.parametrize("missing", [float("nan"), np.float32("nan"), np.float64("nan")])
+def test_nan_is_unscored(missing):
+    ids = ["a", "a", "a", "b", "b"]
+    assert filter_groups([1.0, missing, 0.0, 1.0, missing], ids).dropped == {"b": DropReason.NO_SIGNAL}
+    dropped = filter_groups([1.0, missing, 0.0, 1.0, missing], ids, unscored="drop").dropped
+    assert dropped == {"a": DropReason.UNSCORED_MEMBER, "b": DropReason.UNSCORED_MEMBER}
+
+
+def test_trajectory_of_several_rows_counts_once():
+    # Three rows of "x" and one of "y" in "a", and two rows of one trajectory in "b".
+    scores, groups, trajectories = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0], [*"aaaabb"], ["x", "x", "x", "y", "z", "z"]
+    found = filter_groups(scores, groups, trajectory_ids=trajectories, band=(0.5, 1.0))
+    assert found.dropped == {"b": DropReason.NO_SIGNAL} and found.kept_B == [0, 1, 2, 3]
+    assert filter_groups(scores, groups, band=(0.5, 1.0)).dropped["a"] == DropReason.BELOW_BAND  # as single rows
+    with pytest.raises(ConfigError, match="expected 6 trajectory ids, one for each score, got 1"):
+        filter_groups(scores, groups, trajectory_ids=["x"])
 
 
 # Refilling

@@ -129,7 +129,7 @@ RLLIB_RAISES = ("TypeError", "KeyError", "AttributeError", "RuntimeError", "Asse
 
 
 def is_known(stage, key, theirs, ours, episode):
-    """Return whether `docs/concepts/multi_agent_episodes.md` lists the difference: RLlib fails or loses data.
+    """Return whether `docs/concepts/episodes.md` lists the difference: RLlib fails or loses data.
 
     It loses infos in slices and the rewards of agents that have not entered yet, and shows 0.0 where nobody gave a
     reward. By the environment's steps in a chunk that does not begin at 0 it loses the item whose absolute time is the

@@ -20,7 +20,7 @@ def episode(rollout_id: str, turns: list[tuple[list[int], list[int]]]) -> Single
     made = SingleAgentEpisode(rollout_id)
     made.add_env_reset("o", {"state_key": "s0"})
     for step, (prompt, sampled) in enumerate(turns):
-        made.tokens.add_turn(step, prompt, sampled, [-n / 8 for n in sampled])
+        made.tokens.add_turn(step, prompt, sampled, [-n / 8 for n in sampled], policy_version=5 + (step > 0))
         made.add_env_step("o", {"type": "text", "content": ""}, 0.0, {"state_key": f"s{step + 1}"})
     return made
 
@@ -40,6 +40,7 @@ SHORT = episode("short", [([7, 7, 7], [8])])
         ("position_ids", [[0, 0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1, 1], [0, 1, 2, 3, 3, 3, 3]]),
         ("response_mask", [[1, 1, 0, 1], [1, 0, 0, 0], [1, 0, 0, 0]]),
         ("rollout_log_probs", [[-3 / 8, -0.5, 0, -0.75], [-9 / 8, 0, 0, 0], [-1, 0, 0, 0]]),
+        ("policy_versions", [[5, 5, -1, 6], [6, -1, -1, -1], [5, -1, -1, -1]]),
         ("rm_scores", [[0, 0, 0, 0], [0.5, 0, 0, 0], [0.25, 0, 0, 0]]),
         ("token_level_scores", [[0, 0, 0, 0], [0.5, 0, 0, 0], [0.25, 0, 0, 0]]),
     ],

@@ -201,8 +201,12 @@ class TestRefusals:
 
     async def test_arguments_of_wrong_type_are_rejected_without_losing_results(self):
         async with agent() as scorer:
-            with pytest.raises(ConfigError, match="item 1 is a str; pass requests"):
+            with pytest.raises(ConfigError, match="item 1 is a str; pass a ScoringRequest or an episode"):
                 await scorer.submit([*batch(0), "text"])
+            with pytest.raises(
+                ConfigError, match="a batch must be a list of requests or episodes, got an object; for a"
+            ):
+                await scorer.submit(object())
             with pytest.raises(ConfigError, match="group_size must be an integer, got '1'"):
                 await scorer.submit(batch(0), "1")
             await scorer.submit(batch(0))

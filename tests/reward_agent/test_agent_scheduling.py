@@ -391,6 +391,28 @@ class TestHooks:
             held.answer("d")
             with pytest.raises(TypeError, match="missing 1 required keyword-only argument"):
                 await agent.get(1, hook)
+            assert (await agent.get(1)).rewards == [1.0]
+
+    @virtual
+    async def test_hook_that_raises_loses_no_results(self=None):
+        def broken(*_):
+            raise ValueError("broken")
+
+        async with AsyncRewardAgent(held := HeldScorer()) as agent:
+            for name in ("x", "y"):
+                await agent.submit(requests(*(f"{name}{n}" for n in range(6))), 2)
+                await settled()
+                for n in (4, 5, 2, 3, 0, 1):
+                    held.answer(f"{name}{n}", score=float(n))
+                await settled()
+            for size in (2, 3, 6):  # a group, a part of one, and the whole batch
+                with pytest.raises(ValueError, match="broken"):
+                    await agent.get(size, broken, cut_groups=True)
+            # The results of the first batch still come first, also as whole groups.
+            group = (await agent.get_group()).data_idxs
+            rest = [index for _ in range(2) for index in (await agent.get(2, cut_groups=True)).data_idxs]
+            assert sorted([*group, *rest]) == [0, 1, 2, 3, 4, 5]
+            assert (await agent.get(6)).rewards == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
     @virtual
     async def test_hook_arguments_without_a_hook_are_rejected(self=None):

@@ -14,7 +14,7 @@ from reward_kit.models import EvaluateResult
 from reward_kit.providers.request_queue import RetryPolicy
 from reward_kit.reward_agent import AsyncRewardAgent, Retries, ScoreCache, Scored, SyncRewardAgent
 from reward_kit.reward_agent.stats import Latencies, Tally
-from reward_kit.rewards.judge_client import JudgeUsage
+from reward_kit.rewards.judge_client import Answer, JudgeUsage
 from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.typed_interface import reward_spec
 from tests.reward_agent import virtual_time
@@ -26,7 +26,7 @@ from tests.reward_agent.virtual_time import settled
 def costing(name, cost, *, calls=1):
     usage = JudgeUsage()
     for _ in range(calls):
-        usage.add_call(10, 1, cost)
+        usage.add_call(Answer("", 10, 1, cost))
     return Scored(name, EvaluateResult(score=1.0, metrics={METRIC: usage.as_metric()}))
 
 

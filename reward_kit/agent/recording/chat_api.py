@@ -33,7 +33,9 @@ class ChatApi(AgentApi):
                 raise bad_request(f"{key}: {problem}")
         options = {key: value for key, value in body.items() if key not in _NOT_PASSED_ON and value is not None}
         messages = body.get("messages")
-        return ChatRequest(messages if isinstance(messages, list) else [], options, self.name, body)
+        if not isinstance(messages, list) or not messages:
+            raise bad_request("messages must be a list of at least one message")
+        return ChatRequest(messages, options, self.name, body)
 
     def to_json(self, request: ChatRequest, answer: RecordedAnswer) -> dict[str, Any]:
         """Return a chat completion."""

@@ -11,6 +11,7 @@ from reward_kit.agent.recording.api import (
     ChatMessage,
     ChatRequest,
     RecordedAnswer,
+    ServedModel,
     bad_request,
     content_of_parts,
     only,
@@ -24,6 +25,7 @@ from reward_kit.providers.messages import INVALID_ARGUMENTS, Messages, assistant
 _PASSED_ON = ("temperature", "top_p")
 _NATIVE = ("thinking", "top_k", "metadata", "service_tier", "cache_control", "inference_geo", "speed")
 _NOT_SERVED = ("mcp_servers", "container")
+_KEPT_BY_THREAD = ("system", "tools", "messages")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 _ERROR_TYPES = {404: "not_found_error", 413: "request_too_large"}
@@ -32,19 +34,31 @@ _DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "signature": "sig
 
 
 class MessagesApi(AgentApi):
-    """Messages: https://docs.claude.com/en/api/messages."""
+    """Messages: https://docs.claude.com/en/api/messages.
+
+    The conversations of threads are kept, so that a request may continue one. No thread is created at the model's own
+    endpoint.
+    """
 
     name = "messages"
 
+    def __init__(self, model: ServedModel) -> None:
+        super().__init__(model)
+        self._threads: dict[str, dict[str, Any]] = {}  # the keys that a thread keeps, by the id of its last message
+
     def parse(self, body: Mapping[str, Any]) -> ChatRequest:
         """Return a request in chat form."""
+        body = self._whole(body)
         for key in _NOT_SERVED:
             if body.get(key):
                 raise bad_request(f"{key}: tools that run at the provider are not supported; run them in the agent")
+        only(body.get("thinking") or {}, Mapping, "thinking")
         messages: list[ChatMessage] = []
         if system := body.get("system"):
             messages += self._to_messages("system", system, "system")
-        for index, message in enumerate(only(body["messages"], list, "messages")):
+        if not only(body["messages"], list, "messages"):
+            raise bad_request("messages must not be empty")
+        for index, message in enumerate(body["messages"]):
             where = f"messages.{index}.content"
             messages += self._to_messages(message["role"], message["content"], where)
         return ChatRequest(messages, self._options(body), self.name, body)
@@ -65,6 +79,10 @@ class MessagesApi(AgentApi):
         reason = reason or ("tool_calls" if has_calls else "stop")
         head = {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": answer.model}
         stop = {"stop_reason": _STOP_REASONS.get(reason, reason), "stop_sequence": None}
+        if body.get("thread"):
+            kept = {key: body[key] for key in _KEPT_BY_THREAD if key in body}
+            kept["messages"] = [*body["messages"], {"role": "assistant", "content": content}]
+            self._threads[head["id"]] = kept
         return {**head, "content": content, **stop, "usage": _usage(answer)}
 
     def events(self, request: ChatRequest, answer: RecordedAnswer) -> Iterator[Mapping[str, Any]]:
@@ -85,6 +103,17 @@ class MessagesApi(AgentApi):
         end = {key: message[key] for key in ("stop_reason", "stop_sequence")}
         yield {"type": "message_delta", "delta": end, "usage": message["usage"]}
         yield {"type": "message_stop"}
+
+    def _whole(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a request with the conversation of the thread that it continues."""
+        thread = body.get("thread") or {}
+        if thread.get("type") != "continue":
+            return body
+        message_id = thread["previous_message_id"]
+        if message_id not in self._threads:
+            raise bad_request(f"thread: the episode has no thread with the last message {message_id!r:.80}")
+        kept = self._threads[message_id]
+        return {**body, **kept, "messages": [*kept["messages"], *body["messages"]]}
 
     def _to_messages(self, role: str, content: Any, where: str) -> list[ChatMessage]:
         """Return the chat messages of a message. Each tool result becomes a message."""
@@ -114,8 +143,10 @@ class MessagesApi(AgentApi):
         """Return a message with content parts, and with its blocks if chat form cannot express them."""
         content = content_of_parts([self._to_part(part, f"{where}.{index}") for index, part in enumerate(parts)])
         message = {**head, "content": content}
-        is_lossy = _DIALECT.encode_message(message) != _DIALECT.encode_message(with_items(message, self.name, blocks))
-        return with_items(message, self.name, blocks) if self._is_native and is_lossy else message
+        if not self._is_native:
+            return message
+        exact = with_items(message, self.name, blocks)
+        return message if _DIALECT.encode_message(message) == _DIALECT.encode_message(exact) else exact
 
     def _to_part(self, block: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return a content part of a user, system or tool message."""

@@ -64,6 +64,8 @@ class ResponsesApi(AgentApi):
         if not self._model.has_logprobs and (body.get("top_logprobs") or LOGPROBS in (body.get("include") or ())):
             raise bad_request(f"{'top_logprobs' if body.get('top_logprobs') else 'include'}: {NO_LOGPROBS}")
         items = [*self._earlier_items(body.get("previous_response_id")), *self._input_items(body.get("input"))]
+        if not items:
+            raise bad_request("input must not be empty")
         instructions = only(body.get("instructions") or "", str, "instructions")
         messages = [{"role": "system", "content": instructions}] if instructions else []
         messages += self._to_messages(items)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,20 +20,16 @@ import numpy as np
 import numpy.typing as npt
 import ray
 
-from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, type_name
+from reward_kit.errors import ConfigError
 from reward_kit.integrations.ray.actors import Process
 from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.call_scheduler import CallTurn
 from reward_kit.reward_agent.loading import SandboxChoice, load_reward, make_scorer
-from reward_kit.reward_agent.scoring import Scored, ScoringRequest
+from reward_kit.reward_agent.scoring import Scored
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.reward_agent.tickets import Order, ScoredChunk
-
-Requests = Callable[[Any], Sequence[ScoringRequest]]
-"""A function that returns the requests of a trainer's batch, in its order."""
 
 
 class _RequestColumns(NamedTuple):
@@ -97,10 +93,8 @@ class RewardAgentProcess(Process):
         choice: the sandbox settings. The level is chosen as on the command line.
         options: keyword arguments that are always passed to the reward.
         reward_workers: the number of processes that call the reward. If 0, this process calls it.
-        requests_of: a function that converts a batch of the trainer to scoring requests. By default, a batch must
-            contain requests or episodes.
         agent_options: the options of `AsyncRewardAgent`: max_concurrency, deadline_s, max_pending, rates, retries,
-            cache.
+            cache, batch_format.
     """
 
     def __init__(
@@ -111,7 +105,6 @@ class RewardAgentProcess(Process):
         choice: SandboxChoice | None = None,
         options: Mapping[str, Any] | None = None,
         reward_workers: int = 0,
-        requests_of: Requests | None = None,
         **agent_options: Any,
     ) -> None:
         super().__init__()
@@ -120,7 +113,7 @@ class RewardAgentProcess(Process):
             raise ConfigError(f"RayAsyncRewardAgent has no option {unknown[0]!r}; known: {', '.join(sorted(known))}")
         self._reference, self._folder = reference, Path(folder or Path.cwd())
         self._choice, self._options, self._workers = choice, options, reward_workers
-        self._requests_of, self._agent_options = requests_of or _as_requests, agent_options
+        self._agent_options = agent_options
         self._environment: dict[str, str] = {}
         self._agent: AsyncRewardAgent | None = None
         self._opening = anyio.Lock()
@@ -143,8 +136,8 @@ class RewardAgentProcess(Process):
         """Start scoring a batch. The call returns immediately unless `max_pending` is reached.
 
         Args:
-            data: requests, episodes, or the input of `requests_of`.
-            group_size: the number of consecutive requests in a group.
+            data: requests, episodes, or a batch in the `batch_format`, such as a `DataProto`.
+            group_size: the number of requests in a group, as in `AsyncRewardAgent.submit`.
 
         Returns:
             The number of requests.
@@ -153,7 +146,7 @@ class RewardAgentProcess(Process):
             ConfigError: If the reward cannot be loaded, or the batch cannot be divided into groups.
         """
         agent = await self._opened()
-        return await CallTurn(agent.compute_reward_pipeline(self._requests_of(data), group_size), self.context)
+        return await CallTurn(agent.compute_reward_pipeline(data, group_size), self.context)
 
     async def get(
         self,
@@ -168,12 +161,14 @@ class RewardAgentProcess(Process):
 
         Args:
             chunk_size: the number of results. It must be a multiple of the group size unless `cut_groups` is true.
-            hook_func: a function to call in this process with the three columns. Its result is returned instead.
+            hook_func: a function to call in this process with the three columns. Its result is returned instead. If it
+                raises an error, the results remain available.
             order, cut_groups: see `AsyncRewardAgent.get`.
             **kwargs: keyword arguments for `hook_func`.
 
         Returns:
-            A `RewardChunk`.
+            A `RewardChunk` or, for a batch in the `batch_format`, its three columns. For a `DataProto`, these are the
+            indices of the rows, the reward tensor, and a dict of lists; see `ScoredRows` of `integrations.verl`.
 
         Raises:
             ConfigError: If the request cannot be fulfilled. It is raised immediately, and no results are lost.
@@ -181,7 +176,9 @@ class RewardAgentProcess(Process):
         agent = await self._opened()
         options: dict[str, Any] = {"order": order, "cut_groups": cut_groups, **kwargs}
         result = await CallTurn(agent.get(chunk_size, hook_func, **options), self.context)
-        return RewardChunk.of(result) if hook_func is None else result
+        if hook_func is not None:
+            return result
+        return RewardChunk.of(result) if isinstance(result, ScoredChunk) else tuple(result)
 
     async def stats(self) -> AgentStats | None:
         """Return the statistics of the agent, or None before the first batch."""
@@ -212,11 +209,3 @@ class RewardAgentProcess(Process):
 
 RayAsyncRewardAgent = ray.remote(max_concurrency=1_000)(RewardAgentProcess)
 """The reward agent as an actor: `RayAsyncRewardAgent.remote(…)` takes the arguments of `RewardAgentProcess`."""
-
-
-def _as_requests(data: Any) -> list[ScoringRequest]:
-    if not isinstance(data, Sequence):
-        raise ConfigError(
-            f"a batch must contain requests or episodes, got {type_name(data)}; pass requests_of for other batches"
-        )
-    return [ScoringRequest.from_episode(item) if isinstance(item, SingleAgentEpisode) else item for item in data]

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from reward_kit.integrations.verl.compute_score import as_compute_score
     from reward_kit.integrations.verl.data_proto import from_data_proto, to_data_proto, verl_rows
     from reward_kit.integrations.verl.estimators import compute_advantage, row_credit
+    from reward_kit.integrations.verl.row_format import DataProtoFormat
     from reward_kit.integrations.verl.trainer_rewards import RewardPipeline
 
 __all__ = [
+    "DataProtoFormat",
     "RewardPipeline",
     "as_compute_score",
     "compute_advantage",
@@ -28,6 +30,7 @@ _MODULES = {
     "compute_score": "as_compute_score",
     "data_proto": "from_data_proto to_data_proto verl_rows",
     "estimators": "compute_advantage row_credit",
+    "row_format": "DataProtoFormat",
     "trainer_rewards": "RewardPipeline",
 }
 __getattr__, __dir__ = lazy_modules(__name__, _MODULES)

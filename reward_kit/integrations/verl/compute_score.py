@@ -19,15 +19,11 @@ from typing import Any, Literal, get_args
 
 from reward_kit.blocking import LoopThread
 from reward_kit.credit.options import check_choice
-from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardError, did_you_mean
-from reward_kit.integrations.verl.data_proto import EPISODE
 from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.agent import PersistentAgent
 from reward_kit.reward_agent.loading import SandboxChoice, make_scorer, resolve_reward
-from reward_kit.rl.reward_batches import RewardBatch
-from reward_kit.rl.reward_manager import NaiveRewardManager, RewardManager, Tokenizer, check_tokenizer
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 
@@ -141,43 +137,6 @@ def scorer_factory(
         return lambda: scorer
     loaded = resolve_reward(reward, folder, SandboxChoice(level=options.level), options.options, choice_is="level")
     return lambda: loaded if isinstance(loaded, RewardSpec) else make_scorer(loaded)
-
-
-class RowRequests(NaiveRewardManager):
-    """Creates the scoring request for a row.
-
-    If the row contains an episode, the request is for this episode. Otherwise, it contains the prompt and the decoded
-    answer.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        RewardManager.__init__(self, tokenizer, 0)
-        check_tokenizer(tokenizer)
-
-    def of(self, data: Any) -> list[ScoringRequest]:
-        """Return the request for each row.
-
-        Raises:
-            ConfigError: If a column of a row is missing or invalid.
-        """
-        episodes = [_carried_episode(data.non_tensor_batch, row) for row in range(len(data))]
-        whole = [ScoringRequest.from_episode(episode) for episode in episodes if episode is not None]
-        if len(whole) == len(episodes):
-            return whole
-        requests, carried = self._requests(RewardBatch.of(data)), iter(whole)
-        return [request if episodes[row] is None else next(carried) for row, request in enumerate(requests)]
-
-
-def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode | None:
-    """Return the episode in the columns of a row or in the `extra_fields` of its agent loop, if there is one.
-
-    In the reward loop of verl, those fields are called `tool_extra_fields`.
-    """
-    carried = columns[EPISODE][row] if EPISODE in columns else None
-    for name in ("extra_fields", "tool_extra_fields"):
-        if carried is None and name in columns:
-            carried = (columns[name][row] or {}).get(EPISODE)
-    return None if carried is None else SingleAgentEpisode.from_state(carried["state"])
 
 
 _numbers = itertools.count()

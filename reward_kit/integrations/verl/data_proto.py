@@ -35,7 +35,7 @@ STEP_COLUMNS = ("steps", "action_lengths", "state_keys", "step_rewards", "valid_
 Unscored = Literal["leave_out", "mask"]
 _STEP_CREDIT = ("base_reward", "advantage", "return_to_go")
 _ALIGNED = ("metrics", "reward_reason")  # Keys that the alignment adds to a step's info.
-_NOT_IN_VERL = ("step_rewards", "values", "value_mask", "policy_versions")
+_NOT_IN_VERL = ("step_rewards", "values", "value_mask")
 """Columns of reward-kit's rows that verl lacks or defines differently. In verl, `values` belong to tokens; here they
 belong to actions.
 """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from reward_kit.agent.models import StepData
 from reward_kit.credit.options import check_choice
 from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.rl.reward_manager import RowsWithScore
 from reward_kit.rl_helpers import ESTIMATORS
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens.columns import Array
@@ -34,7 +35,6 @@ OPTIONS = "reward_kit"
 _STATES = ("gigpo",)  # Estimators that use the states.
 _ROW_COLUMNS: ContextVar[Mapping[str, Any] | None] = ContextVar("reward_kit_rows", default=None)
 Estimate = Callable[..., tuple[Tensor, Tensor]]
-ScoredRows = Literal["last", "each"]
 
 
 class _Action(NamedTuple):
@@ -61,7 +61,7 @@ def row_credit(
     columns: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
     *,
-    rows: ScoredRows | None = None,
+    rows: RowsWithScore | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and returns for the tokens of rows. All tokens of an action have the same advantage.
 
@@ -93,7 +93,7 @@ def row_credit(
     if estimator not in ROW_ESTIMATORS:
         raise ConfigError(f"unknown row estimator {estimator!r}{did_you_mean(estimator, ROW_ESTIMATORS)}")
     if rows is not None:
-        check_choice("rows", rows, get_args(ScoredRows))
+        check_choice("rows", rows, get_args(RowsWithScore))
     resolved = CreditAssigner(estimator, **(options or {})).options
     trajectories = _trajectories(estimator, response_mask, columns)
     batch = [
@@ -128,7 +128,7 @@ def row_credit(
 
 
 def _score(
-    trajectory: _Trajectory, summed_B: Array, columns: Mapping[str, Any], rows: ScoredRows | None
+    trajectory: _Trajectory, summed_B: Array, columns: Mapping[str, Any], rows: RowsWithScore | None
 ) -> float | None:
     """Return the score of a trajectory, or None if it is unscored. `summed_B` are the sums of the rewards of rows."""
     exact = columns["episode_rewards"][trajectory.rows[0]] if "episode_rewards" in columns else None

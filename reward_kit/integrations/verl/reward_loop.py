@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.compute_score import SECTION, PersistentReward, RewardOptions, RowRequests
+from reward_kit.integrations.verl.compute_score import SECTION, PersistentReward, RewardOptions
+from reward_kit.integrations.verl.row_format import RowRequests
 from reward_kit.rl.reward_batches import RewardBatch
 
 NAME = "reward_kit"

@@ -11,22 +11,21 @@ groups finish. A loop that is one step off-policy submits the next batch before 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.verl.compute_score import SECTION, RewardOptions, RowRequests, scorer_factory
+from reward_kit.integrations.verl.compute_score import SECTION, RewardOptions, scorer_factory
 from reward_kit.integrations.verl.data_proto import objects
-from reward_kit.reward_agent import ScoredChunk, SyncRewardAgent, Ticket
+from reward_kit.integrations.verl.row_format import DataProtoFormat, ScoredRows
+from reward_kit.reward_agent import SyncRewardAgent, Ticket
 from reward_kit.reward_agent.tickets import Order
-from reward_kit.rl.reward_batches import Ints, RewardBatch
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.tokens.columns import Array
 
@@ -34,38 +33,11 @@ _TOKENS = ("prompts", "responses", "response_mask")
 _COLUMNS = ("uid", "raw_prompt", "data_source", "reward_model", "extra_info", "extra_fields")
 
 
-class ScoredRows(NamedTuple):
-    """Rows with their rewards.
-
-    Attributes:
-        rows: the indices in the submitted batch, in ascending order.
-        data: the rows, as a `DataProto`. `rm_scores` and `token_level_scores` are equal. In an unscored row, both are
-            NaN in the first column, and `response_mask` is 0. `non_tensor_batch` contains `episode_rewards` (NaN for
-            unscored rows), `failure_class` and `failure`.
-        chunk: the results of the agent for these rollouts.
-    """
-
-    rows: list[int]
-    data: Any
-    chunk: ScoredChunk
-
-
-@dataclass(slots=True)
-class _Submitted:
-    """A batch with results that have not been fetched."""
-
-    data: Any
-    rollouts_B: Ints
-    ends_B: Any
-    left: int
-
-
 class RewardPipeline:
     """Rewards for batches of verl. Use it as a context manager.
 
-    A rollout consists of all rows with the same `traj_uid` or, without that column, of one row. `group_size`
-    consecutive rollouts form a group and have the same `uid`. A reward that scores groups is called once for each
-    group.
+    It is a `SyncRewardAgent` with a `DataProtoFormat`, which describes rollouts and groups. A reward that scores groups
+    is called once for each group.
 
     Args:
         reward: `file.py:function`, which runs in a sandbox as on the command line, or a reward function or class.
@@ -93,9 +65,8 @@ class RewardPipeline:
         **agent_options: Any,
     ) -> None:
         made = RewardOptions(level=level, options=options or {})
-        self.agent = SyncRewardAgent(scorer_factory(reward, made, Path(folder) if folder else None)(), **agent_options)
-        self._requests = RowRequests(tokenizer)
-        self._submitted: dict[Ticket, _Submitted] = {}
+        scorer = scorer_factory(reward, made, Path(folder) if folder else None)()
+        self.agent = SyncRewardAgent(scorer, batch_format=DataProtoFormat(tokenizer), **agent_options)
 
     def __enter__(self) -> Self:
         self.agent.__enter__()
@@ -104,7 +75,6 @@ class RewardPipeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._submitted.clear()
         self.agent.__exit__(kind, error, trace)
 
     def submit(self, data: Any, group_size: int = 1, *, deadline_s: float | None = None) -> Ticket:
@@ -112,80 +82,48 @@ class RewardPipeline:
 
         Args:
             data: a `DataProto` with `prompts`, `responses` and `attention_mask`.
-            group_size: the number of consecutive rollouts in a group.
+            group_size: the number of rollouts in a group.
             deadline_s: the time limit in seconds after which a rollout without a score is unscored.
 
         Raises:
             ConfigError: If the rollouts do not form groups, or the rows are incomplete.
         """
-        batch = RewardBatch.of(data)
-        rollouts_B, ends_B = batch.episodes_B, batch.ends_B | batch.is_empty_B
-        firsts = np.unique(rollouts_B, return_index=True)[1]
-        # The row that represents a rollout: the row that ends it, or its last row.
-        lasts = np.zeros(len(firsts), dtype=np.int64)
-        lasts[rollouts_B] = np.arange(len(rollouts_B))
-        lasts[rollouts_B[ends_B]] = np.flatnonzero(ends_B)
-        uids = data.non_tensor_batch.get("uid")
-        for start in range(0, len(firsts), group_size) if uids is not None and group_size > 1 else ():
-            known = set(uids[firsts[start : start + group_size]].tolist())
-            if len(known) > 1:
-                raise ConfigError(
-                    f"rollouts {start} to {start + group_size - 1} form a group, but have {len(known)} uids; "
-                    "pass the group_size rollouts of each prompt consecutively"
-                )
-        requests = self._requests.of(data.select_idxs(lasts))
-        ticket = self.agent.submit(requests, group_size, deadline_s=deadline_s)
-        self._submitted[ticket] = _Submitted(data, rollouts_B, np.isin(np.arange(len(data)), lasts), len(requests))
-        return ticket
+        return self.agent.submit(data, group_size, deadline_s=deadline_s)
 
     def compute_reward_pipeline(self, data: Any, group_size: int = 1) -> int:
         """Submit a batch without a ticket, and return the number of its rollouts for `get`."""
-        return len(self.submit(data, group_size).requests)
+        return self.agent.compute_reward_pipeline(data, group_size)
 
-    def get(self, rollouts: int, *, ticket: Ticket | None = None, order: Order = "completion") -> ScoredRows:
-        """Wait until the next `rollouts` rollouts, in whole groups, are scored, and return their rows.
+    def get(
+        self,
+        chunk_size: int,
+        hook_func: Callable[..., Any] | None = None,
+        *,
+        ticket: Ticket | None = None,
+        order: Order = "completion",
+        **kwargs: Any,
+    ) -> Any:
+        """Wait until the next `chunk_size` rollouts, in whole groups, are scored, and return their `ScoredRows`.
 
         Args:
-            rollouts: the number of rollouts.
+            chunk_size: the number of rollouts.
+            hook_func: a function that is called with the three columns of the rows. Its result is returned instead. If
+                it raises an error, the rows remain available.
             ticket: the ticket of the batch. The default is the oldest batch that has results left.
             order: "completion" returns the groups that finish first; "submission" returns those that were submitted
                 first.
+            **kwargs: keyword arguments for `hook_func`.
 
         Raises:
-            RewardError: If there are fewer rollouts left, or the number would split a group.
+            ConfigError: If there are fewer rollouts left, or the number would split a group.
         """
-        return self._rows(self.agent.get(rollouts, ticket=ticket, order=order))
+        return self.agent.get(chunk_size, hook_func, ticket=ticket, order=order, **kwargs)
 
     def mini_batches(
-        self, rollouts: int, *, ticket: Ticket | None = None, order: Order = "completion"
+        self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
     ) -> Iterator[ScoredRows]:
         """Call `get` until the batch has no results left. The last part may be smaller."""
-        for chunk in self.agent.mini_batches(rollouts, ticket=ticket, order=order):
-            yield self._rows(chunk)
-
-    def _rows(self, chunk: ScoredChunk) -> ScoredRows:
-        """Return the rows of the rollouts in a chunk, with their scores."""
-        submitted = self._submitted[chunk.ticket]
-        submitted.left -= len(chunk.data_idxs)
-        if not submitted.left:
-            del self._submitted[chunk.ticket]
-        rows = np.flatnonzero(np.isin(submitted.rollouts_B, chunk.data_idxs))
-        data = submitted.data.select_idxs(rows)
-        index_of = {rollout: index for index, rollout in enumerate(chunk.data_idxs)}
-        chunk_index_B = np.array([index_of[rollout] for rollout in submitted.rollouts_B[rows].tolist()])
-        batch, scores_B = RewardBatch.of(data), chunk.rewards_B[chunk_index_B]
-        is_scored = torch.from_numpy(~np.isnan(scores_B)).to(batch.device)
-        rewards = batch.placed(np.where(submitted.ends_B[rows], scores_B, np.nan))
-        # An estimator that does not know of unscored rows returns NaN for their group, instead of counting zeros. The
-        # first column exists in every row.
-        rewards[~is_scored, 0] = float("nan")
-        data.batch["response_mask"] = (batch.valid_BT & is_scored[:, None]).to(torch.int64)
-        data.batch["rm_scores"], data.batch["token_level_scores"] = rewards, rewards.clone()
-        failures = [chunk.extra_infos[index].failure for index in chunk_index_B.tolist()]
-        data.non_tensor_batch["episode_rewards"] = scores_B
-        data.non_tensor_batch["failure_class"] = objects([each.failure_class if each else "" for each in failures])
-        data.non_tensor_batch["failure"] = objects([each.message if each else "" for each in failures])
-        return ScoredRows(rows.tolist(), data, chunk)
+        return self.agent.mini_batches(chunk_size, ticket=ticket, order=order)
 
 
 class TrainerRewards:

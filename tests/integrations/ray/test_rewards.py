@@ -197,7 +197,7 @@ class TestAgent:
         with pytest.raises(ConfigError, match=r"get\(6\) cannot return: 4 results of batch 1 .* are outstanding"):
             ray.get(agent.get.remote(6))
         assert ray.get(agent.get.remote(4)).rewards == [0.1] * 4
-        with pytest.raises(ConfigError, match="a batch must contain requests or episodes, got a dict"):
+        with pytest.raises(ConfigError, match="a batch must be a list of requests or episodes, got a dict"):
             ray.get(agent.compute_reward_pipeline.remote({"prompts": []}))
 
     def test_instant_rewards_are_returned_immediately(self, started: list[Any], rewards: Path) -> None:
@@ -210,13 +210,12 @@ class TestAgent:
             ray.get(agent.get.remote(1))
         print(f"\nround trip of an instant reward: {(time.perf_counter() - began) / 20 * 1e3:.1f} ms")
 
-    def test_hook_receives_columns_and_requests_of_converted_batches(self, started: list[Any], rewards: Path) -> None:
-        agent = self.start(
-            started, rewards, "digits", requests_of=lambda data: [
-                ScoringRequest(f"e{n}", [Message(role="user", content=text)]) for n, text in enumerate(data["texts"])
-            ],
-        )  # fmt: skip
-        assert ray.get(agent.compute_reward_pipeline.remote({"texts": ["1", "23"]})) == 2
+    def test_hook_receives_columns_and_loses_nothing_by_an_error(self, started: list[Any], rewards: Path) -> None:
+        agent = self.start(started, rewards, "digits")
+        texts = [ScoringRequest(f"e{n}", [Message(role="user", content=text)]) for n, text in enumerate(["1", "23"])]
+        assert ray.get(agent.compute_reward_pipeline.remote(texts)) == 2
+        with pytest.raises(ZeroDivisionError):
+            ray.get(agent.get.remote(2, lambda idxs, scores, infos: 1 / 0))
         hooked = ray.get(agent.get.remote(2, lambda idxs, scores, infos, scale: [scale * s for s in scores], scale=10))
         assert hooked == [1.0, 2.0]
 

@@ -69,3 +69,12 @@ def queue() -> Iterator[Any]:
     interface._TQ_CLIENT = client
     yield transfer_queue
     interface._TQ_CLIENT = None
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    import ray
+
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import ray
 import torch
+from anyio.from_thread import start_blocking_portal
 from omegaconf import OmegaConf
 from verl import DataProto
 from verl.trainer.ppo import ray_trainer
 
 from reward_kit import reward_function
 from reward_kit.errors import ConfigError
+from reward_kit.integrations.ray.reward_agent import RayAsyncRewardAgent
 from reward_kit.integrations.verl.data_proto import from_data_proto, objects, to_data_proto
 from reward_kit.integrations.verl.estimators import ROW_ESTIMATORS, compute_advantage
+from reward_kit.integrations.verl.row_format import DataProtoFormat
 from reward_kit.integrations.verl.trainer_rewards import RewardPipeline
+from reward_kit.reward_agent import AsyncRewardAgent
 from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps
 from tests.integrations.verl_episodes import GROUP_SIZE, Collected, collected
 
@@ -47,7 +55,9 @@ def test_mini_batches_of_two_batches_keep_every_score_in_place(tokenizer: Any) -
         assert rewards.compute_reward_pipeline(batch_of(new), GROUP_SIZE) == len(new.episodes)
         parts = list(rewards.mini_batches(GROUP_SIZE, ticket=first))
         following = rewards.get(2 * GROUP_SIZE, order="submission")
-    assert len(parts) == 3 and sorted(row for part in parts for row in part.rows) == list(range(len(batch_of(old))))
+    assert len(parts) == 3 and sorted(row for part in parts for row in part.data_idxs) == list(
+        range(len(batch_of(old)))
+    )
     assert len(following.chunk.data_idxs) == 2 * GROUP_SIZE
     for part in [*parts, following]:
         given = new if part is following else old
@@ -68,11 +78,19 @@ def test_mini_batches_of_two_batches_keep_every_score_in_place(tokenizer: Any) -
         assert set(beside["failure_class"][unscored].tolist()) <= {"crash"}
 
 
+JUDGE = """
+from reward_kit import reward_function
+
+
 @reward_function
 def judge_that_fails_once(messages):
     if messages[-1].text.startswith("7"):
         raise RuntimeError("the judge is down")
     return {"score": int(messages[-1].text.split()[0]) / 4}
+"""
+names: dict[str, Any] = {}
+exec(JUDGE, names)
+judge_that_fails_once = names["judge_that_fails_once"]
 
 
 VERL_ESTIMATORS = [
@@ -95,10 +113,10 @@ class Numbers:
         return " ".join(map(str, token_ids))
 
 
-def group_with_a_failed_judge(answers: list[int]) -> Any:
-    """Return a scored group of answers of two tokens. Token 7 makes the judge fail."""
+def numbered_rows(answers: list[int]) -> Any:
+    """Return one group of answers of two tokens. Token 7 makes the judge fail."""
     size = len(answers)
-    data = DataProto.from_dict(
+    return DataProto.from_dict(
         tensors={
             "prompts": torch.ones(size, 2, dtype=torch.int64),
             "responses": torch.tensor([[number, 9] for number in answers]),
@@ -107,9 +125,13 @@ def group_with_a_failed_judge(answers: list[int]) -> Any:
         },
         non_tensors={"uid": np.array(["g"] * size, dtype=object)},
     )
+
+
+def group_with_a_failed_judge(answers: list[int]) -> Any:
+    """Return these rows with their scores."""
     with RewardPipeline(judge_that_fails_once, Numbers()) as rewards:
-        rewards.submit(data, size)
-        scored = rewards.get(size).data
+        rewards.submit(numbered_rows(answers), len(answers))
+        scored = rewards.get(len(answers)).data
     scored.batch["token_level_rewards"] = scored.batch["token_level_scores"]
     return scored
 
@@ -188,7 +210,116 @@ def test_group_reward_is_called_once_per_group(tokenizer: Any) -> None:
     assert sizes == [GROUP_SIZE] * 2 and found.chunk.rewards == [0.0, 0.25, 0.5, 0.75] * 2
 
 
-def test_split_groups_are_rejected(tokenizer: Any) -> None:
-    refused = pytest.raises(ConfigError, match="rollouts 3 to 5 form a group, but have 2 uids")
+def test_groups_of_other_sizes_are_rejected(tokenizer: Any) -> None:
+    refused = pytest.raises(ConfigError, match="the group with uid 'g0' has 4 rollouts, but group_size is 3")
     with RewardPipeline(by_length, tokenizer) as rewards, refused:
         rewards.submit(batch_of(collected(1, groups=3)), 3)
+
+
+# One contract: the pipeline, the asynchronous agent and the actor
+
+
+def interleaved() -> Any:
+    """Return six rows of the groups "a" and "b" in turn; the judge fails on row 2."""
+    data = numbered_rows([1, 2, 7, 3, 3, 1])
+    data.non_tensor_batch["uid"] = np.array([*"ababab"], dtype=object)
+    return data
+
+
+class Pipeline:
+    """The agents under test with one interface."""
+
+    def __init__(self, folder: Path) -> None:
+        self.agent = RewardPipeline(judge_that_fails_once, Numbers())
+
+    def __enter__(self) -> Pipeline:
+        self.agent.__enter__()
+        return self
+
+    def __exit__(self, *ended: Any) -> None:
+        self.agent.__exit__(*ended)
+
+    def compute_reward_pipeline(self, data: Any, group_size: int) -> int:
+        return self.agent.compute_reward_pipeline(data, group_size)
+
+    def get(self, *arguments: Any, **options: Any) -> Any:
+        return self.agent.get(*arguments, **options)
+
+
+class Asynchronous(Pipeline):
+    def __init__(self, folder: Path) -> None:
+        self.agent = AsyncRewardAgent(judge_that_fails_once, batch_format=DataProtoFormat(Numbers()))
+        self.closing = ExitStack()
+
+    def __enter__(self) -> Pipeline:
+        self.portal = self.closing.enter_context(start_blocking_portal())
+        self.closing.enter_context(self.portal.wrap_async_context_manager(self.agent))
+        return self
+
+    def __exit__(self, *ended: Any) -> None:
+        self.closing.__exit__(*ended)
+
+    def compute_reward_pipeline(self, data: Any, group_size: int) -> int:
+        return self.portal.call(self.agent.compute_reward_pipeline, data, group_size)
+
+    def get(self, *arguments: Any, **options: Any) -> Any:
+        return self.portal.call(partial(self.agent.get, *arguments, **options))
+
+
+class Actor(Pipeline):
+    def __init__(self, folder: Path) -> None:
+        (folder / "judge.py").write_text(JUDGE, encoding="utf-8")
+        self.agent = RayAsyncRewardAgent.remote(
+            "judge.py:judge_that_fails_once", folder, batch_format=DataProtoFormat(Numbers())
+        )
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *ended: Any) -> None:
+        ray.get(self.agent.shutdown.remote())
+        ray.kill(self.agent)
+
+    def compute_reward_pipeline(self, data: Any, group_size: int) -> int:
+        return ray.get(self.agent.compute_reward_pipeline.remote(data, group_size))
+
+    def get(self, *arguments: Any, **options: Any) -> Any:
+        return ray.get(self.agent.get.remote(*arguments, **options))
+
+
+def negated(rows: list[int], rewards: torch.Tensor, infos: dict[str, list[Any]], scale: float) -> Any:
+    return rows, -scale * rewards, infos
+
+
+def broken(*_: Any) -> None:
+    raise RuntimeError("the hook is broken")
+
+
+@pytest.mark.parametrize("kind", [Pipeline, Asynchronous, Actor])
+def test_agents_return_rows_rewards_and_lists(kind: type[Pipeline], tmp_path: Path, ray_cluster: None) -> None:
+    nan = math.nan
+    with kind(tmp_path) as agent:
+        assert agent.compute_reward_pipeline(interleaved(), group_size=3) == 6
+        with pytest.raises(RuntimeError, match="the hook is broken"):
+            agent.get(3, broken, order="submission")
+        rows, rewards, infos = agent.get(3, order="submission")
+        assert rows == [0, 2, 4]
+        np.testing.assert_array_equal(rewards, [[0, 0.25], [nan, 0], [0, 0.75]])
+        assert infos["score"] == [0.25, None, 0.75] and infos["failure_class"] == ["", "crash", ""]
+        assert "the judge is down" in infos["failure"][1]
+        rows, rewards, _ = agent.get(3, negated, scale=2.0)
+        assert rows == [1, 3, 5] and rewards.tolist() == [[0, -1.0], [0, -1.5], [0, -0.5]]
+        with pytest.raises(ConfigError, match="no results are outstanding"):
+            agent.get(3)
+
+
+def test_policy_versions_and_response_lengths_are_kept(tokenizer: Any) -> None:
+    given = collected(1, groups=2)
+    data = batch_of(given)
+    with RewardPipeline(by_length, tokenizer) as rewards:
+        rewards.submit(data, GROUP_SIZE)
+        part = rewards.get(2 * GROUP_SIZE)
+    assert torch.equal(part.data.batch["policy_versions"], data.batch["policy_versions"])
+    ends = data.non_tensor_batch["ends_episode"].astype(bool)
+    last = [int(row.nonzero()[-1]) + 1 for row in data.batch["response_mask"][torch.from_numpy(ends)]]
+    assert part.chunk.lengths == last

@@ -1,55 +1,17 @@
-"""Test the endpoint for other agent frameworks: OpenAI's format, whole and streamed, with access by token."""
+"""Test the endpoint with chat completions, whole and streamed, and its access by token."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import aiohttp
 import pytest
-from openai import AsyncOpenAI
 
-from reward_kit.agent.recording import ChatRequest, RecordedAnswer, RecordingEndpoint, ServedModel, endpoint
+from reward_kit.agent.recording import ChatRequest, RecordedAnswer, endpoint
 from reward_kit.errors import EpisodeError
-from reward_kit.models import FunctionCall, Message, ToolCall
-from reward_kit.providers.completion import ChatCompletion, Usage
-
-CALL = ToolCall(id="call_1", function=FunctionCall(name="add", arguments='{"x": 1}'))
-SAID = ChatCompletion(
-    Message(role="assistant", content="Let me \U0001f914 see.", tool_calls=[CALL], reasoning_content="hm"),
-    finish_reason="tool_calls",
-    usage=Usage(11, 7, cached_tokens=5, cache_write_tokens=2, reasoning_tokens=3),
-)
-HELLO = [{"role": "user", "content": "Hello"}]
-
-
-class ServedEndpoint:
-    """An endpoint with one address, its requests, and its completion."""
-
-    def __init__(self, says: ChatCompletion = SAID) -> None:
-        self.says, self.asked = says, list[ChatRequest]()
-        self.endpoint = RecordingEndpoint(ServedModel("real-model"))
-
-    async def answer(self, request: ChatRequest) -> RecordedAnswer:
-        self.asked.append(request)
-        return RecordedAnswer(self.says, "7", "real-model")
-
-    async def __aenter__(self) -> ServedEndpoint:
-        self.url = await self.endpoint.open(self.answer)
-        self.http = aiohttp.ClientSession()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.http.close()
-        await self.endpoint.close()
-
-    async def post(self, body: Any, url: str | None = None) -> tuple[int, dict[str, Any]]:
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.http.post(f"{url or self.url}/chat/completions", data=data) as response:
-            return response.status, await response.json()
-
-    def client(self) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=self.url, api_key="any", max_retries=0)
+from reward_kit.models import Message
+from reward_kit.providers.completion import ChatCompletion
+from tests.agent.recording.served_endpoint import HELLO, ServedEndpoint
 
 
 async def test_answer_has_the_openai_format() -> None:
@@ -78,7 +40,7 @@ async def test_streamed_answer_equals_the_whole_answer() -> None:
             streamed = await stream.get_final_completion()
     assert {"content.delta", "tool_calls.function.arguments.delta"} <= kinds
     assert served.asked[1].stream
-    dumped = [reply.model_dump(exclude={"created", "object"}, exclude_none=True) for reply in (whole, streamed)]
+    dumped = [reply.model_dump(exclude={"created", "object", "id"}, exclude_none=True) for reply in (whole, streamed)]
     for call in dumped[1]["choices"][0]["message"]["tool_calls"]:
         del call["index"]
         call["function"].pop("parsed_arguments", None)
@@ -174,3 +136,25 @@ async def test_request_body_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> 
         assert (await served.post({"messages": HELLO}))[0] == 200
         status, reply = await served.post({"messages": [{"role": "user", "content": "a" * 2000}]})
     assert status == 413 and "1000" in reply["error"]["message"] and len(served.asked) == 1
+
+
+async def test_logprobs_and_token_ids_are_returned_on_request() -> None:
+    entries = [{"token": "ok", "logprob": -0.5, "bytes": None, "top_logprobs": []}]
+    says = ChatCompletion(
+        Message(role="assistant", content="ok"),
+        prompt_ids=[1, 2],
+        token_ids=[3],
+        logprobs=[-0.5],
+        logprob_entries=entries,
+    )
+    async with ServedEndpoint(says, has_logprobs=True) as served, served.client() as client:
+        options = {"logprobs": True, "top_logprobs": 2, "extra_body": {"return_token_ids": True}}
+        whole = await client.chat.completions.create(model="any", messages=HELLO, **options)
+        async with client.chat.completions.stream(model="any", messages=HELLO, **options) as stream:
+            streamed = await stream.get_final_completion()
+        without = await client.chat.completions.create(model="any", messages=HELLO)
+    assert served.asked[0].options == {"top_logprobs": 2, "return_token_ids": True}
+    for reply in (whole, streamed):
+        assert [entry.to_dict() for entry in reply.choices[0].logprobs.content] == entries
+    assert (whole.prompt_token_ids, whole.choices[0].token_ids) == ([1, 2], [3])
+    assert without.choices[0].logprobs is None and "token_ids" not in without.choices[0].to_dict()

@@ -1,0 +1,77 @@
+"""Records of model calls: the time, the outcome and the usage of each request to an endpoint.
+
+`ChatEndpoint` adds a record to the list in `MODEL_CALLS`. An episode and a reward call each have their own list, which
+is stored in their `timing`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """One request for a completion, including its retries.
+
+    Attributes:
+        model: the requested model.
+        provider: the provider, as in the attribute `gen_ai.provider.name` of OpenTelemetry.
+        server: the host and port of the endpoint.
+        began: the start, in seconds of `time.monotonic`.
+        ended: the end.
+        caller: "user" for the simulated user, otherwise None.
+        finish_reason: the reason why the answer ended, if it is known.
+        usage: the tokens and the cost, if they are known.
+        retries: the number of attempts that failed before the answer.
+        error: the type of the error that ended the call, if any.
+    """
+
+    model: str
+    provider: str
+    server: str
+    began: float
+    ended: float = 0.0
+    caller: str | None = None
+    finish_reason: str | None = None
+    usage: dict[str, float] | None = None
+    retries: int = 0
+    error: str | None = None
+
+    def to_json(self, zero: float) -> dict[str, Any]:
+        """Return the call as a JSON object without unknown values, with times in seconds since `zero`."""
+        known = {name: value for name, value in asdict(self).items() if value}
+        return known | {"began": round(self.began - zero, 6), "ended": round(self.ended - zero, 6)}
+
+
+MODEL_CALLS: ContextVar[list[ModelCall] | None] = ContextVar("MODEL_CALLS", default=None)
+"""The list that receives the model calls of the current episode or reward call; None outside of one."""
+
+
+@contextmanager
+def recorded_call(calls: list[ModelCall], model: str, provider: str, server: str) -> Iterator[ModelCall]:
+    """Add a model call to `calls`, with the time and the error of the block."""
+    call = ModelCall(model, provider, server, time.monotonic())
+    try:
+        yield call
+    except BaseException as error:
+        call.error = type(error).__name__
+        raise
+    finally:
+        call.ended = time.monotonic()
+        calls.append(call)
+
+
+@contextmanager
+def calls_of(caller: str, calls: list[ModelCall]) -> Iterator[None]:
+    """Mark the calls that are added to `calls` during the block as calls of `caller`."""
+    known = len(calls)
+    try:
+        yield
+    finally:
+        for call in calls[known:]:
+            call.caller = caller
