@@ -412,7 +412,9 @@ class Run:
         episode.custom_data["attempt"] += self._next_attempt.get(episode.id_, 0)
         self._store.append_episode(episode)
         telemetry = CURRENT_TELEMETRY.get()
-        if telemetry is not None and "traceparent" not in episode.custom_data["timing"]:  # collected elsewhere
+        if telemetry is not None and "traceparent" not in (
+            get_facts(episode).get("timing") or {}
+        ):  # collected elsewhere
             telemetry.end_episode(episode_to_record(episode))
         row = EpisodeRow.from_episode(episode)
         events.episode_stopped(row)

@@ -292,7 +292,7 @@ class Telemetry:
         """Return the ids of the episode of a reward call, and its context; the current one without an episode."""
         from opentelemetry import context, trace
 
-        if not episode_timing or trace.get_current_span().get_span_context().is_remote:  # of the client of a server
+        if episode_timing is None or trace.get_current_span().get_span_context().is_remote:  # of the client of a server
             return (0, 0), context.get_current()
         ids = self._recorded_ids(rollout_id, episode_timing)
         flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)

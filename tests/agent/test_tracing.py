@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.remote import RemoteReward
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.telemetry.current import trace_headers
-from reward_kit.telemetry.traces import tracing
+from reward_kit.telemetry.traces import Telemetry, tracing
 from reward_kit.typed_interface import reward_spec
 from tests.environments.mcp_resources import opened
 from tests.integrations.reward_server.running_server import KEY, server
@@ -177,3 +179,57 @@ async def test_group_reward_has_a_span_per_episode(application: Application) -> 
     assert sorted(scores) == [0.0, 1.0]
     roots = {span.context.span_id for span in application.spans("invoke_agent ScriptedPolicy")}
     assert {span.parent.span_id for span in application.spans("reward ranked")} == roots
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """Return a record of two steps, as a policy with its own client writes it."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "What is it?"}, picture]},
+        {"role": "assistant", "content": "A cat.", "reasoning_content": "It has whiskers."},
+        {"role": "user", "content": "Sure?"},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    usage = {"prompt_tokens": 5, "completion_tokens": 2}
+    steps = [{"assistant_turn": 1, "reward": None}, {"assistant_turn": 3, "reward": 1.0, "info": {"usage": usage}}]
+    timing = {"started_at": "2026-01-02T03:04:05.000006+00:00", "duration_s": 4.0, "steps_policy_s": [1.5, 2.0]}
+    ending = {"final": {"info": {"finish_reason": "stop"}}, "timing": timing, **changes}
+    return {"rollout_id": "r", "policy": "mine", "messages": messages, "steps": steps, **ending}
+
+
+def test_record_of_an_earlier_release_has_estimated_times(application: Application) -> None:
+    Telemetry(application.provider).finish_episode(record())
+    root, steps = application.span("invoke_agent mine"), [application.span("step 0"), application.span("step 1")]
+    assert root.attributes["reward_kit.time.estimated"] is True
+    assert root.end_time - root.start_time == 4_000_000_000 and root.start_time % 1_000_000_000 == 6_000
+    assert [step.end_time - step.start_time for step in steps] == [1_500_000_000, 2_000_000_000]
+    chat = application.span("chat")
+    assert chat.parent.span_id == steps[0].context.span_id and chat.attributes["gen_ai.usage.input_tokens"] == 5
+    assert chat.attributes["gen_ai.provider.name"] == "_OTHER" and "gen_ai.request.model" not in chat.attributes
+
+
+def test_messages_have_the_form_of_the_conventions(application: Application, monkeypatch: Any) -> None:
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
+    Telemetry(application.provider, redact=lambda text: text.replace("whiskers", "(hidden)")).finish_episode(record())
+    attributes = application.span("chat").attributes
+    assert json.loads(attributes["gen_ai.input.messages"]) == [
+        {
+            "role": "user",
+            "parts": [
+                {"type": "text", "content": "What is it?"},
+                {"type": "blob", "modality": "image", "mime_type": "image/png", "content": "QUJD"},
+            ],
+        }
+    ]
+    parts = [{"type": "reasoning", "content": "It has (hidden)."}, {"type": "text", "content": "A cat."}]
+    expected = [{"role": "assistant", "parts": parts, "finish_reason": "unknown"}]
+    assert json.loads(attributes["gen_ai.output.messages"]) == expected
+
+
+def test_transcript_without_times_is_traced(application: Application) -> None:
+    start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    telemetry = Telemetry(application.provider)
+    telemetry.finish_episode(record(timing=None), start)
+    telemetry.finish_reward({"rollout_id": "r", "scorer": {"id": "exact"}, "score": 1.0}, start, {})
+    assert application.span("invoke_agent mine").attributes["reward_kit.time.estimated"] is True
+    assert application.span("reward exact").attributes["gen_ai.evaluation.score.value"] == 1.0
