@@ -346,11 +346,13 @@ class ImageInputs:
         self._image_processor = image_processor
 
     def __call__(self, columns: Columns) -> Columns:
-        last_B = np.maximum.reduceat(columns.tokens["step"], columns.starts_B) if len(columns.lengths_B) else []
+        last_B: Array = np.zeros(0, dtype=np.int64)
+        if len(columns.lengths_B):
+            last_B = np.maximum.reduceat(columns.tokens["step"], columns.starts_B)
         rows: list[Any] = []
-        for owner, last in zip(columns.episodes_B.tolist(), last_B, strict=True):
+        for owner, last in zip(columns.episodes_B.tolist(), last_B.tolist(), strict=True):
             episode = columns.episodes[owner]
-            turns, step = episode.assistant_turns, int(last - columns.step_starts_E[owner])
+            turns, step = episode.assistant_turns, last - int(columns.step_starts_E[owner])
             before = episode.messages[: turns[step]] if step < len(turns) else episode.messages
             parts = (part for message in before if isinstance(message.content, list) for part in message.content)
             urls = [part["image_url"]["url"] for part in parts if part.get("type") == "image_url"]
