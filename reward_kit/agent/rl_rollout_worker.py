@@ -304,7 +304,7 @@ class RLRolloutWorker:
             return await self._collect(group, rollout_index, live)
         with telemetry.episode(start.rollout_id, live.began_at) as live.spans:
             episode = await self._collect(group, rollout_index, live)
-        telemetry.finish_episode(episode_to_record(episode))
+        telemetry.end_episode(episode_to_record(episode))
         return episode
 
     async def _collect(self, group: GroupStart, rollout_index: int, live: LiveEpisode) -> SingleAgentEpisode:
