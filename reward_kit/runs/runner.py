@@ -411,10 +411,8 @@ class Run:
             del self._running[rollout_id]
         episode.custom_data["attempt"] += self._next_attempt.get(episode.id_, 0)
         self._store.append_episode(episode)
-        telemetry = CURRENT_TELEMETRY.get()
-        if telemetry is not None and "traceparent" not in (
-            get_facts(episode).get("timing") or {}
-        ):  # collected elsewhere
+        telemetry, timing = CURRENT_TELEMETRY.get(), get_facts(episode).get("timing") or {}
+        if telemetry is not None and "traceparent" not in timing:  # collected in another process
             telemetry.end_episode(episode_to_record(episode))
         row = EpisodeRow.from_episode(episode)
         events.episode_stopped(row)

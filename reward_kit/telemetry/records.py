@@ -146,7 +146,8 @@ def _part(part: Record) -> Record:
 
 
 def _message(message: Record) -> dict[str, Any]:
-    content, parts = message.get("content"), []
+    content = message.get("content")
+    parts: list[Record] = []
     if message.get("reasoning_content"):
         parts.append({"type": "reasoning", "content": message["reasoning_content"]})
     if message.get("role") == "tool":

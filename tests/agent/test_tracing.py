@@ -22,7 +22,7 @@ from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.remote import RemoteReward
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.telemetry.current import trace_headers
-from reward_kit.telemetry.traces import Telemetry, tracing
+from reward_kit.telemetry.traces import Telemetry, derived_ids, tracing
 from reward_kit.typed_interface import reward_spec
 from tests.environments.mcp_resources import opened
 from tests.integrations.reward_server.running_server import KEY, server
@@ -46,9 +46,9 @@ TEXT = {"type": "text", "content": "hello"}
 class Application:
     """A tracer provider, and its finished spans by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, ids: Any = None) -> None:
         self._exporter = InMemorySpanExporter()
-        self.provider = TracerProvider()
+        self.provider = TracerProvider(id_generator=ids)
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
         self.tracer = self.provider.get_tracer("application")
 
@@ -226,10 +226,12 @@ def test_messages_have_the_form_of_the_conventions(application: Application, mon
     assert json.loads(attributes["gen_ai.output.messages"]) == expected
 
 
-def test_transcript_without_times_is_traced(application: Application) -> None:
+def test_transcript_without_times_is_traced() -> None:
+    application = Application(derived_ids())
     start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     telemetry = Telemetry(application.provider)
     telemetry.finish_episode(record(timing=None), start)
     telemetry.finish_reward({"rollout_id": "r", "scorer": {"id": "exact"}, "score": 1.0}, start, {})
-    assert application.span("invoke_agent mine").attributes["reward_kit.time.estimated"] is True
-    assert application.span("reward exact").attributes["gen_ai.evaluation.score.value"] == 1.0
+    root, reward = application.span("invoke_agent mine"), application.span("reward exact")
+    assert root.attributes["reward_kit.time.estimated"] is True
+    assert reward.parent.span_id == root.context.span_id and reward.context.trace_id == root.context.trace_id
