@@ -304,7 +304,7 @@ class RLRolloutWorker:
             return await self._collect(group, rollout_index, live)
         with telemetry.episode(start.rollout_id, live.began_at) as live.spans:
             episode = await self._collect(group, rollout_index, live)
-        telemetry.finish_episode(episode_to_record(episode))
+        telemetry.end_episode(episode_to_record(episode))
         return episode
 
     async def _collect(self, group: GroupStart, rollout_index: int, live: LiveEpisode) -> SingleAgentEpisode:
@@ -688,14 +688,15 @@ class LiveEpisode:
             extra_model_outputs={key: value for key, value in outputs.items() if value is not None},
         )
 
-    def _since_start(self, time_s: float) -> float:
-        return round(time_s - self._began, 6)
-
     def record_facts(self, policy_label: str) -> None:
         """Record the identity, the start, the end and the timing of the episode."""
         start, reason = self.start, self.stop_reason or StopReason.ERROR
-        tools = [[[*map(self._since_start, span)] for span in spans] for spans in self.tool_spans]
-        calls = [call.to_json(self._began) for call in self.model_calls]
+        zero = self._began
+        steps = [[round(time_s - zero, 6) for time_s in times] for times in self.step_times]
+        tools = [
+            [[round(began - zero, 6), round(ended - zero, 6)] for began, ended in spans] for spans in self.tool_spans
+        ]
+        calls = [call.to_json(zero) for call in self.model_calls]
         facts = EpisodeFacts(
             final_state=get_facts(self.episode).get("final_state"),
             sample_id=start.sample.id,
@@ -717,7 +718,7 @@ class LiveEpisode:
                 "steps_policy_s": [round(times[2] - times[1], 6) for times in self.step_times if len(times) == 4],
                 "environment_s": round(self.environment_s, 6),
                 **({"waited_s": round(self.clock.waited_s, 6)} if self.clock.waited_s else {}),
-                "steps": [list(map(self._since_start, times)) for times in self.step_times],
+                "steps": steps,
                 **({"tools": tools} if any(tools) else {}),
                 **({"model_calls": calls} if calls else {}),
                 **({"traceparent": self.spans.traceparent} if self.spans.traceparent else {}),

@@ -425,7 +425,7 @@ class CallScheduler:
                     "failure": result.failure.to_json() if result.failure is not None else None,
                     "timing": {"duration_s": result.duration_s, **ticket.timing(index, 0.0)},
                 }
-                ticket.context.run(telemetry.finish_reward, score, zero, ticket.requests[index].timing)
+                ticket.context.run(telemetry.end_reward, score, zero, ticket.requests[index].timing)
 
     async def _answer_without_call(self, call: Call, cache: ScoreCache) -> bool:
         """Use the cached results for a call, or let it follow an equal call in flight. Return True if this worked."""

@@ -131,14 +131,29 @@ def conversation(record: Record, t: int, finish_reason: str | None) -> dict[str,
     }
 
 
+def _part(part: Record) -> Record:
+    """Return a part of a message in the form of the conventions; an unknown part is unchanged."""
+    if "text" in part:
+        return {"type": "text", "content": part["text"]}
+    picture = part.get("image_url")
+    url = picture.get("url") if isinstance(picture, Mapping) else picture
+    if part.get("type") != "image_url" or not isinstance(url, str):
+        return part
+    kind, is_inline, data = url.removeprefix("data:").partition(";base64,")
+    if url.startswith("data:") and is_inline:
+        return {"type": "blob", "modality": "image", "mime_type": kind, "content": data}
+    return {"type": "uri", "modality": "image", "uri": url}
+
+
 def _message(message: Record) -> dict[str, Any]:
-    content, parts = message.get("content"), []
+    content = message.get("content")
+    parts: list[Record] = []
     if message.get("reasoning_content"):
         parts.append({"type": "reasoning", "content": message["reasoning_content"]})
     if message.get("role") == "tool":
         parts.append({"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content})
     elif isinstance(content, list):
-        parts += [{"type": "text", "content": part["text"]} if "text" in part else part for part in content]
+        parts += map(_part, content)
     elif content:
         parts.append({"type": "text", "content": content})
     for call in message.get("tool_calls") or ():

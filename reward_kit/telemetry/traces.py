@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from reward_kit.display_text import escape_text
-from reward_kit.errors import requires_extra
+from reward_kit.errors import EpisodeError, boundary, requires_extra
 from reward_kit.lazy import package_version
 from reward_kit.telemetry.current import CURRENT_TELEMETRY, EpisodeSpans
 from reward_kit.telemetry.records import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, TracerProvider
 
+logger = logging.getLogger("reward_kit.agent")
 SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
 """The version of OpenTelemetry's semantic conventions for generative AI that the spans follow."""
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
@@ -148,6 +150,16 @@ class Telemetry:
         finally:
             _NEXT_IDS.reset(token)
 
+    def end_episode(self, record: Record) -> None:
+        """Call `finish_episode`. An error is only logged, since telemetry must not fail an episode."""
+        with _logged(record["rollout_id"]):
+            self.finish_episode(record)
+
+    def end_reward(self, score: Record, zero: datetime.datetime, episode_timing: Record | None) -> None:
+        """Call `finish_reward`. An error is only logged."""
+        with _logged(score["rollout_id"]):
+            self.finish_reward(score, zero, episode_timing)
+
     # From records
 
     def finish_episode(self, record: Record, run_start: datetime.datetime | None = None) -> None:
@@ -192,9 +204,9 @@ class Telemetry:
             if i == last and is_taken and self._has_content:
                 facts |= conversation(record, t, call.get("finish_reason"))
             self._make_model_call(maker, f"{path}/model/{i}", path, call, facts)
-        self._make_tools(maker, record, t, info.get("tools") or (), clock.tool_times(t, answered, ended))
         attributes: dict[str, Any] = {"reward_kit.step.index": t}
         if is_taken:
+            self._make_tools(maker, record, t, info.get("tools") or (), clock.tool_times(t, answered, ended))
             attributes |= {
                 "reward_kit.step.reward": record["steps"][t].get("reward"),
                 "reward_kit.step.is_action_valid": info.get("is_action_valid"),
@@ -280,7 +292,7 @@ class Telemetry:
         """Return the ids of the episode of a reward call, and its context; the current one without an episode."""
         from opentelemetry import context, trace
 
-        if not episode_timing or trace.get_current_span().get_span_context().is_remote:  # of the client of a server
+        if episode_timing is None or trace.get_current_span().get_span_context().is_remote:  # of the client of a server
             return (0, 0), context.get_current()
         ids = self._recorded_ids(rollout_id, episode_timing)
         flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
@@ -306,6 +318,15 @@ class Telemetry:
         if isinstance(value, str):
             return self._redact(value).encode("utf-8", "replace").decode()
         return value if isinstance(value, bool | int | float) else self.clean_text(json.dumps(value))
+
+
+@contextmanager
+def _logged(rollout_id: str) -> Iterator[None]:
+    try:
+        with boundary(EpisodeError, f"telemetry of episode {rollout_id}"):
+            yield
+    except EpisodeError as error:
+        logger.warning("%s", error)
 
 
 class _SpanMaker:

@@ -14,7 +14,7 @@ from reward_kit.providers.chat import DIALECTS
 from tests.agent.policies.own_agents import client_of, collect
 from tests.agent.recording.sdk_agents import chat_agent, messages_agent, responses_agent
 from tests.agent.resources import failure, reason
-from tests.chat_server import Behavior, ChatServer, answer
+from tests.chat_server import Behavior, ChatServer, answer, status
 
 AGENTS = {
     "chat": chat_agent,
@@ -104,3 +104,20 @@ async def test_equal_answers_keep_their_own_reasoning(tmp_path) -> None:
     assert failure(episode) is None
     sent = [turn["content"] for turn in server.bodies[2]["messages"] if turn["role"] == "assistant"]
     assert [blocks[:2] for blocks in sent] == [reasoning("messages", 1), reasoning("messages", 2)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", AGENTS)
+async def test_failure_of_the_model_fails_the_episode_and_ends_the_agent(name: str, stream: bool) -> None:
+    ended = []
+
+    async def agent(task: AgentTask, base_url: str) -> None:
+        try:
+            await AGENTS[name](stream)(task, base_url)
+        finally:
+            ended.append(name)
+
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 1 to 4."}]
+    script = [reply("chat", 1, a=(1, 2)), status(422, text="a wrong key")]
+    episode, _ = await collect(script, agent, messages=messages, initial_user_prompt=None)
+    assert "a wrong key" in str(failure(episode)) and len(episode) == 1 and ended == [name]
