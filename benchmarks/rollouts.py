@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/rollouts.py [--peers] [--rounds 3]
 
 Episodes run over HTTP against a local server that responds immediately, with concurrency 32: with a single turn, and
-with tool calls over five turns; those of reward-kit in each model API. `--peers` installs inspect-ai and verifiers in
-`.peers/` and runs them against the same server, alternately with reward-kit. Figures are the best of the rounds. On a
-shared machine compare ratios, not absolute times.
+with tool calls over five turns; those of reward-kit also in each model API. `--peers` installs inspect-ai and verifiers
+in `.peers/` and runs them against the same server, alternately with reward-kit. Figures are the best of the rounds. On
+a shared machine compare ratios, and CPU times rather than rates.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +34,8 @@ from instant_server import running_server  # noqa: E402
 from reward_kit import RLRolloutWorker, TaskDefinitionModel  # noqa: E402
 from reward_kit.agent import ScriptedPolicy  # noqa: E402
 
+KINDS = (("tools", 200, "5-turn tool episodes"), ("single", 1000, "single-turn episodes"))
+API_MODELS = {"chat": "openai/bench", "responses": "responses/bench", "messages": "anthropic/bench"}
 PEERS = ROOT / ".peers"
 PEER_PACKAGES = {
     "inspect-ai": ("inspect", ["inspect-ai==0.3.285", "openai==3.52.0"]),
@@ -191,16 +192,12 @@ def install_peers() -> None:
 
 def over_http(with_peers: bool, rounds: int) -> None:
     """Measure episodes over HTTP, alternating between reward-kit and the peers."""
-    tools: dict[str, Callable[[str, int, str], float]] = {
-        "reward-kit": ours,
-        "reward-kit, Responses": partial(ours, model="responses/bench"),
-        "reward-kit, Messages": partial(ours, model="anthropic/bench"),
-    }
+    tools: dict[str, Callable[[str, int, str], float]] = {"reward-kit": ours}
     if with_peers:
         install_peers()
         tools |= {"inspect-ai": inspect_ai, "verifiers": verifiers}
     with running_server() as url:
-        for kind, count, title in (("tools", 200, "5-turn tool episodes"), ("single", 1000, "single-turn episodes")):
+        for kind, count, title in KINDS:
             best = dict.fromkeys(tools, 0.0)
             for _ in range(rounds):
                 for name, measure in tools.items():
@@ -209,13 +206,30 @@ def over_http(with_peers: bool, rounds: int) -> None:
 
 
 def report_rates(title: str, count: int, best: dict[str, float]) -> None:
-    """Print a row per tool, with the ratios to chat completions and to the faster peer."""
+    """Print a row per tool, with the ratio to the faster peer."""
     print(f"\n{title} over HTTP ({count}, concurrency 32), episodes/s")
-    peers = [rate for name, rate in best.items() if not name.startswith("reward-kit")]
+    peers = [rate for name, rate in best.items() if name != "reward-kit"]
     for name, rate in best.items():
-        ratio = f"   ratio to chat completions {rate / best['reward-kit']:.2f}" if "," in name else ""
-        ratio = f"   ratio to the faster peer {rate / max(peers):.1f}" if peers and name == "reward-kit" else ratio
-        print(f"  {name:<22}{rate:8.1f}{ratio}")
+        ratio = f"   ratio to the faster peer {rate / max(peers):.1f}" if peers and name == "reward-kit" else ""
+        print(f"  {name:<12}{rate:8.1f}{ratio}")
+
+
+def over_apis(rounds: int) -> None:
+    """Compare the model APIs, which alternate. CPU time includes that of startup."""
+    with running_server() as url:
+        for kind, count, title in KINDS:
+            costs, rates = dict.fromkeys(API_MODELS, float("inf")), dict.fromkeys(API_MODELS, 0.0)
+            for _ in range(rounds):
+                for api, model in API_MODELS.items():
+                    before = _children_cpu_s()
+                    rates[api] = max(rates[api], ours(kind, count, url, model))
+                    costs[api] = min(costs[api], (_children_cpu_s() - before) / count * 1000)
+            print(
+                f"\n{title} in each API ({count}, concurrency 32), CPU ms/episode and episodes/s, with ratios to chat"
+            )
+            for api, cost in costs.items():
+                ratios = f"{cost / costs['chat']:.2f}", f"{rates[api] / rates['chat']:.2f}"
+                print(f"  {api:<12}{cost:8.2f} ({ratios[0]}) {rates[api]:8.1f} ({ratios[1]})")
 
 
 def start_up(rounds: int) -> None:
@@ -235,11 +249,15 @@ def child_cpu(command: list[str], rounds: int) -> float:
     """Return the minimum CPU seconds, user and system, of a command."""
     best = float("inf")
     for _ in range(max(rounds, 3)):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = _children_cpu_s()
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        best = min(best, _children_cpu_s() - before)
     return best
+
+
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -252,6 +270,7 @@ def main() -> None:
     shown = ", ".join(f"{steps} steps {size / 1e3:.0f} kB" for steps, size in sizes.items())
     print(f"memory per episode with 1 kB observations: {shown}")
     start_up(options.rounds)
+    over_apis(options.rounds)
     over_http(options.peers, options.rounds)
 
 

@@ -17,7 +17,7 @@ PACKAGE = Path(reward_kit.__file__).parent
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
     ["errors", "lazy", "removed_names", "blocking", "private_files", "display_text", "notebook_html", "safe_input"],
-    ["task_parts", "legacy_tasks", "validation", "models", "loading", "process_guardian"],
+    ["task_parts", "legacy_tasks", "validation", "models", "loading", "process_guardian", "telemetry"],
     ["processes", "limited_yaml", "torch_cpu"],
     ["typed_interface", "reward_calls", "reward_function", "providers", "episodes", "environments"],
     ["console", "agent", "sandbox"],
@@ -29,7 +29,13 @@ LAYERS = [
 # A run ends by writing its page, and a page is made of the files of a run; no module of the two is in a cycle.
 TOGETHER = {("runs", "report")}
 HEAVY = {"torch", "transformers", "ray", "trl"}
-MAY_IMPORT_HEAVY = ("reward_kit.agent.policies.hf", "reward_kit.rl", "reward_kit.integrations", "reward_kit.torch_cpu")
+MAY_IMPORT_HEAVY = (
+    "reward_kit.agent.policies.hf",
+    "reward_kit.checks.trainer",
+    "reward_kit.integrations",
+    "reward_kit.rl",
+    "reward_kit.torch_cpu",
+)
 
 
 def modules() -> dict[str, ast.Module]:

@@ -42,7 +42,7 @@ from reward_kit.environments.elicitation import CURRENT_USER, UserAnswer, withou
 from reward_kit.environments.state_changes import state_changes
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.episodes.record import EpisodeFacts, get_facts
+from reward_kit.episodes.record import EpisodeFacts, episode_to_record, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import (
     ConfigError,
@@ -58,6 +58,7 @@ from reward_kit.errors import (
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.providers.model_calls import MODEL_CALLS, ModelCall, calls_of
 from reward_kit.providers.request_queue import WHILE_WAITING
+from reward_kit.telemetry.current import CURRENT_TELEMETRY, EpisodeSpans
 
 if TYPE_CHECKING:
     from reward_kit.agent.simulated_user import SimulatedUser, UserSession, UserTurn
@@ -299,6 +300,15 @@ class RLRolloutWorker:
         start = group.identity(rollout_index)
         clock = EpisodeClock(self.task_definition.limits.wall_time_s)
         live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id), clock=clock)
+        if (telemetry := CURRENT_TELEMETRY.get()) is None:
+            return await self._collect(group, rollout_index, live)
+        with telemetry.episode(start.rollout_id, live.began_at) as live.spans:
+            episode = await self._collect(group, rollout_index, live)
+        telemetry.end_episode(episode_to_record(episode))
+        return episode
+
+    async def _collect(self, group: GroupStart, rollout_index: int, live: LiveEpisode) -> SingleAgentEpisode:
+        start, clock = live.start, live.clock
         WHILE_WAITING.set(clock.paused)
         CURRENT_USER.set(partial(self._answer_form, live) if self.user is not None else None)
         calls_token = MODEL_CALLS.set(live.model_calls)
@@ -333,7 +343,7 @@ class RLRolloutWorker:
     async def _run(self, live: LiveEpisode) -> None:
         """Run an episode: open the sessions, reset the environment, take the steps, and record the final state."""
         resource = live.start.resource
-        tools = live.tools = Toolbox(self.task_definition, resource, self.tools)
+        tools = live.tools = Toolbox(self.task_definition, resource, self.tools, live.spans)
         session: AgentPolicy | None = None
         user: UserSession | None = None
         try:
@@ -342,7 +352,8 @@ class RLRolloutWorker:
                 session = await open_session(self.agent_policy, self._context(live, tools))
             await self._reset(live, user)
             while live.stop_reason is None:
-                await self._step(live, session, tools, user)
+                with live.spans.step(len(live.episode)):
+                    await self._step(live, session, tools, user)
             if live.failure is None:
                 with boundary(PolicyError, self.policy_label), anyio.fail_after(CLOSE_SECONDS):
                     await session.on_episode_end(History(live.episode.messages, len(live.episode.messages)))
@@ -627,8 +638,9 @@ class LiveEpisode:
     clock: EpisodeClock = field(default_factory=EpisodeClock)
     tools: Toolbox | None = None
     user: UserSession | None = None
+    spans: EpisodeSpans = field(default_factory=EpisodeSpans)
     _began: float = field(default_factory=time.perf_counter)
-    _began_at: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
+    began_at: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
 
     @property
     def cost(self) -> float:
@@ -676,14 +688,15 @@ class LiveEpisode:
             extra_model_outputs={key: value for key, value in outputs.items() if value is not None},
         )
 
-    def _since_start(self, time_s: float) -> float:
-        return round(time_s - self._began, 6)
-
     def record_facts(self, policy_label: str) -> None:
         """Record the identity, the start, the end and the timing of the episode."""
         start, reason = self.start, self.stop_reason or StopReason.ERROR
-        tools = [[[*map(self._since_start, span)] for span in spans] for spans in self.tool_spans]
-        calls = [call.to_json(self._began) for call in self.model_calls]
+        zero = self._began
+        steps = [[round(time_s - zero, 6) for time_s in times] for times in self.step_times]
+        tools = [
+            [[round(began - zero, 6), round(ended - zero, 6)] for began, ended in spans] for spans in self.tool_spans
+        ]
+        calls = [call.to_json(zero) for call in self.model_calls]
         facts = EpisodeFacts(
             final_state=get_facts(self.episode).get("final_state"),
             sample_id=start.sample.id,
@@ -699,15 +712,16 @@ class LiveEpisode:
             ground_truth=start.sample.ground_truth,
             usage=dict(self.usage),
             timing={
-                "started_at": self._began_at.isoformat(timespec="microseconds"),
+                "started_at": self.began_at.isoformat(timespec="microseconds"),
                 "duration_s": round(time.perf_counter() - self._began, 6),
                 "policy_s": round(self.policy_s, 6),
                 "steps_policy_s": [round(times[2] - times[1], 6) for times in self.step_times if len(times) == 4],
                 "environment_s": round(self.environment_s, 6),
                 **({"waited_s": round(self.clock.waited_s, 6)} if self.clock.waited_s else {}),
-                "steps": [list(map(self._since_start, times)) for times in self.step_times],
+                "steps": steps,
                 **({"tools": tools} if any(tools) else {}),
                 **({"model_calls": calls} if calls else {}),
+                **({"traceparent": self.spans.traceparent} if self.spans.traceparent else {}),
             },
         )
         if self.user_usage:

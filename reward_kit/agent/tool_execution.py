@@ -30,6 +30,7 @@ from reward_kit.errors import (
     type_name,
 )
 from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.telemetry.current import EpisodeSpans
 
 NOT_EXECUTED = "Not executed: the episode is over."
 logger = logging.getLogger("reward_kit.agent")
@@ -69,9 +70,13 @@ class Toolbox:
     """
 
     def __init__(
-        self, task: TaskDefinitionModel, resource: ForkableResource | None, registry: ToolRegistry | None
+        self,
+        task: TaskDefinitionModel,
+        resource: ForkableResource | None,
+        registry: ToolRegistry | None,
+        spans: EpisodeSpans | None = None,
     ) -> None:
-        self._resource, self._registry = resource, registry
+        self._resource, self._registry, self._spans = resource, registry, spans or EpisodeSpans()
         self._terminate_tool = task.terminate_tool
         self._tool_time_s, self._output_chars = task.limits.tool_time_s, task.limits.tool_output_chars
         self._selected = None if task.tools is None else {*task.tools}
@@ -125,7 +130,8 @@ class Toolbox:
         for call, call_id in zip(calls, call_ids(action, step), strict=True):
             started = time.perf_counter()
             left = None if seconds_left is None else max(seconds_left - (started - began), 0.0)
-            name, (text, facts) = call["name"], await self._call(call, done, left)
+            with self._spans.tool(step, len(done.spans)):
+                name, (text, facts) = call["name"], await self._call(call, done, left)
             done.spans.append((started, time.perf_counter()))
             facts["name"] = name
             if len(text) > limit:

@@ -1,4 +1,4 @@
-"""`reward-kit export`: write a run as tables for other programs, or as chats for fine-tuning."""
+"""`reward-kit export`: write a run as tables for other programs, as chats for fine-tuning, or as traces."""
 
 from __future__ import annotations
 
@@ -31,16 +31,23 @@ from reward_kit.runs.export import (
     selected,
     table_rows,
 )
+from reward_kit.runs.otlp import export_results, traces_endpoint
 from reward_kit.runs.results import Result
 from reward_kit.runs.run_folder import RunHeader
 
 CHATS = "openai-jsonl"
+_PROGRESS_EPISODES = 1_000
 _UNREADABLE = "episodes.jsonl: {} cannot be read as an episode"
 
 
 @click.command(name="export")
 @click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=complete_runs)
-@click.option("--format", "form", type=click.Choice(["parquet", "csv", CHATS]), required=True, help="Output format.")
+@click.option("--format", "form", type=click.Choice(["parquet", "csv", CHATS]), help="Output format.")
+@click.option(
+    "--otlp",
+    metavar="URL|env",
+    help="Send the episodes as traces to this OpenTelemetry collector; env: the one in OTEL_EXPORTER_OTLP_ENDPOINT.",
+)
 @click.option(
     "-o",
     "--output",
@@ -75,7 +82,8 @@ _UNREADABLE = "episodes.jsonl: {} cannot be read as an episode"
 @trust_option
 def command(
     run: Path | None,
-    form: str,
+    form: str | None,
+    otlp: str | None,
     output: Path | None,
     log_dir: Path,
     tables: tuple[str, ...],
@@ -85,7 +93,7 @@ def command(
     raw: bool,
     tools: Path | None,
 ) -> None:
-    """Export RUN as tables of its episodes, scores and steps, or as chats for fine-tuning.
+    """Export RUN as tables of its episodes, scores and steps, as chats for fine-tuning, or as OpenTelemetry traces.
 
     Without RUN, the newest run is used.
 
@@ -94,18 +102,27 @@ def command(
       reward-kit export --format parquet
       reward-kit export runs/my-run --format csv --table episodes -o episodes.csv
       reward-kit export runs/my-run --format openai-jsonl --only-passed -o train.jsonl
+      reward-kit export runs/my-run --otlp http://localhost:4318
     """
+    if (form is None) == (otlp is None):
+        raise click.UsageError("pass either --format or --otlp")
+    if otlp is not None and output is not None:
+        raise click.UsageError("-o has no effect with --otlp")
+    endpoint = traces_endpoint(otlp) if otlp is not None else None
     for flag, value, forms in (
         ("--table", tables, ("csv", "parquet")),
         ("--raw", raw, ("csv",)),
         ("--tools", tools, (CHATS,)),
     ):
         if value and form not in forms:
-            raise ConfigError(f"{flag} has no effect with --format {form}, only with {' and '.join(forms)}")
+            given = f"--format {form}" if form is not None else "--otlp"
+            raise ConfigError(f"{flag} has no effect with {given}, only with {' and '.join(forms)}")
     run = run_or_newest(run, log_dir)
     header = read_header(run)
     selection = Selection(header.pass_threshold, min_score, only_passed, policies)
-    if form == CHATS:
+    if endpoint is not None:
+        _send_traces(header, selection, endpoint, run)
+    elif form is None or form == CHATS:
         target = output or _folder(run / "export", is_private=True) / "chats.jsonl"
         _check_target(target)
         _write_chats(run, header, selection, target, tools, is_private=output is None)
@@ -223,6 +240,18 @@ def _write_chats(
     _report_left_out(selection.left_out)
     if unfit:
         echo(f"{sum(unfit.values()):,} episodes cannot be written in this format: {reasons()}", err=True)
+
+
+def _send_traces(header: RunHeader, selection: Selection, endpoint: str, run: Path) -> None:
+    results = _require_any(selected(run, selection), selection)
+
+    def progress(count: int) -> None:
+        if count % _PROGRESS_EPISODES == 0:
+            echo(f"{count:,} episodes", err=True)
+
+    episodes, spans = export_results(header, results, endpoint, progress)
+    echo(f"{episodes:,} episodes, {spans:,} spans: {endpoint}", err=True)
+    _report_left_out(selection.left_out)
 
 
 def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | None) -> Sequence[Mapping[str, Any]]:

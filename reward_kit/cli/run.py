@@ -51,6 +51,7 @@ from reward_kit.providers.cassette import Cassette
 from reward_kit.providers.response_cache import ResponseCache
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.runs.inputs import differences
+from reward_kit.runs.otlp import live_export, traces_endpoint
 from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, plan_run, read_resumable_header
 from reward_kit.runs.redaction import is_hidden
 from reward_kit.runs.run_folder import RunFolder, RunHeader, latest_run
@@ -76,7 +77,7 @@ _SECTIONS = {
     "Task, reward and sandbox": ("overrides", "sandbox", "trust"),
     "Limits": ("max_concurrency", "max_cost", "fail_under", "lower_bound", "error_limit"),
     "Resume": ("resume", "only_failed", "force"),
-    "Output": ("log_dir", "display", "as_json", "dry_run", "verbose"),
+    "Output": ("log_dir", "display", "as_json", "otlp", "dry_run", "verbose"),
     "Engine": ("engine", "address", "engine_options"),
 }
 
@@ -109,6 +110,7 @@ class RunOptions:
     display: str | None
     as_json: bool
     dry_run: bool
+    otlp: str | None
     engine: str
     address: str | None
     engine_options: tuple[str, ...]
@@ -167,6 +169,11 @@ class RunOptions:
     help="Check all inputs, and show the plan and the first request, without sending or writing anything.",
 )
 @click.option(
+    "--otlp",
+    metavar="URL|env",
+    help="Send the episodes as traces to this OpenTelemetry collector; env: the one in OTEL_EXPORTER_OTLP_ENDPOINT.",
+)
+@click.option(
     "--engine",
     type=click.Choice(["local", "ray"]),
     default="local",
@@ -191,6 +198,7 @@ def command(**options: Any) -> None:
     """
     asked = RunOptions(thresholds=thresholds(options.pop("fail_under"), options.pop("lower_bound")), **options)
     overrides = dict(parse_override(item) for item in asked.overrides)
+    endpoint = traces_endpoint(asked.otlp) if asked.otlp is not None else None
     path, header, stored = None, None, set[str]()
     # Output of the user's code must not mix with the summary on standard output.
     with contextlib.redirect_stdout(sys.stderr):
@@ -243,8 +251,10 @@ def command(**options: Any) -> None:
         as_json=asked.as_json,
         resume_command=["reward-kit", "run", "--resume", str(folder.path), *cache_arguments(asked.cache)],
     )
-    sys.exit(
-        run_into(
+    with contextlib.ExitStack() as stack:
+        if endpoint is not None:
+            stack.enter_context(live_export(endpoint, folder.path.name, plan.definition.name, plan.redaction))
+        code = run_into(
             plan,
             folder,
             ending,
@@ -253,7 +263,7 @@ def command(**options: Any) -> None:
             only_failed=asked.only_failed,
             engine=engine,
         )
-    )
+    sys.exit(code)
 
 
 agent_eval = copy.copy(command)

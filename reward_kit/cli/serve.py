@@ -20,6 +20,8 @@ from reward_kit.cli.trust import require_trust_in, trust_option
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.loading import SandboxChoice
 from reward_kit.reward_agent.remote import KEY_VARIABLE
+from reward_kit.runs.otlp import live_export, traces_endpoint
+from reward_kit.runs.redaction import Redaction, known_secrets
 from reward_kit.runs.task_file import parse_override
 
 if TYPE_CHECKING:
@@ -125,6 +127,11 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     metavar="S",
     help="Time limit in seconds for requests in flight at shutdown.",
 )
+@click.option(
+    "--otlp",
+    metavar="URL|env",
+    help="Send a trace of each score to this OpenTelemetry collector; env: the one in OTEL_EXPORTER_OTLP_ENDPOINT.",
+)
 @trust_option
 def command(rewards: tuple[str, ...], **given: Any) -> None:
     """Serve reward functions over HTTP. Every request needs a key, and the rewards run in their sandbox.
@@ -143,12 +150,16 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
     options = dict(parse_override(item, "-O") for item in given.pop("options"))
     choice = SandboxChoice(given.pop("sandbox"), reward_time_s=given["deadline"])
     require_trust_in([one.rpartition("=")[2] for one in rewards])
-    key_file = given.pop("api_key_file")
+    key_file, otlp = given.pop("api_key_file"), given.pop("otlp")
+    endpoint = traces_endpoint(otlp) if otlp is not None else None
     limits = _limits(given)
     keys, made = _keys(key_file)
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
         named = load_named_rewards(rewards, Path.cwd(), choice, options)
-    anyio.run(_serve, named, keys, made, limits)
+    with contextlib.ExitStack() as stack:
+        if endpoint is not None:
+            stack.enter_context(live_export(endpoint, "", "", Redaction(known_secrets())))
+        anyio.run(_serve, named, keys, made, limits)
 
 
 def _limits(given: dict[str, Any]) -> ServerOptions:
@@ -168,7 +179,6 @@ def _limits(given: dict[str, Any]) -> ServerOptions:
 def _keys(file: Path | None) -> tuple[Keys, str]:
     """Return the keys, and the key generated for this server, or "" if keys are configured."""
     from reward_kit.integrations.reward_server.options import Keys, new_key, read_keys
-    from reward_kit.runs.redaction import Redaction
 
     keys, note = read_keys(file)
     if note:

@@ -33,6 +33,7 @@ from reward_kit.safe_input import (
     read_body,
 )
 from reward_kit.task_parts import ResourceServerConfig
+from reward_kit.telemetry.current import trace_headers
 
 _END_S = 5.0
 _PARSED_IN_A_THREAD = 2**20
@@ -391,7 +392,9 @@ class JsonClient:
         url = f"{self._server.url.rstrip('/')}{endpoint}"
         source = f"{method} {url}"
         try:
-            async with self._session.request(method, url, data=data, allow_redirects=False) as response:
+            async with self._session.request(
+                method, url, data=data, headers=trace_headers(), allow_redirects=False
+            ) as response:
                 return source, response.status, await read_body(response, ENVIRONMENT_ANSWER_BYTES)
         except TooLargeError as error:
             raise EnvironmentFailure(f"{source}: the answer is larger than the limit of {error}") from None

@@ -32,6 +32,7 @@ from reward_kit.environments.elicitation import FormAnswer, without_deadline
 from reward_kit.environments.mcp_tasks import TasksExtension, UnknownEffectError
 from reward_kit.environments.schema_check import schema_violation
 from reward_kit.errors import DeadlineError, EnvironmentFailure, RewardKitError, ToolError, boundary
+from reward_kit.lazy import package_version
 from reward_kit.processes import ChildProcess, start_process
 from reward_kit.safe_input import (
     MCP_MESSAGE_BYTES,
@@ -258,6 +259,7 @@ class McpSession:
                 async with Client(
                     self._server.connect(),
                     cache=None,
+                    client_info=mcp_types.Implementation(name="reward-kit", version=package_version()),
                     log_level="info",
                     logging_callback=self._on_log,
                     message_handler=self._on_message,
@@ -284,12 +286,14 @@ class McpSession:
         offered = client.server_capabilities.tools
         if offered is None or not offered.list_changed:
             return
-        wait = _RELISTEN_S
+        wait, is_renewed = _RELISTEN_S, False
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as changes:
                     if not changes.honored.tools_list_changed:
                         return
+                    self.tools_changed |= is_renewed  # a change may have been missed
+                    is_renewed = True
                     async for _ in changes:
                         self.tools_changed = True
                         wait = _RELISTEN_S
@@ -302,7 +306,6 @@ class McpSession:
                 logger.debug("%s: the subscription was lost: %s", self._name, error)
             await anyio.sleep(wait)
             wait = min(2 * wait, _MAX_RELISTEN_S)
-            self.tools_changed = True  # a change may have been missed
 
     def _client(self) -> Client:
         if self._task is None or self._ready is None or self._closing.is_set():

@@ -34,6 +34,7 @@ from reward_kit.environments.http import JsonClient, ServerAddress, ServerConfig
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean
 from reward_kit.safe_input import ENVIRONMENT_ANSWER_BYTES, format_size
+from reward_kit.telemetry.current import trace_headers
 
 if TYPE_CHECKING:
     import aiohttp
@@ -326,7 +327,7 @@ class OpenEnvSession:
 
         trace = aiohttp.TraceConfig()
         trace.on_request_redirect.append(_refuse_redirect)
-        self._client = aiohttp.ClientSession(headers=self._server.headers, trace_configs=[trace])
+        self._client = aiohttp.ClientSession(headers={**self._server.headers, **trace_headers()}, trace_configs=[trace])
         self._answers, self._ended, self._broken, self._has_begun = asyncio.Queue(), "", "", False
         try:
             self._socket = await self._client.ws_connect(self._url, max_msg_size=ENVIRONMENT_ANSWER_BYTES)

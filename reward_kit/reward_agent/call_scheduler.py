@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import datetime
 import math
 import random
 from collections import deque
@@ -35,6 +36,7 @@ from reward_kit.reward_agent.score_cache import ScoreCache, content_hash, shared
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, failure_from_error
 from reward_kit.reward_agent.stats import Tally
 from reward_kit.reward_agent.tickets import Ticket
+from reward_kit.telemetry.current import CURRENT_TELEMETRY
 from reward_kit.validation import check_number
 
 SPARE = 10
@@ -159,6 +161,7 @@ class CallScheduler:
             retries,
         )
         self._in_groups = scorer.mode == "batch"
+        self._scorer_id: str = getattr(scorer, "id", type(scorer).__name__)
         # Receives all results of a complete group.
         self._finisher: Finisher | None = getattr(scorer, "finish_group", None)
         self.finishes_groups = self._finisher is not None
@@ -297,6 +300,9 @@ class CallScheduler:
                     with boundary(RewardError, "scorer"):
                         context = call.ticket.context.copy()
                         context.run(MODEL_CALLS.set, call.model_calls)
+                        if (telemetry := context.get(CURRENT_TELEMETRY)) is not None:
+                            for each in reversed(call.requests):  # a group has the context of its first rollout
+                                context.run(telemetry.begin_reward, each.rollout_id, each.timing)
                         if self._in_groups:
                             turn = CallTurn(self._scorer.score_group(call.requests), context)
                             scored = _checked(await turn, call.requests)
@@ -382,6 +388,8 @@ class CallScheduler:
     async def _hand_over(self, call: Call, scored: Sequence[Scored]) -> None:
         """Store the results in the ticket. If a group is now complete, let the scorer finish it."""
         ticket, group = call.ticket, call.ticket.settle(call.start, scored, call.spans, call.model_calls)
+        if self._finisher is None:
+            self._trace(ticket, call.start, call.start + call.count)
         if group is None or self._finisher is None:
             return
         requests = ticket.requests[ticket.group_slice(group)]
@@ -399,6 +407,25 @@ class CallScheduler:
                 del self._finishing[scope]
         if ticket.is_open(group):  # a failure applies to the whole group
             ticket.finish(group, _failed(requests, error or self._too_long()))
+        whole = ticket.group_slice(group)
+        self._trace(ticket, whole.start, whole.stop)
+
+    def _trace(self, ticket: Ticket, start: int, stop: int) -> None:
+        """Make the spans of final results, if telemetry is on."""
+        if (telemetry := ticket.context.get(CURRENT_TELEMETRY)) is None:
+            return
+        zero = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._loop.time())
+        for index in range(start, stop):
+            if (result := ticket.results[index]) is not None:
+                score = {
+                    "rollout_id": result.rollout_id,
+                    "scorer": {"id": self._scorer_id},
+                    "score": result.score,
+                    "result": result.result.model_dump(mode="json") if result.result is not None else None,
+                    "failure": result.failure.to_json() if result.failure is not None else None,
+                    "timing": {"duration_s": result.duration_s, **ticket.timing(index, 0.0)},
+                }
+                ticket.context.run(telemetry.end_reward, score, zero, ticket.requests[index].timing)
 
     async def _answer_without_call(self, call: Call, cache: ScoreCache) -> bool:
         """Use the cached results for a call, or let it follow an equal call in flight. Return True if this worked."""

@@ -296,6 +296,10 @@ class InProcessScorer:
             self._sandbox["asked"] = spec.weakened_from
 
     @property
+    def id(self) -> str:
+        return self._spec.id
+
+    @property
     def mode(self) -> EvaluationMode:
         return self._spec.mode
 

@@ -44,6 +44,7 @@ from reward_kit.providers.request_queue import RetryPolicy, with_retries
 from reward_kit.reward_agent.sandboxed import state_record, steps_record
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_from_error, score_unbroken
 from reward_kit.safe_input import REWARD_ANSWER_BYTES, TooLargeError, parse_json, read_body
+from reward_kit.telemetry.current import trace_headers
 from reward_kit.typed_interface import EvaluationMode, Origin
 from reward_kit.validation import check_number, describe_validation_error
 
@@ -245,7 +246,7 @@ class RewardEndpoint:
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
         try:
             async with self._session.request(
-                method, url, data=body, headers=headers, allow_redirects=False
+                method, url, data=body, headers={**headers, **trace_headers()}, allow_redirects=False
             ) as response:
                 status, answer = response.status, await read_body(response, REWARD_ANSWER_BYTES)
         except TooLargeError as error:

@@ -182,6 +182,10 @@ class SandboxedScorer:
         self._wanted = reward.parameters
 
     @property
+    def id(self) -> str:
+        return self._reward.id
+
+    @property
     def mode(self) -> EvaluationMode:
         return self._reward.mode
 

@@ -94,6 +94,11 @@ class ScoringRequest:
             extra=extra,
         )
 
+    @property
+    def timing(self) -> Mapping[str, Any] | None:
+        """The times of the episode, or None without an episode."""
+        return get_facts(self.episode).get("timing") if self.episode is not None else None
+
     def named_values(self, wanted: frozenset[str] | None) -> dict[str, Any]:
         """Return the values that a pointwise reward takes, or all values if `wanted` is `None`.
 

@@ -212,6 +212,15 @@ class Ticket:
         """Return the indices of a group."""
         return slice(group * self.group_size, (group + 1) * self.group_size)
 
+    def timing(self, index: int, zero: float) -> dict[str, Any]:
+        """Return the times of a result, in seconds since `zero` in loop time."""
+        calls = [call.to_json(zero) for call in self.model_calls.get(index, ())]
+        return {
+            "submitted_s": round(self.submitted_at - zero, 6),
+            "attempts": [[round(began - zero, 6), round(ended - zero, 6)] for began, ended in self.spans[index]],
+            **({"model_calls": calls} if calls else {}),
+        }
+
     def settle(
         self, start: int, scored: Sequence[Scored], spans: Spans = (), model_calls: Sequence[ModelCall] = ()
     ) -> int | None:

@@ -82,6 +82,10 @@ class Redaction:
             text = text.replace(secret, HIDDEN)
         return text
 
+    def redact_all(self, text: str) -> str:
+        """Apply the hook to a text, and hide secrets in it."""
+        return self.redact_text(self._hooked(text))
+
     def _hooked(self, value: Any) -> Any:
         if isinstance(value, Mapping):
             if value.get("__type__") == "text":

@@ -33,7 +33,7 @@ from reward_kit.agent.tool_execution import CURRENT_TOOL_ERRORS, ToolErrors
 from reward_kit.blocking import allow_threads
 from reward_kit.display_text import pluralize
 from reward_kit.environments.servers import ServerPool
-from reward_kit.episodes.record import get_attempt, get_facts
+from reward_kit.episodes.record import episode_to_record, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
@@ -47,6 +47,7 @@ from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, r
 from reward_kit.runs.scoring_units import RunClock, ScoringUnit, ScoringUnits, StoppedEpisode, UnitScoring
 from reward_kit.runs.summary import EpisodeRow, JudgeCall, PolicySummary, repeated_cost, summarize, summary_to_json
 from reward_kit.task_parts import CreditModel
+from reward_kit.telemetry.current import CURRENT_TELEMETRY
 from reward_kit.typed_interface import EvaluationMode
 
 if TYPE_CHECKING:
@@ -410,6 +411,9 @@ class Run:
             del self._running[rollout_id]
         episode.custom_data["attempt"] += self._next_attempt.get(episode.id_, 0)
         self._store.append_episode(episode)
+        telemetry, timing = CURRENT_TELEMETRY.get(), get_facts(episode).get("timing") or {}
+        if telemetry is not None and "traceparent" not in timing:  # collected in another process
+            telemetry.end_episode(episode_to_record(episode))
         row = EpisodeRow.from_episode(episode)
         events.episode_stopped(row)
         if not row.is_unfinished:

@@ -134,16 +134,7 @@ class RunClock:
 
     def timing(self, ticket: Ticket, index: int) -> dict[str, Any]:
         """Return the times of a result that is complete now: its submission, and the start and end of each call."""
-        calls = [call.to_json(self._zero_s) for call in ticket.model_calls.get(index, ())]
-        return {
-            "submitted_s": self._since(ticket.submitted_at),
-            "attempts": [[self._since(began), self._since(ended)] for began, ended in ticket.spans[index]],
-            "done_s": self._since(self._loop.time()),
-            **({"model_calls": calls} if calls else {}),
-        }
-
-    def _since(self, loop_s: float) -> float:
-        return round(loop_s - self._zero_s, 6)
+        return ticket.timing(index, self._zero_s) | {"done_s": round(self._loop.time() - self._zero_s, 6)}
 
 
 class UnitScoring:

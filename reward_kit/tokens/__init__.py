@@ -3,6 +3,7 @@
 from reward_kit.tokens.batch import TokenBatch, TokenItem
 from reward_kit.tokens.columns import Columns
 from reward_kit.tokens.connectors import (
+    ImageInputs,
     action_rows,
     credit_on_tokens,
     episode_facts,
@@ -17,6 +18,7 @@ from reward_kit.tokens.pipeline import Connector, RowPipeline, build_rows, defau
 __all__ = [
     "Columns",
     "Connector",
+    "ImageInputs",
     "PackedBatch",
     "RowPipeline",
     "TokenBatch",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import io
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -284,7 +286,7 @@ def episode_facts(columns: Columns) -> Columns:
     - `reward_model`: a dict with the `ground_truth`
     - `success`: the last success flag that the environment reported, or None
     - `tool_callings`: the number of tool calls
-    - `multi_modal_inputs`: a dict from each type of non-text content in the messages to a list of that content
+    - `message_parts`: a dict from each type of non-text content in the messages to a list of that content
     """
     owners = columns.episodes_B
     lengths_E = np.array([len(episode) for episode in columns.episodes], dtype=np.int64)
@@ -301,7 +303,7 @@ def episode_facts(columns: Columns) -> Columns:
     return columns.with_columns(rows=added)
 
 
-_FACTS = ("data_source", "extra_info", "reward_model", "success", "multi_modal_inputs")
+_FACTS = ("data_source", "extra_info", "reward_model", "success", "message_parts")
 
 
 def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
@@ -321,8 +323,51 @@ def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
         "extra_info": {**(extra_info if isinstance(extra_info, Mapping) else {}), **ending},
         "reward_model": {"ground_truth": facts.get("ground_truth")},
         "success": next((bool(outcome) for outcome in outcomes), None),
-        "multi_modal_inputs": others,
+        "message_parts": others,
     }
+
+
+class ImageInputs:
+    """A connector that adds `multi_modal_inputs`, the pictures of each row as arrays for a vision model.
+
+    A row contains what the image processor returns for the pictures in the messages before its last action, such as
+    `pixel_values` and `image_grid_thw`, or an empty dict if there are none. Append it to a pipeline. It needs Pillow.
+
+    Args:
+        image_processor: an image processor of `transformers`, or a function with its signature.
+
+    Raises:
+        ConfigError: If a picture is not a data URL with base64, such as an HTTP URL, which is not fetched.
+    """
+
+    name = "multi_modal_inputs"
+
+    def __init__(self, image_processor: Callable[..., Mapping[str, Any]]) -> None:
+        self._image_processor = image_processor
+
+    def __call__(self, columns: Columns) -> Columns:
+        last_B: Array = np.zeros(0, dtype=np.int64)
+        if len(columns.lengths_B):
+            last_B = np.maximum.reduceat(columns.tokens["step"], columns.starts_B)
+        rows: list[Any] = []
+        for owner, last in zip(columns.episodes_B.tolist(), last_B.tolist(), strict=True):
+            episode = columns.episodes[owner]
+            turns, step = episode.assistant_turns, last - int(columns.step_starts_E[owner])
+            before = episode.messages[: turns[step]] if step < len(turns) else episode.messages
+            parts = (part for message in before if isinstance(message.content, list) for part in message.content)
+            urls = [part["image_url"]["url"] for part in parts if part.get("type") == "image_url"]
+            images = [_image(url, episode.id_) for url in urls]
+            rows.append(dict(self._image_processor(images=images, return_tensors="np")) if images else {})
+        return columns.with_columns(rows={self.name: _objects(rows)})
+
+
+def _image(url: str, rollout_id: str) -> Any:
+    from PIL import Image
+
+    head, _, data = url.partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise ConfigError(f"episode {rollout_id}: a picture must be a data URL with base64, got {url!r:.80}")
+    return Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
 
 
 def _objects(values: list[Any]) -> Array:

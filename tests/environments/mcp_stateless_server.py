@@ -14,7 +14,7 @@ TASKS = ("busy", "backwards", "patient", "odd", "empty", "curious", "flood")
 STAMPS = {"createdAt": "x", "lastUpdatedAt": "x", "ttlMs": None}
 INTERVALS = {"busy": 0, "backwards": -1e9, "patient": 1e300}
 calls: list[dict] = []
-polls = 0
+polls = listens = 0
 
 
 def listed(cursor: str | None) -> dict:
@@ -24,7 +24,7 @@ def listed(cursor: str | None) -> dict:
         return {"tools": [{"name": f"t{number}", "inputSchema": EMPTY} for number in range(20_000)]}
     if MODE == "million":
         return {"tools": [{"name": "t", "inputSchema": EMPTY}] * 1_000_000}
-    names = [*STRUCTURED, "missing", *TASKS, "seen"]
+    names = [*STRUCTURED, "missing", *TASKS, "seen", "name", *["late"] * (listens > 1)]
     output = {name: {"outputSchema": OUTPUT[name]} for name in OUTPUT}
     return {"tools": [{"name": name, "inputSchema": EMPTY, **output.get(name, {})} for name in names]}
 
@@ -34,6 +34,9 @@ def called(name: str) -> dict:
         return {"resultType": "task", "taskId": name, "status": "working", **STAMPS, "pollIntervalMs": 0}
     if name in STRUCTURED:
         return {"resultType": "complete", "content": [], "structuredContent": STRUCTURED[name]}
+    if name == "name":
+        client = calls[-1]["params"]["_meta"]["io.modelcontextprotocol/clientInfo"]["name"]
+        return {"resultType": "complete", "content": [{"type": "text", "text": client}]}
     text = json.dumps([call["method"] for call in calls if call["method"].startswith("tasks/cancel")])
     return {"resultType": "complete", "content": [{"type": "text", "text": text}]}
 
@@ -57,6 +60,17 @@ def polled(name: str) -> dict:
     return task
 
 
+def listened(listen_id: object) -> dict | None:
+    """Close the first subscription; the list of tools changes before the second one."""
+    global listens
+    listens += 1
+    meta = {"io.modelcontextprotocol/subscriptionId": listen_id}
+    params = {"notifications": {"toolsListChanged": True}, "_meta": meta}
+    acknowledged = {"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged", "params": params}
+    print(json.dumps(acknowledged), flush=True)
+    return {"resultType": "complete", "_meta": meta} if listens == 1 else None
+
+
 def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
@@ -65,13 +79,17 @@ def main() -> None:
             continue
         method, params = request["method"], request.get("params") or {}
         if method == "server/discover":
-            offered = {"tools": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
+            offered = {"tools": {"listChanged": MODE == "changes"}, "extensions": {"io.modelcontextprotocol/tasks": {}}}
             result = {"supportedVersions": ["2026-07-28"], "capabilities": offered}
             result |= {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
         elif method == "tools/list":
             result = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private", **listed(params.get("cursor"))}
         elif method == "tools/call":
             result = called(params["name"])
+        elif method == "subscriptions/listen":
+            result = listened(request["id"])
+            if result is None:
+                continue
         elif method == "tasks/get":
             result = polled(params["taskId"])
         else:

@@ -340,6 +340,18 @@ async def test_endless_list_of_tools_is_a_failure(mode, why) -> None:
         await McpResource().setup({"command": [*STATELESS, mode]})
 
 
+async def test_lost_subscription_is_renewed_and_the_tools_listed_again() -> None:
+    async with opened([*STATELESS, "changes"]) as resource:
+        with anyio.fail_after(10):
+            while "late" not in [spec["function"]["name"] for spec in await resource.get_tools_spec()]:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+async def test_requests_name_the_client() -> None:
+    async with opened(STATELESS) as resource:
+        assert await ask(resource, "name") == "reward-kit"
+
+
 def test_thousands_of_tools_with_one_name_get_unique_names() -> None:
     from mcp_types import Tool
 

@@ -78,7 +78,7 @@ def test_non_tensor_columns_of_verl_rows() -> None:
     }
     assert {key: found[key] for key in expected} == expected
     # verl takes the one for pixels, and the other says nothing here.
-    assert not {"multi_modal_inputs", "allowed_ids"} & found.keys()
+    assert not {"multi_modal_inputs", "message_parts", "allowed_ids"} & found.keys()
     assert rows[EPISODE][0] is rows[EPISODE][1]
     by_action = verl_rows([LONG, SHORT], pad_token_id=0, per="action").non_tensor_batch
     assert by_action["anchor_obs"].tolist() == ["s0", "s1", "s2", "s0"]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import io
+from typing import Any
+
 import numpy as np
 import pytest
 
 from reward_kit.agent.models import StepData, episode_steps
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError
+from reward_kit.integrations.verl.data_proto import verl_rows
 from reward_kit.models import Message
 from reward_kit.rl_helpers import ESTIMATORS, with_credit
-from reward_kit.tokens import TokenBatch, TokenItem, build_rows, default_pipeline
+from reward_kit.tokens import ImageInputs, TokenBatch, TokenItem, build_rows, default_pipeline
 
 PAD = 99
 
@@ -136,10 +141,57 @@ def test_batch_has_the_facts_that_reward_managers_read() -> None:
     assert facts["extra_info"][0] == {"split": "train", "sample_id": "s", "stop_reason": "answered"}
     assert facts["reward_model"][0] == {"ground_truth": "4"}
     assert facts["success"].tolist() == [True, None]
-    assert facts["multi_modal_inputs"].tolist() == [{"image_url": [image]}, {}]
+    assert facts["message_parts"].tolist() == [{"image_url": [image]}, {}]
     assert facts["traj_uid"].tolist() == ["r", "short"]
     assert facts["uid"].tolist() == ["r", "group of short"]
     assert facts["ends_episode"].tolist() == [False, True]
+
+
+def picture(color: tuple[int, int, int]) -> dict[str, Any]:
+    """Return a PNG of 56 by 28 pixels as a part of a message."""
+    Image = pytest.importorskip("PIL.Image")
+    file = io.BytesIO()
+    Image.new("RGB", (56, 28), color).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def episode_with_pictures() -> SingleAgentEpisode:
+    made = SingleAgentEpisode("r")
+    made.add_env_reset("o")
+    text = {"type": "text", "text": "Where?"}
+    for step, color in enumerate([(0, 0, 0), (255, 255, 255)]):
+        made.add_messages([Message(role="user", content=[text, picture(color)])])
+        made.tokens.add_turn(step, [1] * (2 * step + 1), [7])
+        made.assistant_turns.append(len(made.messages))
+        made.add_messages([Message(role="assistant", content="left")])
+        made.add_env_step("o", {"type": "text", "content": "left"}, 0.0)
+    return made
+
+
+def test_image_inputs_are_the_pictures_before_each_action() -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    processor = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=56 * 56)
+    pipeline = default_pipeline("action")
+    pipeline.append(ImageInputs(processor))
+    batch = build_rows([episode_with_pictures(), SHORT], pad_token_id=PAD, pipeline=pipeline)
+    first, both, none = batch.non_tensor_batch["multi_modal_inputs"]
+    assert first["image_grid_thw"].tolist() == [[1, 2, 4]] and both["image_grid_thw"].tolist() == [[1, 2, 4]] * 2
+    assert none == {} and len(both["pixel_values"]) == 2 * len(first["pixel_values"]) == 16
+    np.testing.assert_array_equal(both["pixel_values"][:8], first["pixel_values"])
+    assert (both["pixel_values"][8:] > both["pixel_values"][:8]).all()
+    rows = verl_rows([episode_with_pictures()], pad_token_id=PAD, pipeline=pipeline).non_tensor_batch
+    assert rows["multi_modal_inputs"][1].keys() == both.keys() and "image_url" in rows["message_parts"][0]
+
+
+def test_pictures_at_urls_are_not_fetched() -> None:
+    made = episode_with_pictures()
+    made.messages[0].content[1]["image_url"]["url"] = "https://example.com/a.png"
+    pipeline = default_pipeline()
+    pipeline.append(ImageInputs(lambda **_: {}))
+    with pytest.raises(ConfigError, match="episode r: a picture must be a data URL with base64, got 'https://example"):
+        build_rows([made], pad_token_id=PAD, pipeline=pipeline)
 
 
 @pytest.mark.parametrize("index", [slice(1, None), [1], np.array([1]), np.array([False, True])])

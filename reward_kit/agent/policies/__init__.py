@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, install_hint
 from reward_kit.loading import load_object
-from reward_kit.providers.keys import PRESETS
+from reward_kit.providers.keys import PRESETS, complete_model
 
 if TYPE_CHECKING:
     from reward_kit.providers.session import ProviderSession
@@ -64,6 +64,9 @@ def make_policy(
     kind = policy_class(name, options, folder, section=section)
     if (preset := PRESETS.get(name)) is not None:
         options = preset.complete(options)
+    elif name == "own_agent" and isinstance(model := options.get("model"), str):
+        model, options = complete_model(model, options)
+        options = {**options, "model": model}
     known = _option_names(name, kind)
     if {"base_url", "api_key_env"} & options.keys() and (known is None or "api_key_env" in known):
         from reward_kit.providers.session import key_variable_for

@@ -14,6 +14,7 @@ import inspect
 import json
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -194,7 +195,7 @@ class _AgentSession(AgentPolicy):
         self._made: list[CallMade] = []  # calls made after the model's last answer
         self._answers = 0
         self._conversation: list[ChatMessage] = []  # as recorded so far
-        self._given_answers: dict[str, ChatMessage] = {}  # by what a client of any API sends back of them
+        self._given_answers: dict[str, list[ChatMessage]] = {}  # by what a client of any API sends back of them
 
     async def answer(self, request: ChatRequest) -> RecordedAnswer:
         """Wait until the agent may continue, and return the answer of the model to its request."""
@@ -305,7 +306,7 @@ class _AgentSession(AgentPolicy):
         del self._requests[waiting]
         given = request.messages
         if request.api != self._upstream.api:
-            given = [self._given_answers.get(_answer_key(message), message) for message in given]
+            given = self._with_exact_answers(given)
         # Use a new seed for each turn, so that an agent that repeats a request can get a different answer.
         seed = self._context.seed + self._answers
         self._answers += 1
@@ -324,7 +325,7 @@ class _AgentSession(AgentPolicy):
         with anyio.CancelScope(deadline=anyio.current_effective_deadline() - _SPARE_SECONDS):
             await self._wait_for_agent()
         answer = completion.message.to_chat()
-        self._given_answers[_answer_key(answer)] = answer
+        self._given_answers.setdefault(_answer_key(answer), []).append(answer)
         results = None
         if self._requests and not self._is_over:
             results = read_results(given, answer, next(iter(self._requests.values())).messages)
@@ -339,6 +340,19 @@ class _AgentSession(AgentPolicy):
             if text is None or text.strip() == completion.message.text.strip():
                 action["is_final"] = True
         return output
+
+    def _with_exact_answers(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """Return messages with the model's own answers, whose exact text and reasoning the agent's API may not express.
+
+        Answers that look the same are matched by their order.
+        """
+        exact, seen = [], Counter[str]()
+        for message in messages:
+            key = _answer_key(message) if message["role"] == "assistant" else ""
+            answers = self._given_answers.get(key, [message])
+            exact.append(answers[min(seen[key], len(answers) - 1)])
+            seen[key] += 1
+        return exact
 
     async def _wait_for_agent(self) -> None:
         """Wait until the agent sends a request or ends, or until the episode is over."""

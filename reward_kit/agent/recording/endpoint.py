@@ -99,12 +99,9 @@ class RecordingEndpoint:
             raise bad_request(str(error)) from error
         if not parsed.stream:
             return web.json_response(api.to_json(parsed, answer))
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        events = [*map(_encode_event, api.events(parsed, answer)), api.end_of_stream]
-        await response.write("".join(events).encode())
-        await response.write_eof()
-        return response
+        events = "".join([*map(_encode_event, api.events(parsed, answer)), api.end_of_stream])
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        return web.Response(body=events.encode(), headers=headers)
 
     async def _models(self, request: web.Request) -> web.Response:
         self._episode(request)

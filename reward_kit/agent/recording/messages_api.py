@@ -52,6 +52,7 @@ class MessagesApi(AgentApi):
         for key in _NOT_SERVED:
             if body.get(key):
                 raise bad_request(f"{key}: tools that run at the provider are not supported; run them in the agent")
+        only(body.get("thinking") or {}, Mapping, "thinking")
         messages: list[ChatMessage] = []
         if system := body.get("system"):
             messages += self._to_messages("system", system, "system")
@@ -142,9 +143,10 @@ class MessagesApi(AgentApi):
         """Return a message with content parts, and with its blocks if chat form cannot express them."""
         content = content_of_parts([self._to_part(part, f"{where}.{index}") for index, part in enumerate(parts)])
         message = {**head, "content": content}
+        if not self._is_native:
+            return message
         exact = with_items(message, self.name, blocks)
-        is_lossy = _DIALECT.encode_message(message) != _DIALECT.encode_message(exact)
-        return exact if self._is_native and is_lossy else message
+        return message if _DIALECT.encode_message(message) == _DIALECT.encode_message(exact) else exact
 
     def _to_part(self, block: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return a content part of a user, system or tool message."""

@@ -51,6 +51,7 @@ from reward_kit.reward_agent.remote import AboutBody, AnswerBody, checked_addres
 from reward_kit.reward_agent.sandboxed import SandboxedReward
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.runs.inputs import scorer_hash
+from reward_kit.telemetry.current import continue_trace
 
 _BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -335,6 +336,7 @@ class Service:
         began = asyncio.get_running_loop().time()
         seen = _Request(self._keys.number_of(request.headers.getall("Authorization", [])))
         self._in_flight += 1
+        continue_trace(request.headers)
         try:
             try:
                 with boundary(RewardError, "a request"):

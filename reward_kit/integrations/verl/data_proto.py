@@ -242,10 +242,9 @@ def verl_rows(
     rows = verl_batch(pad_rows(columns, pad_token_id=pad_token_id, padding="outer"))
     arrays = _widened(rows, prompt_length, response_length)
     others = {key: v for key, v in rows.non_tensor_batch.items() if scores is not None or key != "episode_rewards"}
-    # In verl, the column with this name contains the output of an image processor, which is passed to the model.
-    pictures, allowed = others.pop("multi_modal_inputs", None), others.pop("allowed_ids", None)
-    if pictures is not None and any(pictures):
-        others["message_parts"] = pictures
+    parts, allowed = others.pop("message_parts", None), others.pop("allowed_ids", None)
+    if parts is not None and any(parts):
+        others["message_parts"] = parts
     if allowed is not None and any(ids is not None for ids in allowed):
         others["allowed_ids"] = allowed
     has_credit = not np.isnan(columns.steps.get("advantage", np.full(1, np.nan))).all()

@@ -219,3 +219,14 @@ async def test_agent_receives_the_fields_of_its_episode() -> None:
     assert (task.messages, task.prompt, task.model) == ([{"role": "user", "content": "Add."}], "Add.", "m")
     assert [tool["function"]["name"] for tool in task.tools] == ["add"]
     assert (task.rollout_id, task.sample_id, task.seed) == (episode.id_, "t", episode.custom_data["seeds"]["policy"])
+
+
+def test_model_may_name_its_provider(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+    (tmp_path / "clerk.py").write_text("def agent(task, base_url):\n    return None\n", encoding="utf-8")
+    options = {"agent": "clerk.py:agent", "model": "anthropic/some-model"}
+    policy = make_policy("own_agent", options, tmp_path, of_user=frozenset(options))
+    assert "some-model" in repr(policy) and "anthropic/" not in repr(policy)
+    assert "https://api.anthropic.com" in repr(policy)
+    elsewhere = make_policy("own_agent", {**options, "base_url": "http://127.0.0.1:1/v1"}, tmp_path)
+    assert "anthropic/some-model" in repr(elsewhere)

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from reward_kit.agent.models import episode_steps
+from reward_kit.agent.policies.own_agent_policy import AgentTask
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.providers.chat import DIALECTS
-from tests.agent.policies.own_agents import collect
+from tests.agent.policies.own_agents import client_of, collect
 from tests.agent.recording.sdk_agents import chat_agent, messages_agent, responses_agent
 from tests.agent.resources import failure, reason
-from tests.chat_server import Behavior, ChatServer, answer
+from tests.chat_server import Behavior, ChatServer, answer, status
 
 AGENTS = {
     "chat": chat_agent,
@@ -85,3 +86,38 @@ async def test_record_does_not_depend_on_the_api_of_the_agent(api: str, stream: 
             assert found == [*reasoning(api, 1), *reasoning(api, 2)], name
     for name, record in records.items():
         assert record == records["reference"], name
+
+
+async def test_equal_answers_keep_their_own_reasoning(tmp_path) -> None:
+    """An agent in an API that cannot express the reasoning sends two equal texts back."""
+
+    async def agent(task: AgentTask, base_url: str) -> None:
+        turns: list[dict[str, Any]] = []
+        async with client_of(base_url) as client:
+            for _ in range(3):
+                turns.append({"role": "user", "content": "Sure?"})
+                said = (await client.chat.completions.create(model="any", messages=turns)).choices[0].message
+                turns.append({"role": "assistant", "content": said.content})
+
+    script = [reply("messages", number, "Yes.") for number in (1, 2, 3)]
+    episode, server = await collect(script, agent, options={"api": "messages"}, tools=None)
+    assert failure(episode) is None
+    sent = [turn["content"] for turn in server.bodies[2]["messages"] if turn["role"] == "assistant"]
+    assert [blocks[:2] for blocks in sent] == [reasoning("messages", 1), reasoning("messages", 2)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", AGENTS)
+async def test_failure_of_the_model_fails_the_episode_and_ends_the_agent(name: str, stream: bool) -> None:
+    ended = []
+
+    async def agent(task: AgentTask, base_url: str) -> None:
+        try:
+            await AGENTS[name](stream)(task, base_url)
+        finally:
+            ended.append(name)
+
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 1 to 4."}]
+    script = [reply("chat", 1, a=(1, 2)), status(422, text="a wrong key")]
+    episode, _ = await collect(script, agent, messages=messages, initial_user_prompt=None)
+    assert "a wrong key" in str(failure(episode)) and len(episode) == 1 and ended == [name]

@@ -1,0 +1,163 @@
+"""Values of spans that follow from the record of an episode: times, ids, attributes and messages."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+class RecordClock:
+    """The times of an episode, in seconds since its start.
+
+    A record of an earlier release has only durations of the policy, and a transcript has none. Its steps follow each
+    other without gaps, and `is_estimated` is True.
+    """
+
+    def __init__(self, timing: Record, run_start: datetime.datetime | None) -> None:
+        started = timing.get("started_at")
+        start = datetime.datetime.fromisoformat(started) if started else run_start
+        self.zero_ns = nanoseconds(start or datetime.datetime.now(datetime.UTC))
+        self.duration_s: float = timing.get("duration_s") or 0.0
+        self.model_calls: Sequence[Record] = timing.get("model_calls") or ()
+        self.is_estimated = True if "steps" not in timing else None
+        self._steps, self._tools = timing.get("steps") or (), timing.get("tools") or ()
+        self._policy_s = timing.get("steps_policy_s") or ()
+
+    def step_times(self, count: int) -> Iterator[Sequence[float]]:
+        """Yield when each of `count` steps began, the policy was asked, the policy answered, and the step ended.
+
+        If an error ended a step, it is added.
+        """
+        if not self.is_estimated:
+            yield from ([*times, *[self.duration_s] * (4 - len(times))] for times in self._steps)
+            return
+        now = 0.0
+        for t in range(count):
+            answered = now + (self._policy_s[t] if t < len(self._policy_s) else 0.0)
+            yield now, now, answered, answered
+            now = answered
+
+    def tool_times(self, t: int, answered: float, ended: float) -> Iterator[Sequence[float]]:
+        """Yield when each tool call of a step began and ended."""
+        yield from self._tools[t] if t < len(self._tools) else ()
+        while self.is_estimated:
+            yield answered, ended
+
+
+def nanoseconds(time: datetime.datetime) -> int:
+    """Return the time in nanoseconds since 1970."""
+    return (time - datetime.datetime.fromtimestamp(0, datetime.UTC)) // datetime.timedelta(microseconds=1) * 1000
+
+
+def derive_id(size: int, *parts: Any) -> int:
+    """Return a non-zero id of `size` bytes."""
+    return int.from_bytes(hashlib.sha256(json.dumps(parts).encode()).digest()[:size]) or 1
+
+
+def error_of(failure: Record | None) -> tuple[str, str] | None:
+    """Return the type and the message of a failure."""
+    return (str(failure.get("where") or failure.get("class")), str(failure.get("message"))) if failure else None
+
+
+def usage_attributes(usage: Record) -> dict[str, Any]:
+    """Return the attributes of the tokens and the cost."""
+    names = {
+        "prompt_tokens": "gen_ai.usage.input_tokens",
+        "completion_tokens": "gen_ai.usage.output_tokens",
+        "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+        "cost": "reward_kit.usage.cost",
+    }
+    return {name: usage[key] for key, name in names.items() if usage.get(key) is not None}
+
+
+def episode_attributes(record: Record) -> dict[str, Any]:
+    """Return the attributes of the root span, without usage."""
+    return {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": record.get("policy"),
+        "gen_ai.conversation.id": record["rollout_id"],
+        "reward_kit.sample.id": record.get("sample_id"),
+        "reward_kit.group.id": record.get("group_id"),
+        "reward_kit.rollout.index": record.get("rollout_index"),
+        "reward_kit.stop_reason": record.get("stop_reason"),
+        "reward_kit.steps": len(record["steps"]),
+        "reward_kit.environment_return": record.get("environment_return"),
+    }
+
+
+def step_outcome(record: Record, t: int) -> Record:
+    """Return the data about the outcome of a step, which the next observation has."""
+    steps = record["steps"]
+    following = steps[t + 1] if t + 1 < len(steps) else record.get("final") or {}
+    return following.get("info") or {}
+
+
+def has_tokens(record: Record, t: int) -> bool:
+    """Return True if the token ids of a step are known, so that a model sampled them."""
+    return any(action[0] == t for action in (record.get("tokens") or {}).get("actions") or ())
+
+
+def tool_messages(record: Record, t: int) -> list[Record]:
+    """Return the messages with the results of the tool calls in a step."""
+    steps, messages = record["steps"], record["messages"]
+    begin = steps[t].get("assistant_turn")
+    if begin is None:
+        return []
+    end = steps[t + 1].get("assistant_turn") if t + 1 < len(steps) else None
+    return [message for message in messages[begin + 1 : end] if message.get("role") == "tool"]
+
+
+def call_arguments(record: Record, t: int, call_id: str | None) -> str | None:
+    """Return the arguments of a tool call as JSON text."""
+    calls = record["messages"][record["steps"][t]["assistant_turn"]].get("tool_calls") or () if call_id else ()
+    return next((call["function"]["arguments"] for call in calls if call.get("id") == call_id), None)
+
+
+def conversation(record: Record, t: int, finish_reason: str | None) -> dict[str, str]:
+    """Return the messages that the model read and wrote in a step, in the form of the conventions."""
+    turn = record["steps"][t].get("assistant_turn")
+    if turn is None:
+        return {}
+    messages = [_message(message) for message in record["messages"][: turn + 1]]
+    output = {**messages[-1], "finish_reason": finish_reason or "unknown"}
+    return {
+        "gen_ai.input.messages": json.dumps(messages[:-1], ensure_ascii=False),
+        "gen_ai.output.messages": json.dumps([output], ensure_ascii=False),
+    }
+
+
+def _part(part: Record) -> Record:
+    """Return a part of a message in the form of the conventions; an unknown part is unchanged."""
+    if "text" in part:
+        return {"type": "text", "content": part["text"]}
+    picture = part.get("image_url")
+    url = picture.get("url") if isinstance(picture, Mapping) else picture
+    if part.get("type") != "image_url" or not isinstance(url, str):
+        return part
+    kind, is_inline, data = url.removeprefix("data:").partition(";base64,")
+    if url.startswith("data:") and is_inline:
+        return {"type": "blob", "modality": "image", "mime_type": kind, "content": data}
+    return {"type": "uri", "modality": "image", "uri": url}
+
+
+def _message(message: Record) -> dict[str, Any]:
+    content = message.get("content")
+    parts: list[Record] = []
+    if message.get("reasoning_content"):
+        parts.append({"type": "reasoning", "content": message["reasoning_content"]})
+    if message.get("role") == "tool":
+        parts.append({"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content})
+    elif isinstance(content, list):
+        parts += map(_part, content)
+    elif content:
+        parts.append({"type": "text", "content": content})
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        facts = {"id": call.get("id"), "name": function["name"], "arguments": function.get("arguments")}
+        parts.append({"type": "tool_call", **facts})
+    return {"role": message.get("role"), "parts": parts}
