@@ -74,6 +74,11 @@ def test_every_option_and_limit_is_documented() -> None:
     assert "(train_file.md#ppo)" in PAGE
     for config in (PPOConfig, OffPolicyLimits):
         assert [one.name for one in fields(config)] == described(config)
+    table = [line for line in PAGE.split("## Alarms")[1].split("\n#")[0].splitlines() if line.startswith("|")]
+    limits = {line.split("|")[1].strip(" `"): line.split("|")[2].strip() for line in table[2:]}
+    assert limits.keys() == {one.name for one in fields(OffPolicyLimits)}
+    for name, told in limits.items():
+        assert getattr(OffPolicyLimits(), name) == (None if told == "none" else float(told))
 
 
 def test_every_diagnostic_is_documented() -> None:
