@@ -29,7 +29,13 @@ LAYERS = [
 # A run ends by writing its page, and a page is made of the files of a run; no module of the two is in a cycle.
 TOGETHER = {("runs", "report")}
 HEAVY = {"torch", "transformers", "ray", "trl"}
-MAY_IMPORT_HEAVY = ("reward_kit.agent.policies.hf", "reward_kit.rl", "reward_kit.integrations", "reward_kit.torch_cpu")
+MAY_IMPORT_HEAVY = (
+    "reward_kit.agent.policies.hf",
+    "reward_kit.checks.trainer",
+    "reward_kit.integrations",
+    "reward_kit.rl",
+    "reward_kit.torch_cpu",
+)
 
 
 def modules() -> dict[str, ast.Module]:

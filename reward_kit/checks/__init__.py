@@ -1,4 +1,4 @@
-"""Checks of rewards, resources, episodes, training rows and runs. Submodules are imported on first use."""
+"""Checks of rewards, resources, episodes, training rows, runs and trainers. Submodules are imported on first use."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from reward_kit.checks.reward import check_reward
     from reward_kit.checks.rows import check_rows, check_trl_rollout, check_verifiers_trace
     from reward_kit.checks.run import check_run
+    from reward_kit.checks.trainer import check_trainer
 
 __all__ = [
     "Finding",
@@ -23,6 +24,7 @@ __all__ = [
     "check_reward",
     "check_rows",
     "check_run",
+    "check_trainer",
     "check_trl_rollout",
     "check_verifiers_trace",
 ]
@@ -33,5 +35,6 @@ _MODULES = {
     "reward": "check_reward",
     "rows": "check_rows check_trl_rollout check_verifiers_trace",
     "run": "check_run",
+    "trainer": "check_trainer",
 }
 __getattr__, __dir__ = lazy_modules(__name__, _MODULES)

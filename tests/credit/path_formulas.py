@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import stdev
 
-from tests.credit.tabular import Path
+from reward_kit.checks.tabular import Path
 
 Formula = Callable[[Sequence[Path]], list[list[float]]]
 

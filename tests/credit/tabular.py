@@ -9,144 +9,54 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import combinations_with_replacement
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from reward_kit.agent.models import StepData
+from reward_kit.checks.tabular import Branch, Floats, Path, TabularTask
 
-Floats = npt.NDArray[np.float64]
 Estimate = Callable[..., Any]
 
 
-class Branch(NamedTuple):
-    """A possible outcome of an action; without a next state the task has ended."""
-
-    probability: float
-    reward: float
-    next_state: str | None
-
-
-class Turn(NamedTuple):
-    """An action, its state, and its reward."""
-
-    state: str
-    action: int
-    reward: float
+def perfect_values(task: TabularTask) -> dict[tuple[str, int], float]:
+    """Return the expected return by state and turn, as a perfect critic predicts it."""
+    reached: Counter[tuple[str, int]] = Counter()
+    earned: Counter[tuple[str, int]] = Counter()
+    for path in task.paths():
+        for k, (turn, value) in enumerate(zip(path.turns, path.returns, strict=True)):
+            reached[turn.state, k] += path.probability  # type: ignore[assignment]
+            earned[turn.state, k] += path.probability * value  # type: ignore[assignment]
+    return {key: earned[key] / reached[key] for key in reached}
 
 
-class Path(NamedTuple):
-    """A whole episode and its probability under the policy. `next_state` is where a truncated one was cut off."""
-
-    probability: float
-    turns: tuple[Turn, ...]
-    next_state: str | None
-
-    @property
-    def score(self) -> float:
-        """Return the sum of the rewards."""
-        return math.fsum(turn.reward for turn in self.turns)
-
-    @property
-    def returns(self) -> list[float]:
-        """Return the return from each turn on."""
-        return [math.fsum(turn.reward for turn in self.turns[k:]) for k in range(len(self.turns))]
+def values_without_a_limit(task: TabularTask) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
+    """Return the expected returns by state and by action if no episode is truncated."""
+    values = dict.fromkeys(task.policy, 0.0)
+    # Each round brings the values closer by the chance that an episode goes on.
+    for _ in range(1_000):
+        worth = {
+            (state, action): math.fsum(
+                probability * (reward + (values[next_state] if next_state else 0.0))
+                for probability, reward, next_state in ways
+            )
+            for (state, action), ways in task.branches.items()
+        }
+        values = {s: math.fsum(p * worth[s, a] for a, p in enumerate(ps)) for s, ps in task.policy.items()}
+    return values, worth
 
 
-@dataclass(frozen=True)
-class TabularTask:
-    """A task of a few states, with the policy that plays it: for each state, the chance of each action.
-
-    The policy's parameters are its logits, one for each state and action, flattened to a vector of length P.
-    """
-
-    branches: Mapping[tuple[str, int], Sequence[Branch]]
-    policy: Mapping[str, Sequence[float]]
-    start: str
-    horizon: int
-
-    @cached_property
-    def logits_P(self) -> Floats:
-        """Return the log-probabilities of the policy."""
-        return np.log(np.array(list(self.policy.values()), dtype=np.float64)).ravel()
-
-    def rows(self, state: str) -> slice:
-        """Return the slice of `state` in the vector of logits."""
-        row, width = list(self.policy).index(state), len(self.policy[state])
-        return slice(row * width, (row + 1) * width)
-
-    def chances(self, state: str, logits_P: Floats | None = None) -> Floats:
-        """Return the softmax of the state's logits, given or the policy's own."""
-        exponentials = np.exp((self.logits_P if logits_P is None else logits_P)[self.rows(state)])
-        return np.asarray(exponentials / exponentials.sum())
-
-    def paths(self, logits_P: Floats | None = None) -> list[Path]:
-        """Return every path under these logits or the policy's own."""
-        return list(self._paths(Path(1.0, (), self.start), self.logits_P if logits_P is None else logits_P))
-
-    def _paths(self, path: Path, logits_P: Floats) -> Iterator[Path]:
-        state = path.next_state
-        if state is None or len(path.turns) == self.horizon:
-            yield path
-            return
-        for action, chance in enumerate(self.chances(state, logits_P).tolist()):
-            for probability, reward, next_state in self.branches[state, action]:
-                turns = (*path.turns, Turn(state, action, reward))
-                yield from self._paths(Path(path.probability * chance * probability, turns, next_state), logits_P)
-
-    def score_functions(self, path: Path) -> Floats:
-        """Return (K, P) each turn's gradient of log pi(a_k | s_k) by the logits: one_hot(a_k) - pi."""
-        gradients_KP = np.zeros((len(path.turns), len(self.logits_P)))
-        for k, turn in enumerate(path.turns):
-            rows = self.rows(turn.state)
-            gradients_KP[k, rows] = -self.chances(turn.state)
-            gradients_KP[k, rows.start + turn.action] += 1.0
-        return gradients_KP
-
-    def policy_gradient(self) -> Floats:
-        """Return (P,) the exact gradient of the expected score: E[score * sum of score functions]."""
-        terms = [path.probability * path.score * self.score_functions(path).sum(axis=0) for path in self.paths()]
-        return np.asarray(np.sum(terms, axis=0))
-
-    def values(self) -> dict[tuple[str, int], float]:
-        """Return the expected return by state and turn, as a perfect critic predicts it."""
-        reached: Counter[tuple[str, int]] = Counter()
-        earned: Counter[tuple[str, int]] = Counter()
-        for path in self.paths():
-            for k, (turn, value) in enumerate(zip(path.turns, path.returns, strict=True)):
-                reached[turn.state, k] += path.probability  # type: ignore[assignment]
-                earned[turn.state, k] += path.probability * value  # type: ignore[assignment]
-        return {key: earned[key] / reached[key] for key in reached}
-
-    def values_without_a_limit(self) -> tuple[dict[str, float], dict[tuple[str, int], float]]:
-        """Return the expected returns by state and by action if no episode is truncated."""
-        values = dict.fromkeys(self.policy, 0.0)
-        # Each round brings the values closer by the chance that an episode goes on.
-        for _ in range(1_000):
-            worth = {
-                (state, action): math.fsum(
-                    probability * (reward + (values[next_state] if next_state else 0.0))
-                    for probability, reward, next_state in ways
-                )
-                for (state, action), ways in self.branches.items()
-            }
-            values = {s: math.fsum(p * worth[s, a] for a, p in enumerate(ps)) for s, ps in self.policy.items()}
-        return values, worth
-
-    def unrolled(self) -> TabularTask:
-        """Return the task with the turn as part of the state, so that no path repeats a state."""
-        branches, policy = {}, {}
-        for k in range(self.horizon):
-            for (state, action), ways in self.branches.items():
-                later = [way._replace(next_state=way.next_state and f"{way.next_state}{k + 1}") for way in ways]
-                branches[f"{state}{k}", action] = later
-                policy[f"{state}{k}"] = self.policy[state]
-        return TabularTask(branches, policy, f"{self.start}0", self.horizon)
+def unroll(task: TabularTask) -> TabularTask:
+    """Return the task with the turn as part of the state, so that no path repeats a state."""
+    branches, policy = {}, {}
+    for k in range(task.horizon):
+        for (state, action), ways in task.branches.items():
+            later = [way._replace(next_state=way.next_state and f"{way.next_state}{k + 1}") for way in ways]
+            branches[f"{state}{k}", action] = later
+            policy[f"{state}{k}"] = task.policy[state]
+    return TabularTask(branches, policy, f"{task.start}0", task.horizon)
 
 
 def episode_steps(
@@ -257,16 +167,6 @@ def formula_gradient(task: TabularTask, formula: Callable[[Sequence[Path]], list
     return total
 
 
-def cosine(a: Floats, b: Floats) -> float:
-    """Return the cosine of the angle between two gradients."""
-    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
-
-
-def error_of(gradient: Floats, exact: Floats) -> float:
-    """Return the norm of the difference relative to the exact gradient."""
-    return float(np.linalg.norm(gradient - exact) / np.linalg.norm(exact))
-
-
 def slopes_of(function: Callable[[Floats], float], at_P: Floats, h: float = 1e-5) -> Floats:
     """Return (P,) central differences."""
     moves = np.eye(len(at_P)) * h
@@ -289,5 +189,5 @@ LOOPS = TabularTask(
     horizon=4,
 )
 # The same, with the turn in the state: no path sees a state twice.
-UNROLLED = LOOPS.unrolled()
+UNROLLED = unroll(LOOPS)
 TASKS = {"loops": LOOPS, "unrolled": UNROLLED}

@@ -41,6 +41,7 @@ import numpy as np
 import pytest
 
 from reward_kit.agent.models import StepData
+from reward_kit.checks.tabular import Floats, Path, TabularTask, cosine, error_of
 from reward_kit.credit.step_credit import StepCredit
 from reward_kit.rl_helpers import ESTIMATORS, gigpo_credit
 from tests.credit.path_formulas import (
@@ -67,19 +68,16 @@ from tests.credit.tabular import (
     LOOPS,
     TASKS,
     UNROLLED,
-    Floats,
-    Path,
-    TabularTask,
     batch_of,
-    cosine,
     episode_steps,
-    error_of,
     expected_gradient,
     formula_gradient,
     groups_of,
     limit_gradient,
+    perfect_values,
     population,
     slopes_of,
+    values_without_a_limit,
 )
 
 POPULATION = 256
@@ -331,14 +329,14 @@ def test_std_anchors_scale_each_state_by_its_own_deviation(task: TabularTask) ->
 @task_of_each_kind
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
 def test_gae_is_exact_with_true_values(task: TabularTask, lam: float) -> None:
-    found = expected_gradient(task, gae(lam), 1, as_steps=partial(episode_steps, values=task.values()))
+    found = expected_gradient(task, gae(lam), 1, as_steps=partial(episode_steps, values=perfect_values(task)))
     assert error_of(found, task.policy_gradient()) < EXACT
 
 
 @task_of_each_kind
 def test_gae_with_wrong_values_is_exact_only_for_lambda_one(task: TabularTask) -> None:
     def wrong(path: Path) -> list[StepData]:
-        return episode_steps(path, {key: 0.3 + len(key[0]) for key in task.values()})
+        return episode_steps(path, {key: 0.3 + len(key[0]) for key in perfect_values(task)})
 
     assert error_of(expected_gradient(task, gae(1.0), 1, as_steps=wrong), task.policy_gradient()) < EXACT
     assert error_of(expected_gradient(task, gae(0.0), 1, as_steps=wrong), task.policy_gradient()) > 0.5
@@ -351,7 +349,7 @@ def gae(lam: float) -> Callable[..., StepCredit]:
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
 def test_gae_bootstraps_only_truncated_episodes(lam: float) -> None:
     """The turns before the limit get the gradient of the task without a limit."""
-    values, worth = LOOPS.values_without_a_limit()
+    values, worth = values_without_a_limit(LOOPS)
     exact = np.zeros(len(LOOPS.logits_P))
     for path in LOOPS.paths():
         weights_K = path.probability * np.array([worth[turn.state, turn.action] for turn in path.turns])

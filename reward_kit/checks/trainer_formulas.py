@@ -1,0 +1,258 @@
+"""Known formulas of advantages and losses, and the search for the one that a trainer computes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from reward_kit.checks.findings import Level
+from reward_kit.checks.tabular import Floats
+from reward_kit.checks.trainer_batches import OBSERVATION, SAMPLED, Enumeration
+
+CAUSES: dict[str, tuple[Level, str]] = {
+    "mean-includes-own": ("info", "the group's mean includes the episode itself: the gradient shrinks by (n-1)/n"),
+    "no-baseline": ("info", "no baseline is subtracted: unbiased, with a higher variance"),
+    "token-mean": ("info", "divided by the tokens of the batch: biased in small batches, exact as they grow"),
+    "row-mean": ("info", "divided by the rows of the batch, whose number varies: exact as batches grow"),
+    "group-of-one-skipped": ("info", "the only episode of a group gets an advantage of 0"),
+    "group-of-one-raw": ("warning", "the only episode of a group gets its raw score, without a baseline"),
+    "divides-by-std": ("warning", "divided by the group's standard deviation: groups of similar scores weigh more"),
+    "divides-by-batch-std": ("warning", "divided by the standard deviation of the batch"),
+    "batch-statistics": ("warning", "the baseline is that of the batch, not of the group"),
+    "whitened-tokens": ("warning", "normalized over the tokens of the batch: long episodes shift the baseline"),
+    "length-weighted-baseline": ("warning", "the baseline weighs each episode by its number of tokens"),
+    "length-weighted": ("warning", "each row is divided by its length: tokens of long rows weigh less"),
+    "micro-batch-mean": ("warning", "the mean over tokens is taken per micro-batch: the result depends on the split"),
+    "masked-rewards": ("warning", "rewards on tokens with mask 0 count"),
+    "observations-counted": ("error", "the loss is divided by a number of tokens that includes observations"),
+    "padding-counted": ("error", "the loss is divided by a number of tokens that includes padding"),
+    "unscored-as-zero": ("error", "a missing score is counted as 0: biased unless scores are missing at random"),
+    "last-reward-only": ("error", "only the reward of the last token is read; those of earlier steps are lost"),
+    "immediate-reward": ("error", "a step gets its own reward without those of later steps"),
+    "episode-per-row": ("error", "an episode is counted once per row, so that long ones move the baseline"),
+    "grouped-by-position": ("error", "groups are consecutive rows, whatever their uid"),
+    "last-step-only": ("error", "only the last step of an episode has a gradient"),
+    "micro-batch-scale": ("error", "the gradient is scaled by the number of micro-batches"),
+    "padding-trained": ("error", "padding tokens have a gradient"),
+    "observation-trained": ("error", "observation tokens have a gradient"),
+    "unscored-trained": ("error", "an unscored episode has a gradient"),
+    "not-finite": ("error", "the gradient is NaN or infinite"),
+    "no-gradient": ("error", "the gradient is 0"),
+    "inverted": ("error", "the gradient points away from the exact one"),
+    "unknown-bias": ("error", "the gradient differs from the exact one, and no known formula explains it"),
+}
+"""The level and the effect of each kind of finding."""
+_EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4)
+
+
+def rank(level: Level) -> int:
+    """Return the weight of a finding of this level."""
+    return {"info": 1, "warning": 10, "error": 100}[level]
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A formula of the coefficient of each token's score function, which a trainer matches up to its scale.
+
+    Attributes:
+        text: a description.
+        causes: the kinds of its deviations from an unbiased estimate.
+        scale: the trainer's coefficients are those of the formula times this.
+    """
+
+    text: str
+    causes: tuple[str, ...]
+    scale: float = 1.0
+
+    @property
+    def rank(self) -> int:
+        """Return the weight of its deviations."""
+        return sum(rank(CAUSES[cause][0]) for cause in self.causes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    text: str
+    causes: tuple[str, ...]
+    values: Floats
+
+
+def find_formula(batches: Enumeration, coefficients_NBT: Floats, tolerance: float) -> Formula | None:
+    """Return the formula with the fewest deviations that has these coefficients on every batch, up to a scale."""
+    sampled_NBT = batches.kinds_NBT == SAMPLED
+    found = coefficients_NBT[sampled_NBT]
+    norm = float(np.linalg.norm(found))
+    weights: list[tuple[_Part, list[float]]] = []
+    for weight in _weights(batches):
+        flat = weight.values[sampled_NBT]
+        for kept, factors in weights:
+            if np.ptp(flat / kept.values) <= 1e-12 * float(np.max(flat / kept.values)):
+                factors.append(float(flat[0] / kept.values[0]))  # the same in this scenario, up to a factor
+                break
+        else:
+            weights.append((_Part(weight.text, weight.causes, flat), [1.0]))
+    matching = []
+    for advantage in _advantages(batches):
+        values = advantage.values[sampled_NBT]
+        for weight, factors in weights:
+            formula = values * weight.values
+            square = float(formula @ formula)
+            scale = float(formula @ found) / square if square else 0.0
+            if scale and np.linalg.norm(found - scale * formula) <= tolerance * norm:
+                scale = min((scale / factor for factor in factors), key=lambda one: abs(one - 1.0))
+                text = f"{advantage.text}; {weight.text}"
+                matching.append(Formula(text, tuple(dict.fromkeys(advantage.causes + weight.causes)), scale))
+    # A deviation that is only noted is more likely than a loss with an unusual factor.
+    return min(matching, key=lambda one: one.rank + 2 * (abs(one.scale - 1.0) > tolerance), default=None)
+
+
+def _replace(part: _Part, values: Floats) -> _Part:
+    return _Part(part.text, part.causes, values)
+
+
+def _distinct(parts: Iterator[_Part]) -> list[_Part]:
+    """Drop parts whose values equal those of an earlier one in this scenario."""
+    kept: list[_Part] = []
+    for part in parts:
+        if not any(np.array_equal(part.values, other.values, equal_nan=True) for other in kept):
+            kept.append(part)
+    return kept
+
+
+def _weights(batches: Enumeration) -> Iterator[_Part]:
+    """Yield the weights of tokens (N, B, T) in the loss."""
+    kinds_NBT = batches.kinds_NBT
+    is_row_NB = batches.groups_NB >= 0
+    tokens_NB = (kinds_NBT == SAMPLED).sum(axis=2)
+    own_N, one = (slice(None), None, None), np.ones(kinds_NBT.shape)
+    tokens_N, rows_N = tokens_NB.sum(axis=1)[own_N], is_row_NB.sum(axis=1)[own_N]
+    yield _Part("mean over episodes", (), one / sum(batches.scenario.sizes))
+    yield _Part("mean over rows", ("row-mean",), one / rows_N)
+    yield _Part("mean over tokens", ("token-mean",), one / tokens_N)
+    yield _Part(
+        "mean over rows of the mean over tokens", ("length-weighted",), one / rows_N / np.fmax(tokens_NB, 1)[..., None]
+    )
+    parts = range(batches.scenario.micro_batches)
+    of_part_NB = sum(
+        (batches.parts_NB == p) * ((batches.parts_NB == p) * tokens_NB).sum(axis=1, keepdims=True) for p in parts
+    )
+    mean_NBT = one / len(parts) / np.fmax(of_part_NB, 1)[..., None]
+    yield _Part("mean over tokens per micro-batch", ("micro-batch-mean",), mean_NBT)
+    seen_N = np.isin(kinds_NBT, (SAMPLED, OBSERVATION)).sum(axis=(1, 2))[own_N]
+    yield _Part("mean over tokens and observations", ("observations-counted",), one / seen_N)
+    width_N = (kinds_NBT[:, :1] != 3).sum(axis=2, keepdims=True)
+    yield _Part("mean over tokens and padding", ("padding-counted",), one / rows_N / width_N)
+
+
+def _advantages(batches: Enumeration) -> Iterator[_Part]:
+    """Yield the advantages of tokens (N, B, T)."""
+    sampled_NBT = batches.kinds_NBT == SAMPLED
+    is_row_NB = batches.groups_NB >= 0
+    rewards_NBT = np.nan_to_num(batches.rewards_NBT)
+    last_N1 = np.where(is_row_NB, batches.episodes_NB, 0)
+    ends_NB = np.zeros(is_row_NB.shape, np.int64)
+    for episode in range(sum(batches.scenario.sizes)):
+        own_NB = (last_N1 == episode) & is_row_NB
+        ends_NB += own_NB * (batches.steps_NBT * own_NB[..., None]).max(axis=(1, 2), initial=0)[:, None]
+    last_NBT = sampled_NBT & (batches.steps_NBT == ends_NB[..., None])
+    for part in _distinct(_episode_advantages(batches)):
+        yield from _spread(part, sampled_NBT, last_NBT)
+    if batches.scenario.step_rewards:
+        masked_NBT = rewards_NBT * sampled_NBT
+        to_go_NBT = np.cumsum(masked_NBT[..., ::-1], axis=2)[..., ::-1]
+        steps = range(int(ends_NB.max()) + 1)
+        of_step_NBT = sum(
+            (batches.steps_NBT == k) * ((batches.steps_NBT == k) * masked_NBT).sum(axis=2, keepdims=True) for k in steps
+        )
+        yield from _spread(_Part("return", ("no-baseline",), to_go_NBT), sampled_NBT, None)
+        yield _Part("reward of the step", ("immediate-reward",), np.asarray(of_step_NBT * sampled_NBT))
+
+
+def _spread(part: _Part, sampled_NBT: Floats, last_NBT: Floats | None) -> Iterator[_Part]:
+    """Yield advantages on all tokens, and the usual faults and normalizations of them."""
+    values_NBT = part.values * sampled_NBT
+    yield _replace(part, values_NBT)
+    if last_NBT is not None and not np.array_equal(last_NBT, sampled_NBT):
+        yield _Part(f"{part.text}, on the last step", (*part.causes, "last-step-only"), part.values * last_NBT)
+    if part.text in ("score", "return", "score - mean", "score - mean of the others"):
+        count_N11 = sampled_NBT.sum(axis=(1, 2), keepdims=True)
+        mean_N11 = values_NBT.sum(axis=(1, 2), keepdims=True) / count_N11
+        centered_NBT = (values_NBT - mean_N11) * sampled_NBT
+        deviation_N11 = np.sqrt((centered_NBT**2).sum(axis=(1, 2), keepdims=True) / (count_N11 - 1) + 1e-8)
+        causes = tuple(cause for cause in part.causes if cause != "no-baseline")
+        yield _Part(f"{part.text}, normalized over tokens", (*causes, "whitened-tokens"), centered_NBT / deviation_N11)
+
+
+def _episode_advantages(batches: Enumeration) -> Iterator[_Part]:
+    """Yield the advantages of rows (N, B, 1) that are the same on all their tokens."""
+    for score, population in itertools.product(_distinct(_scores(batches)), _distinct(_populations(batches))):
+        is_scored_NB = ~np.isnan(score.values)
+        scores_NB = np.nan_to_num(score.values) * is_scored_NB
+        yield _Part(score.text, (*score.causes, "no-baseline"), scores_NB[..., None])
+        members_NBB = population.values * is_scored_NB[:, None, :]
+        counts_NB = members_NBB.sum(axis=2)
+        own_NB = np.diagonal(population.values, axis1=1, axis2=2)
+        own_NB = np.where(own_NB > 0, own_NB, 1.0) * is_scored_NB
+        is_single_NB = is_scored_NB & (counts_NB <= own_NB)
+        singles: list[tuple[str, tuple[str, ...], Floats]] = [("", (), np.zeros_like(scores_NB))]
+        if is_single_NB.any():
+            singles = [("", ("group-of-one-skipped",), singles[0][2])]
+            singles.append((", raw in a group of one", ("group-of-one-raw",), scores_NB))
+        for centered, (text, causes, single_NB) in itertools.product(
+            _centered(scores_NB, members_NBB, own_NB), singles
+        ):
+            values_NB = np.where(is_single_NB, single_NB, centered.values) * is_scored_NB
+            label = f"{score.text} - {centered.text.replace('mean', 'mean' + population.text, 1)}{text}"
+            yield _Part(label, score.causes + population.causes + centered.causes + causes, values_NB[..., None])
+
+
+def _centered(scores_NB: Floats, members_NBB: Floats, own_NB: Floats) -> Iterator[_Part]:
+    """Yield scores (N, B) minus a mean of the members, which contains the own score `own_NB` times."""
+    counts_NB = members_NBB.sum(axis=2)
+    total_NB = (members_NBB @ scores_NB[..., None])[..., 0]
+    others_NB = np.where(counts_NB > own_NB, counts_NB - own_NB, 1.0)
+    yield _Part("mean of the others", (), scores_NB - (total_NB - own_NB * scores_NB) / others_NB)
+    mean_NB = total_NB / np.where(counts_NB > 0, counts_NB, 1.0)
+    yield _Part("mean", ("mean-includes-own",), scores_NB - mean_NB)
+    square_NB = (members_NBB * (scores_NB[:, None, :] - mean_NB[..., None]) ** 2).sum(axis=2)
+    is_scored_NB = own_NB > 0
+    batch_N1 = np.nanstd(np.where(is_scored_NB, scores_NB, np.nan), axis=1, ddof=1, keepdims=True)
+    for epsilon, ddof in itertools.product(_EPSILONS, (1, 0)):
+        deviation_NB = np.sqrt(square_NB / np.where(counts_NB > ddof, counts_NB - ddof, 1.0))
+        values_NB = (scores_NB - mean_NB) / np.where(deviation_NB > 1e-9, deviation_NB + epsilon, 1.0)
+        yield _Part("mean, by standard deviation", ("divides-by-std",), values_NB)
+        values_NB = (scores_NB - mean_NB) / np.where(batch_N1 > 1e-9, batch_N1 + epsilon, 1.0)
+        yield _Part("mean, by standard deviation of the batch", ("divides-by-batch-std",), values_NB)
+
+
+def _scores(batches: Enumeration) -> Iterator[_Part]:
+    """Yield the scores of rows (N, B), NaN if absent or unscored."""
+    is_row_NB = batches.groups_NB >= 0
+    rewards_NBT = batches.rewards_NBT
+    yield _Part("score", (), batches.scores_NB)
+    yield _Part("score", ("unscored-as-zero",), np.where(is_row_NB, np.nan_to_num(batches.scores_NB), np.nan))
+    if batches.scenario.masked_rewards:
+        yield _Part("score", ("masked-rewards",), rewards_NBT.sum(axis=2))
+    if batches.scenario.step_rewards:
+        last_NB1 = (batches.kinds_NBT == SAMPLED).cumsum(axis=2).argmax(axis=2)[..., None]
+        yield _Part("last reward", ("last-reward-only",), np.take_along_axis(rewards_NBT, last_NB1, axis=2)[..., 0])
+
+
+def _populations(batches: Enumeration) -> Iterator[_Part]:
+    """Yield the weights (N, B, B) of the rows in the statistics of each row."""
+    is_row_NB = batches.groups_NB >= 0
+    present_NBB = is_row_NB[:, :, None] & is_row_NB[:, None, :]
+    group_NBB = present_NBB & (batches.groups_NB[:, :, None] == batches.groups_NB[:, None, :])
+    first_N1B = batches.is_first_NB[:, None, :]
+    tokens_N1B = (batches.kinds_NBT == SAMPLED).sum(axis=2)[:, None, :]
+    yield _Part("", (), (group_NBB * first_N1B).astype(np.float64))
+    yield _Part(" of rows", ("episode-per-row",), group_NBB.astype(np.float64))
+    yield _Part(" of the batch", ("batch-statistics",), (present_NBB * first_N1B).astype(np.float64))
+    yield _Part(" of the rows of the batch", ("batch-statistics", "episode-per-row"), present_NBB.astype(np.float64))
+    yield _Part(" weighted by tokens", ("length-weighted-baseline",), (group_NBB * tokens_N1B).astype(np.float64))
+    block_B = np.arange(is_row_NB.shape[1]) // max(batches.scenario.sizes)
+    block_NBB = present_NBB & (block_B[:, None] == block_B[None, :])
+    yield _Part(" of consecutive rows", ("grouped-by-position",), block_NBB.astype(np.float64))
