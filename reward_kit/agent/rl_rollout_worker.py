@@ -550,7 +550,7 @@ class RLRolloutWorker:
             return UserAnswer(None, "the time limit of the episode was reached")
         facts: dict[str, Any] = {key: turn.facts[key] for key in ("raw", "usage", "finish_reason") if key in turn.facts}
         if turn.is_over:
-            return UserAnswer(None, "the simulated user ended the conversation", facts)
+            return UserAnswer(turn.text or None, "the simulated user ended the conversation", facts)
         return UserAnswer(turn.text, facts=facts)
 
     async def _answer_text(

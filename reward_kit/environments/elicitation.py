@@ -28,7 +28,11 @@ Required: {required}. To refuse, answer with only the word decline."""
 
 
 class UserAnswer(NamedTuple):
-    """The answer of the user to one message; without `text`, `reason` describes why it is missing."""
+    """The answer of the user to one message.
+
+    Without `text`, `reason` describes why it is missing. With both, `text` is the user's last message, and `reason`
+    applies unless it answers the question.
+    """
 
     text: str | None
     reason: str = ""
@@ -74,6 +78,8 @@ async def fill_form(ask: AskUser, message: str, schema: Mapping[str, Any]) -> Fo
     except (ValueError, TooLargeError, RecursionError) as error:
         problem = str(error)
     problem = problem or next((f"{key}: a form is flat" for key in content if not _is_flat(content[key])), "")
+    if problem and reason:
+        return FormAnswer("cancel", reason=reason, facts=facts)
     if problem:
         reason = f"the simulated user's answer does not match the form: {problem}"
         return FormAnswer("decline", reason=reason, facts=facts)

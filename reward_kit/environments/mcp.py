@@ -8,6 +8,7 @@ new state key, since its effect is unknown. The SDK is imported only at setup.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -58,6 +59,8 @@ _MAX_NAME_CHARS = 64
 _MAX_FILE_BYTES = 256_000_000
 _MAX_RECORDED_CHARS = 64 * 1024
 _SHOWN_PATH = re.compile(rf"{SHOWN_PATH}(?![\w-])")
+_NO_BACK_CHANNEL = "no back-channel for server-initiated requests"
+"""Part of the error of the SDK if a tool asks in a connection that cannot carry requests from the server."""
 _numbers = itertools.count(1)
 logger = logging.getLogger("reward_kit.environments.mcp")
 
@@ -85,6 +88,9 @@ class McpConfig(ResourceConfig):
     )
     tools: list[str] | None = Field(
         default=None, min_length=1, description="names of the tools to offer, by default all"
+    )
+    protocol: Literal["auto", "legacy"] = Field(
+        default="auto", description="legacy: use at most version 2025-11-25, in which a server may ask during a call"
     )
     start_timeout_s: float = Field(default=60.0, gt=0)
     call_timeout_s: float = Field(default=50.0, gt=0)
@@ -285,7 +291,7 @@ class McpResource(ReplayForkResource):
                 raise ToolError(text or f"{tool} failed without a message")
         except ToolError as error:
             self._key = before
-            raise ToolError(f"{error}{_refusals(session.forms)}") from error
+            raise ToolError(f"{error}{_refusals(session.forms)}{self._unsent_form_hint(str(error))}") from error
         except (DeadlineError, UnknownEffectError) as error:
             if self._settings.fork == "replay":
                 raise error if isinstance(error, DeadlineError) else EnvironmentFailure(str(error)) from error
@@ -316,6 +322,19 @@ class McpResource(ReplayForkResource):
             return replace(answer, content=_with_path(answer.content, self._folder))
 
         return fill
+
+    def _unsent_form_hint(self, message: str) -> str:
+        """Return a note for a server that could not ask the simulated user, and log it once per server."""
+        if _NO_BACK_CHANNEL not in message or CURRENT_USER.get() is None:
+            return ""
+        if self._settings.protocol == "auto":
+            cause = "ctx.elicit needs a version of the protocol before 2026-07-28"
+            fix = "set protocol: legacy in the mcp resource, or let the tool ask with Resolve and Elicit"
+        else:
+            cause = "the server has no session"
+            fix = "start it without stateless_http"
+        _warn_of_unsent_form(self._here.name, cause, fix)
+        return f" (the simulated user was not asked: {cause}; {fix})"
 
     def _record(self, result: mcp_types.CallToolResult, forms: list[dict[str, Any]]) -> dict[str, Any]:
         """Return what the record keeps of a result beside its text."""
@@ -390,6 +409,7 @@ class McpResource(ReplayForkResource):
                 call_timeout_s=call_s,
                 root=self._folder,
                 takes_forms=CURRENT_USER.get() is not None,
+                protocol=settings.protocol,
             )
             await self._session.start()
             self._is_fresh = True
@@ -430,6 +450,11 @@ class McpResource(ReplayForkResource):
 
     def _without_path(self, text: str) -> str:
         return text if self._folder is None else text.replace(str(self._folder), SHOWN_PATH)
+
+
+@functools.lru_cache(maxsize=64)
+def _warn_of_unsent_form(server: str, cause: str, fix: str) -> None:
+    logger.warning("%s could not ask the simulated user: %s; %s", server, cause, fix)
 
 
 def _refusals(forms: Sequence[Mapping[str, Any]]) -> str:

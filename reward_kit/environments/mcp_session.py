@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import httpx2
@@ -88,7 +88,8 @@ class McpSession:
 
     `tools_changed` is set when the server reports that its tools have changed; `list_tools` clears it. `forms` contains
     the forms that the server asked for during the last call, with their answers. Without `takes_forms`, the server is
-    not offered to ask for any.
+    not offered to ask for any. With the protocol `legacy`, versions without requests
+    from the server are not used.
     """
 
     def __init__(
@@ -100,8 +101,10 @@ class McpSession:
         call_timeout_s: float,
         root: Path | None,
         takes_forms: bool = False,
+        protocol: Literal["auto", "legacy"] = "auto",
     ) -> None:
         self._server, self._name, self._root, self._takes_forms = server, name, root, takes_forms
+        self._protocol = protocol
         self._start_timeout_s, self._call_timeout_s = start_timeout_s, call_timeout_s
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[Client] | None = None
@@ -129,6 +132,10 @@ class McpSession:
         except BaseException:
             await self.close()
             raise
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     @property
     def instructions(self) -> str | None:
@@ -258,6 +265,7 @@ class McpSession:
             try:
                 async with Client(
                     self._server.connect(),
+                    mode=self._protocol,
                     cache=None,
                     client_info=mcp_types.Implementation(name="reward-kit", version=package_version()),
                     log_level="info",

@@ -2,6 +2,7 @@
 
 python mcp_forms_server.py              # stdio
 python mcp_forms_server.py 8000         # streamable HTTP; its first protocol version with tasks is 2026-07-28
+python mcp_forms_server.py sessions 8000  # streamable HTTP with sessions in earlier versions
 """
 
 from __future__ import annotations
@@ -212,6 +213,8 @@ def roots(folders: Annotated[Any, Resolve(lambda: ListRoots())]) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]), stateless_http=True)
+        server.run(
+            "streamable-http", host="127.0.0.1", port=int(sys.argv[-1]), stateless_http=sys.argv[1] != "sessions"
+        )
     else:
         server.run("stdio")

@@ -16,7 +16,7 @@ from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.simulated_user import ScriptedUser, SimulatedUser
 from reward_kit.environments.elicitation import CURRENT_USER, UserAnswer, fill_form
-from reward_kit.environments.mcp import McpResource, tool_table
+from reward_kit.environments.mcp import McpResource, _warn_of_unsent_form, tool_table
 from reward_kit.environments.schema_check import schema_violation
 from reward_kit.errors import EnvironmentFailure, ToolError
 from reward_kit.safe_input import TooLargeError
@@ -84,6 +84,38 @@ async def test_user_answers_a_form_in_earlier_versions(version) -> None:
         outcome = await resource.step("ask", {"method": "elicitation/create"})
     assert json.loads(outcome.observation) == {"action": "accept", "content": {"size": "small"}}
     assert outcome.info["forms"] == [{"message": "?", "action": "accept", "content": {"size": "small"}}]
+
+
+async def test_server_asks_during_a_call_with_the_legacy_protocol() -> None:
+    async with with_user(SMALL, command=FORMS, protocol="legacy") as (resource, _):
+        assert await ask(resource, "direct") == "accept"
+        assert await ask(resource, "order", item="tea") == "1 small tea over 2025-11-25"
+    with served([*FORMS, "sessions"]) as url:
+        async with with_user(SMALL, url=url, protocol="legacy") as (resource, seen):
+            outcome = await resource.step("direct", {})
+    assert (outcome.observation, len(seen)) == ("accept", 1)
+    assert outcome.info["forms"][0]["content"] == {"size": "small", "copies": 1}
+
+
+async def test_form_that_the_protocol_cannot_carry_names_the_option(config, caplog) -> None:
+    _warn_of_unsent_form.cache_clear()
+    async with with_user(SMALL, **config) as (resource, seen):
+        for _ in range(2):
+            with pytest.raises(ToolError, match=r"set protocol: legacy in the mcp resource, or .* Resolve and Elicit"):
+                await ask(resource, "direct")
+    assert seen == []
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "could not ask the simulated user" in warning and "set protocol: legacy" in warning
+    async with opened(**config) as resource:
+        with pytest.raises(ToolError) as raised:
+            await ask(resource, "direct")
+    assert "protocol: legacy" not in str(raised.value)
+
+
+async def test_legacy_server_without_sessions_cannot_ask(forms_url) -> None:
+    async with with_user(SMALL, url=forms_url, protocol="legacy") as (resource, _):
+        with pytest.raises(ToolError, match="the server has no session; start it without stateless_http"):
+            await ask(resource, "direct")
 
 
 @pytest.mark.parametrize(
@@ -205,6 +237,17 @@ async def test_user_who_leaves_cancels_the_form() -> None:
     episode = await episode_of(ScriptedUser(["###STOP###"]), call("order", item="tea"))
     (answer,) = tool_answers(episode)
     assert answer.endswith("(the server asked for input, but the simulated user ended the conversation)")
+
+
+async def test_stop_phrase_after_a_valid_answer_does_not_cancel_the_form() -> None:
+    episode = await episode_of(ScriptedUser([f"{SMALL} ###STOP###"]), call("order", item="tea"))
+    assert tool_answers(episode) == ["1 small tea over 2026-07-28"]
+    for reply, why in [
+        ('{"size": "huge"} ###STOP###', "the simulated user ended the conversation"),
+        ("decline ###STOP###", "the simulated user declined"),
+    ]:
+        (answer,) = tool_answers(await episode_of(ScriptedUser([reply]), call("order", item="tea")))
+        assert answer.endswith(f"(the server asked for input, but {why})")
 
 
 async def test_failure_of_the_user_ends_the_episode() -> None:
