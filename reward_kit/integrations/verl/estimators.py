@@ -150,7 +150,7 @@ def estimator_for_verl(name: str) -> Estimate:
         columns = dict(non_tensor_batch or _ROW_COLUMNS.get() or {})
         if not columns and name in STATE_ESTIMATORS:
             raise ConfigError(
-                f"{name} needs the states of the rows, but verl does not pass such columns to an estimator; use "
+                f"{name} needs the states of the rows, but verl itself does not pass such columns to an estimator; use "
                 "reward_kit's trainers, or compute_advantage of reward_kit.integrations.verl.estimators"
             )
         if index is not None:
