@@ -89,7 +89,7 @@ def check_trainer(
         target: the name of the trainer in the report.
         scenarios: the names of the scenarios to run; None runs all in `SCENARIOS`.
         tolerance: the difference, relative to the gradient, up to which a gradient equals a formula. Trainers that
-            compute in float32 need about 1e-5.
+            compute in float32 need about 1e-4.
 
     Returns:
         A result for each scenario, and the findings.

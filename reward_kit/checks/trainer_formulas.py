@@ -190,7 +190,7 @@ def _spread(part: _Part, sampled_NBT: Floats, last_NBT: Floats | None) -> Iterat
     yield _replace(part, values_NBT)
     if last_NBT is not None and not np.array_equal(last_NBT, sampled_NBT):
         yield _Part(f"{part.text}, on the last step", (*part.causes, "last-step-only"), part.values * last_NBT)
-    if part.text in ("score", "return", "score - mean", "score - mean of the others"):
+    if "standard deviation" not in part.text:
         count_N11 = sampled_NBT.sum(axis=(1, 2), keepdims=True)
         mean_N11 = values_NBT.sum(axis=(1, 2), keepdims=True) / count_N11
         centered_NBT = (values_NBT - mean_N11) * sampled_NBT
