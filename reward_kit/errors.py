@@ -44,7 +44,9 @@ CLASS_MEANINGS: dict[FailureClass, str] = {
 }
 """The meaning of each failure class, and the remedy."""
 _PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
-_INSTALLED = ("site-packages", "dist-packages", str(Path(os.__file__).parent) + os.sep)
+PACKAGE_DIRECTORIES = ("site-packages", "dist-packages")
+"""The names of directories of installed packages."""
+_INSTALLED = (*PACKAGE_DIRECTORIES, str(Path(os.__file__).parent) + os.sep)
 _MESSAGE_LIMIT = 2_000
 _MOST_KNOWN = 40  # Maximum number of listed names; a dataset may have thousands of samples.
 

@@ -201,7 +201,7 @@ def find_module(name: str) -> Path | None:
     """Return the file of a module, given its dotted name, or None if it is not found. Nothing is imported."""
     if "/" in name or "\0" in name or not all(name.split(".")):
         return None
-    parts = _parts(name, [*user_roots(), *map(Path, library_path())])
+    parts = _parts(name, [*user_roots(), *(Path(entry).resolve() for entry in library_path())])
     return parts[-1][1] if parts and parts[-1][0] == name and parts[-1][1].is_file() else None
 
 

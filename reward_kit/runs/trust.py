@@ -170,9 +170,9 @@ class _Search:
 
 
 def _is_local(file: Path, folder: Path) -> bool:
-    """Return True if a file belongs to the directory or the working directory, not to an installed package."""
+    """Return True if a resolved file belongs to the directory or the working directory, not to an installed package."""
     is_within = file.is_relative_to(folder) or file.is_relative_to(Path.cwd())
-    return is_within and not any(file.is_relative_to(entry) for entry in library_path())
+    return is_within and not any(file.is_relative_to(Path(entry).resolve()) for entry in library_path())
 
 
 def _words(command: str) -> list[str]:

@@ -6,14 +6,13 @@ import json
 import math
 import os
 import re
-import site
 import sys
 import sysconfig
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from reward_kit.errors import ConfigError
+from reward_kit.errors import PACKAGE_DIRECTORIES, ConfigError
 
 CallForm = Literal["reward", "plain"]
 _MODULE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
@@ -110,10 +109,15 @@ def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpe
 
 
 def library_path() -> list[str]:
-    """Return the entries of `sys.path` for the standard library and installed packages, without project directories."""
+    """Return the entries of `sys.path` for the standard library and installed packages, without project directories.
+
+    Links are resolved on both sides. An entry is also a directory of packages if it is called so, as that of another
+    virtual environment on `PYTHONPATH`.
+    """
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    roots = {*standard, sysconfig.get_config_var("DESTSHARED"), *site.getsitepackages()}
-    return [entry for entry in sys.path if entry in roots and os.path.isdir(entry)]  # noqa: PTH112
+    roots = {os.path.realpath(root) for root in (*standard, sysconfig.get_config_var("DESTSHARED")) if root}
+    real = {entry: os.path.realpath(entry) for entry in sys.path if os.path.isdir(entry)}  # noqa: PTH112
+    return [entry for entry, path in real.items() if path in roots or Path(path).name in PACKAGE_DIRECTORIES]
 
 
 MOST_RESULT_KB = 1 << 20
