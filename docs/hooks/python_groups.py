@@ -192,6 +192,7 @@ GROUPS = (
                 "reward_kit.integrations.trl.rollouts:Rollouts",
                 "reward_kit.integrations.trl.environments:environment_factory",
                 "reward_kit.integrations.trl.trainer:StepCreditTrainer",
+                "reward_kit.integrations.trl.trainer_loss:trl_loss",
                 "reward_kit.integrations.trl.axolotl:StepCreditPlugin",
             ),
             "verl": (
@@ -203,6 +204,7 @@ GROUPS = (
                 "reward_kit.integrations.verl.trainer_rewards:RewardPipeline",
                 "reward_kit.integrations.verl.estimators:row_credit",
                 "reward_kit.integrations.verl.estimators:compute_advantage",
+                "reward_kit.integrations.verl.trainer_loss:verl_loss",
                 "reward_kit.integrations.verl.register:register",
             ),
             "verifiers and prime-rl": (
