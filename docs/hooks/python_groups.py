@@ -65,7 +65,7 @@ GROUPS = (
             ),
             "Call rewards": ("reward_kit.reward_agent",),
             "Built-in rewards": ("reward_kit.rewards",),
-            "Simulate overlap": ("reward_kit.rl.overlap",),
+            "Simulate overlap": ("reward_kit.rl.overlap", "reward_kit.rl.overlap_published:simulate_published"),
         },
     ),
     Group(
