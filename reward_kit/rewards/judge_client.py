@@ -62,8 +62,8 @@ class ClientOptions(BaseModel):
         seed: the seed of the first vote, which increases by 1 for each further vote. If None, no seed is sent. Only the
             API "chat" has seeds.
         answer_form: "json_schema" or "json_object" to request structured output, "text" to describe the form only in
-            words, or "auto" to request a schema and to fall back to text if the endpoint rejects it. In the API "messages",
-            "json_object" has no effect.
+            words, or "auto" to request a schema and to fall back to text if the endpoint rejects it. "json_object" has
+            no effect in the API "messages".
         total_timeout_s: the time limit of one attempt in seconds.
         max_attempts: the number of attempts for each request, including the first.
         retry_budget_s: the number of seconds after the first attempt during which further attempts may start.
