@@ -8,16 +8,18 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 
 from reward_kit.checks.findings import Finding, Report
 from reward_kit.checks.tabular import Floats, cosine
 from reward_kit.checks.trainer_batches import OBSERVATION, PADDING, SAMPLED, SCENARIOS, Enumeration, Scenario
 from reward_kit.checks.trainer_formulas import CAUSES, Formula, choose_formulas, find_formulas, rank
-from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.errors import ConfigError, did_you_mean, requires_extra
+
+with requires_extra("train", "check_trainer"):
+    import torch
 
 Loss = Callable[[dict[str, Any]], Any]
-_TENSORS = ("response_mask", "attention_mask", "token_level_rewards", "episode_rewards", "is_last_step")
+_TENSORS = ("response_mask", "attention_mask", "token_level_rewards", "episode_rewards", "is_last_step", "rewards")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +84,11 @@ def check_trainer(
         loss: a function of a batch, which is a dict with float64 tensors of B rows and T tokens: `log_probs` (a leaf,
             B×T), `old_log_probs` (B×T), `response_mask` (B×T, 1 for tokens of actions), `attention_mask` (B×T, 0 for
             padding), `token_level_rewards` (B×T, NaN on the last token of an unscored episode), `episode_rewards` (B,
-            NaN if unscored) and `is_last_step` (B, bool), the NumPy arrays `uid` and `traj_uid` (B, the group and the
-            episode), and `micro_batches`, a list of tensors with the indices of their rows. It returns the loss of the
-            optimizer step, or its gradient (B×T) by `log_probs`. It raises `NotImplementedError` for a batch that the
-            trainer never gets.
+            NaN if unscored), `rewards` (B, the sum of the rewards of the row's steps) and `is_last_step` (B, bool), the
+            NumPy arrays `uid`, `traj_uid` and `anchor_obs` (B, the group, the episode, and the state before the row's
+            first step), and `micro_batches`, a list of tensors with the indices of their rows. It returns the loss of
+            the optimizer step, or its gradient (B×T) by `log_probs`. It raises `NotImplementedError` for a batch that
+            the trainer never gets.
         target: the name of the trainer in the report.
         scenarios: the names of the scenarios to run; None runs all in `SCENARIOS`.
         tolerance: the difference, relative to the gradient, up to which a gradient equals a formula. Trainers that

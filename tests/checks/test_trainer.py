@@ -308,6 +308,22 @@ def test_row_credit_has_no_defects(estimator: str, options: dict[str, Any], kind
     assert report.report.checked == len(SCENARIOS)
 
 
+@pytest.mark.parametrize(("omega", "kinds"), [(1.0, set()), (0.0, {"unknown-bias"})])
+def test_gigpo_on_rows_of_verl_agent(omega: float, kinds: set[str]) -> None:
+    """Its advantages among equal states weigh each state by the chance of company."""
+
+    def loss(batch: Batch) -> Tensor:
+        columns = {key: batch[key] for key in ("uid", "traj_uid", "anchor_obs")}
+        columns |= {key: batch[key].numpy() for key in ("episode_rewards", "rewards")}
+        options = {"gamma": 1.0, "omega": omega, "normalization": "leave_one_out"}
+        rewards_BT, mask_BT = batch["token_level_rewards"], batch["response_mask"]
+        return over_episodes(batch, per_token(batch, row_credit("gigpo", rewards_BT, mask_BT, columns, options)[0]))
+
+    report = check_trainer(loss, scenarios=["rows per step"])
+    assert serious(report) == kinds
+    assert report.results[0].cosine > 0.9
+
+
 # The contract
 
 
