@@ -6,7 +6,7 @@ The published experiment (verl pull request 2854; `docs/concepts/overlap.md`) tr
 answers per step, mini-batches of 256, and rewards that slept 1 to 40 s on 256 threads. Here a decoder of 0.2M
 parameters answers generated questions in GSM8K's format: 32 questions of 5 answers per step, mini-batches of 8, and
 rewards that sleep on 8 slots, so that a slot also has 20 calls per step. Sleeps last 1 to 40 units. The unit is chosen
-so that the work of a step (rollout and updates) takes 156 units, as it took 156 s there.
+so that the work of a step (rollout and updates) takes 158 units, as it took 158 s there.
 
 Every arm is compared with the synchronous schedule ("off"). Printed for each arm are the time, the reduction (measured
 and simulated), the efficiency (the lower bound for its sleeps and stage times, `lower_bound`, divided by the time), the
@@ -39,6 +39,7 @@ from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, parameter_count
 from reward_kit.rl.model_kit.sft import Demonstrations, SFTConfig, fit
 from reward_kit.rl.overlap import PipelineSettings, Schedule, lower_bound, simulate_overlap
+from reward_kit.rl.overlap_published import FITTED
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
@@ -48,7 +49,7 @@ from reward_kit.tokens import build_rows
 from reward_kit.typed_interface import reward_function, reward_spec
 
 QUESTIONS, ANSWERS, MINIBATCH, SLOTS = 32, 5, 8, 8
-THEIR_WORK_S = 64 + 30 + 4 * 15.4  # rollout, log-probabilities and four updates: docs/concepts/overlap.md
+THEIR_WORK_S = FITTED.rollout_s + FITTED.train_s
 THEIR_DELAYS = (1.0, 40.0)
 NAMES, THINGS = ["Ann", "Ben", "Cleo", "Dan"], ["apples", "coins", "books", "shells"]
 LARGEST = 5

@@ -16,6 +16,21 @@ _ACCENTS = "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
 _STACKED = re.compile(rf"([{_ACCENTS}]{{4}})[{_ACCENTS}]+")  # More combining accents would overlap the lines above.
 
 
+SECRET_NAME = re.compile(
+    r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
+)
+"""Names of environment variables and configuration keys whose values are secret and must not be shown."""
+
+
+def hide_secrets(value: Any) -> Any:
+    """Return a copy of a value in which "…" replaces the values of keys that match `SECRET_NAME`."""
+    if isinstance(value, Mapping):
+        return {key: "…" if SECRET_NAME.search(str(key)) else hide_secrets(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [hide_secrets(item) for item in value]
+    return value
+
+
 def truncate(text: str, limit: int) -> str:
     """Return a text of at most `limit` characters, ending in "…" if it was shortened."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -32,10 +32,6 @@ from reward_kit.private_files import FILE_MODE, make_private_folder
 from reward_kit.process_guardian import MARK
 from reward_kit.safe_input import MIB, PROCESS_LOG_BYTES
 
-SECRET_NAME = re.compile(
-    r"api[_-]?key$|access_?key|private_?key|token$|secret|password|passwd|credential|authorization", re.IGNORECASE
-)
-"""Names of environment variables and configuration keys whose values are secret and must not be shown."""
 INHERITED_VARIABLES = re.compile(
     # Paths of programs, user files and temporary files; the user's name.
     r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|XDG_[A-Z_]+"

@@ -7,18 +7,17 @@ recorded; the others continue. Arguments are never modified.
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
-import pydantic
 
 from reward_kit.agent.models import StepData, episode_steps
+from reward_kit.credit.estimators import resolve_options
 from reward_kit.credit.state_hashes import readable_keys
 from reward_kit.credit.step_arrays import factorize
 from reward_kit.credit.step_credit import StepCredit, known_value, with_credit
@@ -29,10 +28,6 @@ from reward_kit.models import EvaluateResult, match_to_steps
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_helpers import ESTIMATORS
 from reward_kit.task_parts import StepRewards
-from reward_kit.validation import describe_problem
-
-USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
-"""Defaults of options that an estimator requires. `omega` applies only if the combination uses it."""
 
 
 class RLDataAligner:
@@ -252,7 +247,7 @@ class CreditAssigner:
             known = did_you_mean(str(step_rewards), get_args(StepRewards))
             raise ConfigError(f"unknown step_rewards {step_rewards!r}{known}")
         self.estimator, self.step_rewards = estimator, step_rewards
-        self.options: Mapping[str, Any] = _resolve_options(estimator, options)
+        self.options: Mapping[str, Any] = resolve_options(estimator, options)
         self._aligner = RLDataAligner()
         # An empty batch makes the estimator check its options now, before the first collection.
         ESTIMATORS[estimator]([], [], group_ids=[], **self.options)
@@ -323,28 +318,3 @@ def _take_environment_rewards(steps: Sequence[StepData], episode: SingleAgentEpi
     has_rewards = any(reward is not None for reward in rewards)
     for step, reward in zip(steps, rewards, strict=True):
         step.base_reward = 0.0 if has_rewards and reward is None else reward
-
-
-def _resolve_options(estimator: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of an estimator by name, validated and with defaults."""
-    function = ESTIMATORS[estimator]
-    parameters = inspect.signature(function).parameters
-    known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"{estimator} has no option {name!r}{did_you_mean(name, known)}")
-    resolved = {name: p.default for name, p in known.items() if p.default is not p.empty} | dict(options)
-    for name in known.keys() - resolved.keys() & USUAL_OPTIONS.keys():
-        is_unused = name == "omega" and resolved.get("combination") == "additive"
-        resolved[name] = None if is_unused else USUAL_OPTIONS[name]
-    if missing := [name for name in known if name not in resolved]:
-        raise ConfigError(f"{estimator} needs the option {missing[0]!r}")
-    hints = get_type_hints(function)
-    for name, value in options.items():  # Validated strictly: a task file may contain "0.9" instead of 0.9.
-        config = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
-        try:
-            pydantic.TypeAdapter(hints[name], config=config).validate_python(value)
-        except pydantic.ValidationError as error:
-            expected = " or ".join(dict.fromkeys(map(describe_problem, error.errors())))
-            raise ConfigError(f"{estimator}, option {name!r}: {expected} (got {value!r:.80})") from None
-    return {name: resolved[name] for name in known}

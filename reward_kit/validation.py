@@ -9,7 +9,7 @@ import pydantic
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from reward_kit.display_text import truncate
+from reward_kit.display_text import SECRET_NAME, hide_secrets, truncate
 from reward_kit.errors import ConfigError, did_you_mean
 
 
@@ -24,7 +24,9 @@ def describe_validation_error(error: pydantic.ValidationError, known: type[BaseM
         elif problem["type"] == "missing":
             lines.append(f"{field}: missing")
         else:
-            lines.append(f"{field}: {describe_problem(problem)} (got {truncate(repr(problem['input']), 80)})")
+            is_secret = any(SECRET_NAME.search(str(part)) for part in problem["loc"])
+            given = "…" if is_secret else repr(hide_secrets(problem["input"]))
+            lines.append(f"{field}: {describe_problem(problem)} (got {truncate(given, 80)})")
     return lines
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from reward_kit.agent.models import StepData, episode_steps
+from reward_kit.credit.estimators import USUAL_OPTIONS
 from reward_kit.episodes import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, RewardError
 from reward_kit.models import EvaluateResult, MetricResult, StepOutput
 from reward_kit.reward_agent import Scored
 from reward_kit.rl_helpers import ESTIMATORS
-from reward_kit.rl_processing import USUAL_OPTIONS, CreditAssigner, RLDataAligner
+from reward_kit.rl_processing import CreditAssigner, RLDataAligner
 
 
 def episode(rollout_id: str, rewards: list[float | None], group_id: str = "g") -> SingleAgentEpisode:

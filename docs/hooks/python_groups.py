@@ -65,7 +65,7 @@ GROUPS = (
             ),
             "Call rewards": ("reward_kit.reward_agent",),
             "Built-in rewards": ("reward_kit.rewards",),
-            "Simulate overlap": ("reward_kit.rl.overlap",),
+            "Simulate overlap": ("reward_kit.rl.overlap", "reward_kit.rl.overlap_published:simulate_published"),
         },
     ),
     Group(
@@ -144,6 +144,7 @@ GROUPS = (
             ),
             "GiGPO": ("reward_kit.rl_helpers", f"{_CREDIT}.state_hashes"),
             "Other estimators": (f"{_CREDIT}.estimators",),
+            "On token rows": (f"{_CREDIT}.row_credit:token_advantages", f"{_CREDIT}.row_credit:TokenCredit"),
             "What they return": (f"{_CREDIT}.step_credit", f"{_CREDIT}.diagnostics"),
             "Which groups teach something": (f"{_CREDIT}.group_filter",),
         },
@@ -191,6 +192,7 @@ GROUPS = (
                 "reward_kit.integrations.trl.rollouts:Rollouts",
                 "reward_kit.integrations.trl.environments:environment_factory",
                 "reward_kit.integrations.trl.trainer:StepCreditTrainer",
+                "reward_kit.integrations.trl.trainer_loss:trl_loss",
                 "reward_kit.integrations.trl.axolotl:StepCreditPlugin",
             ),
             "verl": (
@@ -202,6 +204,7 @@ GROUPS = (
                 "reward_kit.integrations.verl.trainer_rewards:RewardPipeline",
                 "reward_kit.integrations.verl.estimators:row_credit",
                 "reward_kit.integrations.verl.estimators:compute_advantage",
+                "reward_kit.integrations.verl.trainer_loss:verl_loss",
                 "reward_kit.integrations.verl.register:register",
             ),
             "verifiers and prime-rl": (

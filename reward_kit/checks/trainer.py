@@ -8,16 +8,18 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 
 from reward_kit.checks.findings import Finding, Report
 from reward_kit.checks.tabular import Floats, cosine
 from reward_kit.checks.trainer_batches import OBSERVATION, PADDING, SAMPLED, SCENARIOS, Enumeration, Scenario
-from reward_kit.checks.trainer_formulas import CAUSES, Formula, find_formula, rank
-from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.checks.trainer_formulas import CAUSES, Formula, choose_formulas, find_formulas, rank
+from reward_kit.errors import ConfigError, did_you_mean, requires_extra
+
+with requires_extra("train", "check_trainer"):
+    import torch
 
 Loss = Callable[[dict[str, Any]], Any]
-_TENSORS = ("response_mask", "attention_mask", "token_level_rewards", "episode_rewards", "is_last_step")
+_TENSORS = ("response_mask", "attention_mask", "token_level_rewards", "episode_rewards", "is_last_step", "rewards")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +84,15 @@ def check_trainer(
         loss: a function of a batch, which is a dict with float64 tensors of B rows and T tokens: `log_probs` (a leaf,
             B×T), `old_log_probs` (B×T), `response_mask` (B×T, 1 for tokens of actions), `attention_mask` (B×T, 0 for
             padding), `token_level_rewards` (B×T, NaN on the last token of an unscored episode), `episode_rewards` (B,
-            NaN if unscored) and `is_last_step` (B, bool), the NumPy arrays `uid` and `traj_uid` (B, the group and the
-            episode), and `micro_batches`, a list of tensors with the indices of their rows. It returns the loss of the
-            optimizer step, or its gradient (B×T) by `log_probs`. It raises `NotImplementedError` for a batch that the
-            trainer never gets.
+            NaN if unscored), `rewards` (B, the sum of the rewards of the row's steps) and `is_last_step` (B, bool), the
+            NumPy arrays `uid`, `traj_uid` and `anchor_obs` (B, the group, the episode, and the state before the row's
+            first step), and `micro_batches`, a list of tensors with the indices of their rows. It returns the loss of
+            the optimizer step, or its gradient (B×T) by `log_probs`. It raises `NotImplementedError` for a batch that
+            the trainer never gets.
         target: the name of the trainer in the report.
         scenarios: the names of the scenarios to run; None runs all in `SCENARIOS`.
         tolerance: the difference, relative to the gradient, up to which a gradient equals a formula. Trainers that
-            compute in float32 need about 1e-5.
+            compute in float32 need about 1e-4.
 
     Returns:
         A result for each scenario, and the findings.
@@ -102,7 +105,9 @@ def check_trainer(
     for name in chosen:
         if name not in known:
             raise ConfigError(f"unknown scenario {name!r}{did_you_mean(name, known)}")
-    results = [_run(loss, known[name], tolerance) for name in chosen]
+    measured = [_measure(loss, known[name], tolerance) for name in chosen]
+    formulas = choose_formulas([one.formulas for one in measured], tolerance)
+    results = [_judge(one, formula, tolerance) for one, formula in zip(measured, formulas, strict=True)]
     report = Report(target, unit="scenario", checked=sum(result.is_supported for result in results))
     for cause in dict.fromkeys(cause for result in results for cause in result.causes):
         affected = [result for result in results if cause in result.causes]
@@ -116,7 +121,17 @@ def check_trainer(
     return TrainerReport(tuple(results), report)
 
 
-def _run(loss: Loss, scenario: Scenario, tolerance: float) -> ScenarioResult:
+@dataclass(frozen=True, slots=True)
+class _Measurement:
+    """The expected gradient of a trainer, None if it is 0 or not finite, or if the scenario is not supported."""
+
+    batches: Enumeration
+    formulas: list[Formula]
+    causes: tuple[str, ...] = ()
+    found_P: Floats | None = None
+
+
+def _measure(loss: Loss, scenario: Scenario, tolerance: float) -> _Measurement:
     batches = _enumerate(scenario)
     try:
         coefficients_NBT = _coefficients(loss, batches)
@@ -124,31 +139,43 @@ def _run(loss: Loss, scenario: Scenario, tolerance: float) -> ScenarioResult:
         if scenario.micro_batches > 1:
             whole_NBT = _coefficients(loss, _enumerate(replace(scenario, micro_batches=1)))
     except NotImplementedError:
-        return ScenarioResult(scenario.name, is_supported=False)
+        return _Measurement(batches, [])
     if not np.isfinite(coefficients_NBT).all():
-        return ScenarioResult(scenario.name, causes=("not-finite",))
+        return _Measurement(batches, [], ("not-finite",))
     found_P, norm = batches.expected_P(coefficients_NBT), float(np.linalg.norm(coefficients_NBT))
     if np.linalg.norm(found_P) <= tolerance:
-        return ScenarioResult(scenario.name, scale=0.0, causes=("no-gradient",))
-    causes = list(_symptoms(batches, coefficients_NBT, tolerance))
+        return _Measurement(batches, [], ("no-gradient",))
+    causes = tuple(_symptoms(batches, coefficients_NBT, tolerance))
     ratio = norm / max(float(np.linalg.norm(whole_NBT)), 1e-300)
     if np.linalg.norm(coefficients_NBT - ratio * whole_NBT) > tolerance * norm:
         whole_NBT = coefficients_NBT
     elif abs(ratio - 1.0) > max(tolerance, 1e-9):
-        causes.append("micro-batch-scale")
-    formula, exact_P = find_formula(batches, whole_NBT, tolerance), batches.exact_P
+        causes += ("micro-batch-scale",)
+    return _Measurement(batches, find_formulas(batches, whole_NBT, tolerance), causes, found_P)
+
+
+def _judge(measured: _Measurement, formula: Formula | None, tolerance: float) -> ScenarioResult:
+    name, found_P, exact_P = measured.batches.scenario.name, measured.found_P, measured.batches.exact_P
+    if found_P is None:
+        return ScenarioResult(name, causes=measured.causes, is_supported=bool(measured.causes))
+    causes = measured.causes
     if formula is not None and "group-of-one-skipped" in formula.causes:
-        exact_P = exact_P * batches.first_group_P
+        exact_P = exact_P * measured.batches.first_group_P
     scale = float(found_P @ exact_P / (exact_P @ exact_P))
     error = float(np.linalg.norm(found_P - scale * exact_P) / np.linalg.norm(found_P))
     if formula is not None:
-        causes = [cause for cause in causes if cause != "unscored-trained" or "unscored-as-zero" not in formula.causes]
-        causes += formula.causes
+        is_zero = "unscored-as-zero" in formula.causes
+        causes = tuple(one for one in causes if not (is_zero and one == "unscored-trained")) + formula.causes
     elif error > tolerance and not causes:
-        causes.append("unknown-bias")
+        causes = ("unknown-bias",)
     if scale < 0:
-        causes.append("inverted")
-    return ScenarioResult(scenario.name, cosine(found_P, exact_P), scale, error, formula, tuple(dict.fromkeys(causes)))
+        causes += ("inverted",)
+    return ScenarioResult(name, cosine(found_P, exact_P), scale, error, formula, tuple(dict.fromkeys(causes)))
+
+
+@cache
+def _enumerate(scenario: Scenario) -> Enumeration:
+    return Enumeration(scenario)
 
 
 def _coefficients(loss: Loss, batches: Enumeration) -> Floats:
@@ -158,11 +185,6 @@ def _coefficients(loss: Loss, batches: Enumeration) -> Floats:
         gradient_BT = _gradient(loss, batch)
         coefficients_NBT[i, : len(gradient_BT), : gradient_BT.shape[1]] = -gradient_BT
     return coefficients_NBT
-
-
-@cache
-def _enumerate(scenario: Scenario) -> Enumeration:
-    return Enumeration(scenario)
 
 
 def _gradient(loss: Loss, arrays: dict[str, Any]) -> Floats:

@@ -95,6 +95,8 @@ class _Row:
     steps: list[int]
     directions_TP: Floats
     is_last: bool
+    state: str
+    reward: float
 
 
 def _rows(prompt: int, path: Path, scenario: Scenario, is_scored: bool) -> list[_Row]:
@@ -129,7 +131,19 @@ def _rows(prompt: int, path: Path, scenario: Scenario, is_scored: bool) -> list[
     for number, row in enumerate(tokens):
         kinds, logprobs, rewards, steps, directions = zip(*row, strict=True)
         directions_TP = np.array(directions)
-        made.append(_Row([*kinds], [*logprobs], [*rewards], [*steps], directions_TP, number == len(tokens) - 1))
+        turns = path.turns[number : number + 1] if scenario.rows_per_step else path.turns
+        made.append(
+            _Row(
+                [*kinds],
+                [*logprobs],
+                [*rewards],
+                [*steps],
+                directions_TP,
+                number == len(tokens) - 1,
+                f"{prompt}-{turns[0].state}",
+                math.fsum(turn.reward for turn in turns) if is_scored else math.nan,
+            )
+        )
     return made
 
 
@@ -168,7 +182,8 @@ class Enumeration:
         self.steps_NBT = np.full((n, b, t), -1)
         self.logprobs_NBT, self.rewards_NBT = np.zeros((n, b, t)), np.zeros((n, b, t))
         self.directions_NBTP = np.zeros((n, b, t, _PARAMETERS))
-        self.scores_NB = np.full((n, b), np.nan)
+        self.scores_NB, self.own_rewards_NB = np.full((n, b), np.nan), np.full((n, b), np.nan)
+        self.states_NB = np.full((n, b), "", dtype=object)
         self.groups_NB, self.episodes_NB, self.parts_NB = (np.full((n, b), -1) for _ in range(3))
         self.is_last_NB, self.is_first_NB = np.zeros((n, b), np.bool_), np.zeros((n, b), np.bool_)
         for i, batch in enumerate(batches):
@@ -188,7 +203,11 @@ class Enumeration:
                 self.steps_NBT[own], self.directions_NBTP[own] = row.steps, row.directions_TP
                 self.groups_NB[i, j], self.episodes_NB[i, j] = prompt, episode
                 self.scores_NB[i, j] = _PATHS[prompt][path].score if scored else np.nan
-                self.is_last_NB[i, j] = row.is_last
+                self.is_last_NB[i, j], self.states_NB[i, j], self.own_rewards_NB[i, j] = (
+                    row.is_last,
+                    row.state,
+                    row.reward,
+                )
                 self.is_first_NB[i, j] = j == 0 or batch[j - 1][3] != episode
 
     @cached_property
@@ -221,7 +240,9 @@ class Enumeration:
                 "attention_mask": (self.kinds_NBT[own] != PADDING).astype(np.float64),
                 "token_level_rewards": self.rewards_NBT[own],
                 "episode_rewards": self.scores_NB[i, :rows],
+                "rewards": self.own_rewards_NB[i, :rows],
                 "is_last_step": self.is_last_NB[i, :rows],
+                "anchor_obs": self.states_NB[i, :rows],
                 "uid": np.array([f"group-{number}" for number in self.groups_NB[i, :rows]], dtype=object),
                 "traj_uid": np.array([f"episode-{number}" for number in self.episodes_NB[i, :rows]], dtype=object),
                 "micro_batches": [np.flatnonzero(parts == part) for part in range(self.scenario.micro_batches)],

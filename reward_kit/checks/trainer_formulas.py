@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,12 +60,12 @@ class Formula:
     Attributes:
         text: a description.
         causes: the kinds of its deviations from an unbiased estimate.
-        scale: the trainer's coefficients are those of the formula times this.
+        scales: the factors of the trainer's coefficients; several if aggregations differ only by a factor.
     """
 
     text: str
     causes: tuple[str, ...]
-    scale: float = 1.0
+    scales: tuple[float, ...] = (1.0,)
 
     @property
     def rank(self) -> int:
@@ -80,8 +80,8 @@ class _Part:
     values: Floats
 
 
-def find_formula(batches: Enumeration, coefficients_NBT: Floats, tolerance: float) -> Formula | None:
-    """Return the formula with the fewest deviations that has these coefficients on every batch, up to a scale."""
+def find_formulas(batches: Enumeration, coefficients_NBT: Floats, tolerance: float) -> list[Formula]:
+    """Return the formulas that have these coefficients on every batch, up to a scale."""
     sampled_NBT = batches.kinds_NBT == SAMPLED
     found = coefficients_NBT[sampled_NBT]
     norm = float(np.linalg.norm(found))
@@ -102,11 +102,24 @@ def find_formula(batches: Enumeration, coefficients_NBT: Floats, tolerance: floa
             square = float(formula @ formula)
             scale = float(formula @ found) / square if square else 0.0
             if scale and np.linalg.norm(found - scale * formula) <= tolerance * norm:
-                scale = min((scale / factor for factor in factors), key=lambda one: abs(one - 1.0))
-                text = f"{advantage.text}; {weight.text}"
-                matching.append(Formula(text, tuple(dict.fromkeys(advantage.causes + weight.causes)), scale))
-    # A deviation that is only noted is more likely than a loss with an unusual factor.
-    return min(matching, key=lambda one: one.rank + 2 * (abs(one.scale - 1.0) > tolerance), default=None)
+                causes = tuple(dict.fromkeys(advantage.causes + weight.causes))
+                scales = tuple(scale / factor for factor in factors)
+                matching.append(Formula(f"{advantage.text}; {weight.text}", causes, scales))
+    return matching
+
+
+def choose_formulas(matching: Sequence[Sequence[Formula]], tolerance: float) -> list[Formula | None]:
+    """Return the formula of each scenario with the fewest deviations, and if possible the same scale in all of them."""
+    scales = [1.0, *(scale for formulas in matching for one in formulas if one.rank < 10 for scale in one.scales)]
+
+    def is_near(formula: Formula, common: float) -> bool:
+        return any(abs(scale / common - 1.0) <= 10 * tolerance for scale in formula.scales)
+
+    # The first of the most frequent scales. A mean that includes the own score is that of the others times (n-1)/n.
+    common = max(scales, key=lambda scale: sum(any(is_near(f, scale) for f in formulas) for formulas in matching))
+    return [
+        min(formulas, key=lambda one: one.rank + 2 * (not is_near(one, common)), default=None) for formulas in matching
+    ]
 
 
 def _replace(part: _Part, values: Floats) -> _Part:
@@ -177,7 +190,7 @@ def _spread(part: _Part, sampled_NBT: Floats, last_NBT: Floats | None) -> Iterat
     yield _replace(part, values_NBT)
     if last_NBT is not None and not np.array_equal(last_NBT, sampled_NBT):
         yield _Part(f"{part.text}, on the last step", (*part.causes, "last-step-only"), part.values * last_NBT)
-    if part.text in ("score", "return", "score - mean", "score - mean of the others"):
+    if "standard deviation" not in part.text:
         count_N11 = sampled_NBT.sum(axis=(1, 2), keepdims=True)
         mean_N11 = values_NBT.sum(axis=(1, 2), keepdims=True) / count_N11
         centered_NBT = (values_NBT - mean_N11) * sampled_NBT

@@ -37,9 +37,8 @@ from reward_kit.cli.options import (
 )
 from reward_kit.cli.outcome import Ending, run_into
 from reward_kit.cli.trust import require_trust_in, trust_option
-from reward_kit.display_text import printable
+from reward_kit.display_text import SECRET_NAME, printable
 from reward_kit.errors import ConfigError, StoreError
-from reward_kit.processes import SECRET_NAME
 from reward_kit.providers.response_cache import ResponseCache
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.display import difference_text, figure, interval_text

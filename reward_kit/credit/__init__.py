@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         turn_level_grpo_credit,
     )
     from reward_kit.credit.group_filter import DropReason, GroupRefill, filter_groups
+    from reward_kit.credit.row_credit import TokenCredit, token_advantages
     from reward_kit.credit.state_hashes import STATE_HASHES
     from reward_kit.credit.step_credit import StepCredit, with_credit
 
@@ -34,6 +35,7 @@ __all__ = [
     "DropReason",
     "GroupRefill",
     "StepCredit",
+    "TokenCredit",
     "discounted_returns_credit",
     "filter_groups",
     "gae_credit",
@@ -45,6 +47,7 @@ __all__ = [
     "reinforce_plus_plus_baseline_credit",
     "reinforce_plus_plus_credit",
     "rloo_credit",
+    "token_advantages",
     "turn_level_grpo_credit",
     "with_credit",
 ]
@@ -53,6 +56,7 @@ _MODULES = {
     "grpo_passk_credit opo_credit reinforce_plus_plus_baseline_credit reinforce_plus_plus_credit rloo_credit "
     "turn_level_grpo_credit",
     "group_filter": "DropReason GroupRefill filter_groups",
+    "row_credit": "TokenCredit token_advantages",
     "state_hashes": "STATE_HASHES",
     "step_credit": "StepCredit with_credit",
 }

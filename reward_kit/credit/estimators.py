@@ -11,12 +11,14 @@ step. GiGPO combines both kinds.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 import numpy as np
+import pydantic
 
 from reward_kit.credit.options import Normalization, check_choice, check_normalization, check_number, check_returns
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
@@ -30,7 +32,8 @@ from reward_kit.credit.step_arrays import (
     renumber_groups,
 )
 from reward_kit.credit.step_credit import StepCredit, check_advantages, episode_credit, step_credit
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.validation import describe_problem
 
 Length = Literal["recorded", "tokens", "steps"]
 Combination = Literal["convex", "additive"]
@@ -511,3 +514,30 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "turn_level_grpo": turn_level_grpo_credit,
 }
 """The estimators by name. They differ in their keyword-only options, but all of them return a `StepCredit`."""
+USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
+"""Defaults of options that an estimator requires. `omega` applies only if the combination uses it."""
+
+
+def resolve_options(estimator: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all options of an estimator by name, validated and with defaults."""
+    function = ESTIMATORS[estimator]
+    parameters = inspect.signature(function).parameters
+    known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{estimator} has no option {name!r}{did_you_mean(name, known)}")
+    resolved = {name: p.default for name, p in known.items() if p.default is not p.empty} | dict(options)
+    for name in known.keys() - resolved.keys() & USUAL_OPTIONS.keys():
+        is_unused = name == "omega" and resolved.get("combination") == "additive"
+        resolved[name] = None if is_unused else USUAL_OPTIONS[name]
+    if missing := [name for name in known if name not in resolved]:
+        raise ConfigError(f"{estimator} needs the option {missing[0]!r}")
+    hints = get_type_hints(function)
+    for name, value in options.items():  # Validated strictly: a task file may contain "0.9" instead of 0.9.
+        config = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
+        try:
+            pydantic.TypeAdapter(hints[name], config=config).validate_python(value)
+        except pydantic.ValidationError as error:
+            expected = " or ".join(dict.fromkeys(map(describe_problem, error.errors())))
+            raise ConfigError(f"{estimator}, option {name!r}: {expected} (got {value!r:.80})") from None
+    return {name: resolved[name] for name in known}

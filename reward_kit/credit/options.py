@@ -11,6 +11,8 @@ import numpy as np
 from reward_kit.errors import ConfigError, did_you_mean
 
 Normalization = Literal["std", "mean", "constant", "leave_one_out"]
+RowsWithScore = Literal["last", "each"]
+"""The rows of a trajectory that contain its score."""
 
 
 def check_choice(name: str, choice: object, known: Sequence[str]) -> None:

@@ -51,6 +51,7 @@ _PROVIDERS = {
 
 DIALECTS: Mapping[str, Dialect] = {"chat": Dialect(), "responses": Responses(), "messages": Messages()}
 """The dialects, by the option `api`."""
+_API_PATHS = tuple(dialect.path for dialect in DIALECTS.values())
 
 
 def _model_names(listed: Any) -> list[str]:
@@ -109,8 +110,7 @@ class ChatEndpoint:
         self._provider = _PROVIDERS.get(address.hostname or "", self.dialect.provider)
         self._answering: set[str] = set()  # the models with a completion so far
         self._advice: asyncio.Task[str] | None = None
-        self._headers = {"Content-Type": "application/json"}
-        self._headers |= self.dialect.headers(api_key) if api_key else {}
+        self._headers = {"Content-Type": "application/json", **self.dialect.headers(api_key)}
         own = {name.lower() for name in headers or ()}
         self._headers = {name: value for name, value in self._headers.items() if name.lower() not in own}
         self._headers.update(headers or {})
@@ -192,6 +192,8 @@ class ChatEndpoint:
 
     async def _find_advice(self, model: str) -> str:
         """Request the list of models from the endpoint, and derive advice for a wrong URL or model from it."""
+        if surplus := next((path for path in _API_PATHS if self._base.endswith(path)), None):
+            return f"; remove {surplus} from the end of base_url"
         is_versioned = re.search(r"/v\d", urlsplit(self._base).path) is not None
         for base in [self._base] if is_versioned else [self._base, f"{self._base}/v1"]:
             names = _model_names(await self._transport.get(f"{base}/models", self._headers, _ADVICE_TIMEOUT_S))

@@ -54,10 +54,12 @@ class Dialect:
     path = "/chat/completions"
     has_logprobs = True
     provider = "openai"
+    key_variable = "OPENAI_API_KEY"
+    """The variable that usually contains the key, for messages."""
 
-    def headers(self, api_key: str) -> dict[str, str]:
-        """Return the headers that contain the key."""
-        return {"Authorization": f"Bearer {api_key}"}
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        """Return the headers of the API, which contain the key if there is one."""
+        return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def encode_message(self, message: Mapping[str, Any]) -> str:
         """Return a message in chat form as JSON, in a form that `join_messages` accepts."""

@@ -16,6 +16,7 @@ message.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -24,8 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+from reward_kit.display_text import SECRET_NAME
 from reward_kit.errors import ConfigError
-from reward_kit.processes import SECRET_NAME
 
 OPENAI_KEY = "OPENAI_API_KEY"
 OPENAI_URL = "OPENAI_BASE_URL"
@@ -107,6 +108,13 @@ def complete_model(model: str, options: Mapping[str, Any]) -> tuple[str, dict[st
     if not name or provider not in PRESETS or "base_url" in given:
         return model, given
     return name, PRESETS[provider].complete(given)
+
+
+def intended_model(model: str) -> str:
+    """Return `PROVIDER/NAME` with the provider that a misspelt one resembles, or "" if none is similar."""
+    provider, _, name = model.partition("/")
+    nearest = difflib.get_close_matches(provider, PRESETS, n=1, cutoff=0.6) if name and provider not in PRESETS else []
+    return f"{nearest[0]}/{name}" if nearest else ""
 
 
 def url_origin(url: str) -> str:
@@ -246,6 +254,7 @@ def resolve_endpoint(
     api_key_env: str | None = None,
     *,
     needs_key: bool = True,
+    usual_key: str = OPENAI_KEY,
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> EndpointSettings:
@@ -259,6 +268,7 @@ def resolve_endpoint(
         api_key_env: the name of the variable that contains the key. If it is set, there must be a key. If it is "", no
             key is sent.
         needs_key: False if a key is never required, as for a replay.
+        usual_key: the variable that messages name if `api_key_env` is "".
         environ: the environment variables. The default is the environment of the process.
         folder: the directory in which the search for `.env` begins. The default is the working directory.
 
@@ -279,7 +289,7 @@ def resolve_endpoint(
         key = variables.get(key_name).strip()
     else:  # the key comes from the same place as the URL, never from the shell
         key = variables.dotenv.get(key_name, "").strip()
-    no_key = "" if key else _why_no_key(key_name, url, variables)
+    no_key = "" if key else _why_no_key(usual_key if api_key_env == NO_KEY else key_name, url, variables)
     if needs_key and not key and (api_key_env or url == OPENAI_BASE_URL):
         raise ConfigError(f"no API key for {url}: {no_key}")
     if not (key.isascii() and key.isprintable()):
@@ -336,10 +346,7 @@ def _is_url_of_dotenv(variables: _Variables) -> bool:
 def _why_no_key(name: str, url: str, variables: _Variables) -> str:
     """Return the reason why no key is sent to a URL, and how to change that."""
     if not variables.get(name):
-        return (
-            f"set {name} in the environment or in a .env file, or set base_url (now {OPENAI_URL}) to an "
-            "endpoint that needs no key"
-        )
+        return f"set {name} in the environment or in a .env file, or set base_url to an endpoint that needs no key"
     try:
         origin = url_origin(url)
     except ValueError as error:

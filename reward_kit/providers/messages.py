@@ -39,10 +39,11 @@ class Messages(Dialect):
     path = "/messages"
     has_logprobs = False
     provider = "anthropic"
+    key_variable = "ANTHROPIC_API_KEY"
 
-    def headers(self, api_key: str) -> dict[str, str]:
-        """Return the headers that contain the key and the version of the API."""
-        return {"x-api-key": api_key, "anthropic-version": VERSION}
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        """Return the version of the API and, if there is one, the key."""
+        return {"anthropic-version": VERSION, **({"x-api-key": api_key} if api_key else {})}
 
     def encode_message(self, message: Mapping[str, Any]) -> str:
         """Return the role and the blocks of a message as `ROLE BLOCK,BLOCK`; `join_messages` joins equal roles."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from reward_kit.errors import ConfigError
 from reward_kit.providers.cassette import Cassette
-from reward_kit.providers.keys import NO_KEY, EndpointSettings, key_variable, resolve_endpoint
+from reward_kit.providers.keys import NO_KEY, OPENAI_KEY, EndpointSettings, key_variable, resolve_endpoint
 from reward_kit.providers.request_queue import Rates, RequestQueue
 from reward_kit.validation import check_number
 
@@ -122,15 +122,18 @@ def endpoint_for(
     base_url: str | None = None,
     api_key: str | None = None,
     api_key_env: str | None = None,
+    *,
+    usual_key: str = OPENAI_KEY,
 ) -> EndpointSettings:
     """Call `resolve_endpoint` for this session. A replay needs no key. A dry run only reports a missing key."""
     named = (base_url, api_key, api_key_env)
     if traffic is None or not traffic.is_dry_run:
-        return resolve_endpoint(*named, needs_key=traffic is None or not traffic.is_replaying)
-    settings = resolve_endpoint(*named, needs_key=False)
+        needs_key = traffic is None or not traffic.is_replaying
+        return resolve_endpoint(*named, needs_key=needs_key, usual_key=usual_key)
+    settings = resolve_endpoint(*named, needs_key=False, usual_key=usual_key)
     if settings.api_key is None and not traffic.is_replaying:
         try:
-            resolve_endpoint(*named)
+            resolve_endpoint(*named, usual_key=usual_key)
         except ConfigError as error:
             traffic.report_missing_key(str(error))
     return settings

@@ -33,7 +33,7 @@ from reward_kit.models import MetricResult
 from reward_kit.private_files import private_opener
 from reward_kit.providers.chat import DIALECTS, ChatEndpoint
 from reward_kit.providers.dialect import Dialect
-from reward_kit.providers.keys import complete_model
+from reward_kit.providers.keys import complete_model, intended_model
 from reward_kit.providers.prices import load_prices
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession, endpoint_for
@@ -62,7 +62,8 @@ class ClientOptions(BaseModel):
         seed: the seed of the first vote, which increases by 1 for each further vote. If None, no seed is sent. Only the
             API "chat" has seeds.
         answer_form: "json_schema" or "json_object" to request structured output, "text" to describe the form only in
-            words, or "auto" to request a schema and to fall back to text if the endpoint rejects it.
+            words, or "auto" to request a schema and to fall back to text if the endpoint rejects it. "json_object" has
+            no effect in the API "messages".
         total_timeout_s: the time limit of one attempt in seconds.
         max_attempts: the number of attempts for each request, including the first.
         retry_budget_s: the number of seconds after the first attempt during which further attempts may start.
@@ -373,7 +374,13 @@ class JudgeClient:
     ) -> None:
         named = {"base_url": base_url, "api": options.api, "api_key_env": options.api_key_env}
         self._model, chosen = complete_model(model, named)
-        settings = endpoint_for(traffic, chosen.get("base_url"), None, chosen.get("api_key_env"))
+        dialect = DIALECTS[chosen.get("api", "chat")]
+        key = chosen.get("api_key_env")
+        try:
+            settings = endpoint_for(traffic, chosen.get("base_url"), None, key, usual_key=dialect.key_variable)
+        except ConfigError as error:
+            meant = intended_model(model) if base_url is None else ""
+            raise ConfigError(f"{error}; did you mean the model {meant!r}?" if meant else str(error)) from error
         self._options, self._url = options, settings.base_url
         self._cache = AnswerCache() if traffic is not None and traffic.cassette is not None else cache
         self._refused = set() if chosen.get("send_seed", True) else {"seed"}  # keys that the endpoint rejects
@@ -388,7 +395,7 @@ class JudgeClient:
             traffic=traffic,
             rates=Rates(options.requests_per_minute, options.tokens_per_minute, options.max_connections),
             no_key=settings.no_key,
-            dialect=DIALECTS[chosen.get("api", "chat")],
+            dialect=dialect,
         )
 
     def __repr__(self) -> str:

@@ -382,6 +382,16 @@ class ScheduleResult:
         ends = {item.step: item.end_s for item in self.intervals if item.doing in ("update", "publish")}
         return [ends[step] for step in range(len(self.batches))]
 
+    @property
+    def step_s(self) -> float:
+        """The time of a step in seconds in the steady state: from the end of the first step to that of the last one.
+
+        `makespan_s` also contains the first step, during which `one_step_off` and `both` roll out two batches. With
+        only one step, it is the makespan.
+        """
+        ends = self.step_ends_s
+        return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else self.makespan_s
+
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
@@ -400,8 +410,12 @@ class Overlap:
     lower_bound_s: float
 
     def cut(self, schedule: Schedule) -> float:
-        """Return the fraction of the time that a schedule saves compared with `sync`."""
+        """Return the fraction of the time that a schedule saves compared with `sync`, with the start of the run."""
         return 1.0 - self.results[schedule].makespan_s / self.results[Schedule.SYNC].makespan_s
+
+    def steady_cut(self, schedule: Schedule) -> float:
+        """Return the fraction of the time of a step that a schedule saves in the steady state, as in a long run."""
+        return 1.0 - self.results[schedule].step_s / self.results[Schedule.SYNC].step_s
 
 
 def draw_latencies(settings: PipelineSettings, latency: Latency, seed: int = 0) -> Floats:

@@ -23,7 +23,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from reward_kit.credit.options import check_choice, check_number
+from reward_kit.credit.options import RowsWithScore, check_choice, check_number
 from reward_kit.display_text import printable
 from reward_kit.errors import (
     ConfigError,
@@ -63,7 +63,6 @@ __all__ = [
 ]
 NormalizationType = Literal["none", "length", "variance"]
 VisualRule = Literal["multiply", "add"]
-RowsWithScore = Literal["last", "each"]
 VisualScorer = Callable[[Mapping[str, Any]], float | None]
 ComputeScore = Callable[..., Any]
 Echo = Callable[[str], None]

@@ -24,7 +24,7 @@ from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.providers.keys import PRESETS
+from reward_kit.providers.keys import PRESETS, intended_model
 from reward_kit.reward_agent.named_rewards import each_call
 from reward_kit.reward_agent.scoring import Reward
 from reward_kit.runs.inputs import copy_inputs
@@ -293,12 +293,15 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
     for model in args.models:
         provider, separator, name = model.partition("/")
         if not separator or not name or provider not in PRESETS:
-            near = did_you_mean(provider, PRESETS) if separator and provider not in PRESETS else ""
-            wanted = "openai/NAME" if separator or not model else f"openai/{model}"
-            raise ConfigError(
-                f"--model {model!r}: write {wanted}{near if near.endswith('?') else ''}, for OpenAI or, with "
-                f"--base-url, any compatible endpoint; other providers: {', '.join(sorted({*PRESETS} - {'openai'}))}"
-            )
+            if provider in PRESETS:
+                advice = f"write {provider}/NAME"
+            elif meant := intended_model(model):
+                advice = f"unknown provider {provider!r}; did you mean {meant!r}?"
+            else:
+                wanted = "openai/NAME" if separator or not model else f"openai/{model}"
+                others = ", ".join(sorted({*PRESETS} - {"openai"}))
+                advice = f"write {wanted}, for OpenAI or, with --base-url, any compatible endpoint; others: {others}"
+            raise ConfigError(f"--model {model!r}: {advice}")
         choices.append((model, provider, {**options_for(provider), "model": name}))
     for name in args.policies:
         kind, _, run = name.partition(":")

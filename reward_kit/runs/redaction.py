@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from reward_kit.display_text import SECRET_NAME
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import TaskDefinitionModel
-from reward_kit.processes import SECRET_NAME
 from reward_kit.providers.keys import configured_variables, read_dotenv
 
 HIDDEN = "(hidden)"

@@ -15,6 +15,7 @@ from torch import Tensor
 from reward_kit.checks.trainer import TrainerReport, check_trainer
 from reward_kit.checks.trainer_batches import SCENARIOS, Enumeration
 from reward_kit.errors import ConfigError
+from reward_kit.integrations.verl.estimators import row_credit
 
 Batch = dict[str, Any]
 Loss = Callable[[Batch], Tensor]
@@ -280,6 +281,47 @@ def not_finite(batch: Batch) -> Tensor:
 )
 def test_fault_without_a_formula_is_an_error(loss: Loss, kind: str) -> None:
     assert serious(check_trainer(loss, scenarios=["groups of 2"])) == {kind}
+
+
+# Own estimators on rows of an episode or of a step
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "kinds"),
+    [
+        ("rloo", {}, set()),
+        ("turn_level_grpo", {"gamma": 1.0}, set()),
+        ("discounted_returns", {"gamma": 1.0}, set()),
+        ("grpo", {"normalization": "mean"}, set()),
+        ("grpo", {}, {"divides-by-std"}),
+    ],
+)
+def test_row_credit_has_no_defects(estimator: str, options: dict[str, Any], kinds: set[str]) -> None:
+    def loss(batch: Batch) -> Tensor:
+        columns = {"uid": batch["uid"], "traj_uid": batch["traj_uid"], "ends_episode": batch["is_last_step"].numpy()}
+        rewards_BT = batch["token_level_rewards"] * batch["response_mask"]
+        advantages_BT, _ = row_credit(estimator, rewards_BT, batch["response_mask"], columns, options)
+        return over_episodes(batch, per_token(batch, advantages_BT))
+
+    report = check_trainer(loss)
+    assert serious(report) == kinds
+    assert report.report.checked == len(SCENARIOS)
+
+
+@pytest.mark.parametrize(("omega", "kinds"), [(1.0, set()), (0.0, {"unknown-bias"})])
+def test_gigpo_on_rows_of_verl_agent(omega: float, kinds: set[str]) -> None:
+    """Its advantages among equal states weigh each state by the chance of company."""
+
+    def loss(batch: Batch) -> Tensor:
+        columns = {key: batch[key] for key in ("uid", "traj_uid", "anchor_obs")}
+        columns |= {key: batch[key].numpy() for key in ("episode_rewards", "rewards")}
+        options = {"gamma": 1.0, "omega": omega, "normalization": "leave_one_out"}
+        rewards_BT, mask_BT = batch["token_level_rewards"], batch["response_mask"]
+        return over_episodes(batch, per_token(batch, row_credit("gigpo", rewards_BT, mask_BT, columns, options)[0]))
+
+    report = check_trainer(loss, scenarios=["rows per step"])
+    assert serious(report) == kinds
+    assert report.results[0].cosine > 0.9
 
 
 # The contract

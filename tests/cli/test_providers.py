@@ -11,7 +11,7 @@ import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.providers.keys import PRESETS, PROVIDERS, url_origin
-from tests.chat_server import USAGE, ChatServer, answer, tool_calls
+from tests.chat_server import USAGE, ChatServer, answer, status, tool_calls
 from tests.cli.project import Project
 from tests.providers.test_dialects import REASONING
 from tests.rewards.judges import fair, grades
@@ -124,10 +124,46 @@ async def test_provider_at_another_url_gets_the_key_only_if_it_is_set(project: P
 
 async def test_task_file_cannot_send_the_key_of_a_provider_elsewhere(project: Project) -> None:
     async with ChatServer(lambda _: answer("2.5")) as server:
-        project.write_task(policy={"type": "anthropic", "model": "m", "base_url": server.base_url})
-        done = await call(project, "task.yaml", ANTHROPIC_API_KEY=KEY)
-        assert not server.requests
+        policy = {"type": "anthropic", "model": "m", "base_url": server.base_url}
+        project.write_task(policy=policy)
+        done = await call(project, "task.yaml", *ONE, ANTHROPIC_API_KEY=KEY)
+        assert done.returncode == 0, done.stderr
+        (request,) = server.requests
+        assert "x-api-key" not in request.headers and request.headers["anthropic-version"] == "2023-06-01"
+        project.write_task(policy={**policy, "api_key_env": "ANTHROPIC_API_KEY"})
+        done = await call(project, "task.yaml", *ONE, ANTHROPIC_API_KEY=KEY)
+        assert len(server.requests) == 1
     assert done.returncode == 2 and "ANTHROPIC_API_KEY is not configured for" in done.stderr
+
+
+@pytest.mark.parametrize("variables", [{}, {"OPENAI_API_KEY": "sk-other"}])
+async def test_rejected_request_without_a_key_names_the_variable_of_the_provider(
+    project: Project, variables: dict[str, str]
+) -> None:
+    async with ChatServer(lambda _: status(401)) as server:
+        arguments = ["task.yaml", "--model", "anthropic/m", "--base-url", server.base_url, *ONE]
+        done = await call(project, *arguments, **variables)
+    assert "ANTHROPIC_API_KEY" in done.stderr and "OPENAI_API_KEY" not in done.stderr
+
+
+async def test_path_of_an_api_in_the_url_is_named(project: Project) -> None:
+    async with ChatServer(lambda _: answer("2.5")) as server:
+        arguments = ["task.yaml", "--model", "anthropic/m", "--base-url", f"{server.base_url}/messages", *ONE]
+        done = await call(project, *arguments)
+    assert done.returncode != 0 and "remove /messages from the end of base_url" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "advice"),
+    [
+        ("antropic/x", "unknown provider 'antropic'; did you mean 'anthropic/x'?"),
+        ("anthropic", "write anthropic/NAME"),
+        ("some-model", "write openai/some-model"),
+    ],
+)
+def test_misspelt_model_is_suggested(project: Project, model: str, advice: str) -> None:
+    done = project.call("run", "task.yaml", "--model", model)
+    assert done.returncode == 2 and advice in done.stderr
 
 
 def test_missing_key_and_unknown_provider_have_clear_errors(project: Project) -> None:
@@ -135,7 +171,7 @@ def test_missing_key_and_unknown_provider_have_clear_errors(project: Project) ->
     assert done.returncode == 2
     assert "no API key for https://api.anthropic.com/v1: set ANTHROPIC_API_KEY in the environment" in done.stderr
     done = project.call("run", "task.yaml", "--model", "antropic/m")
-    assert done.returncode == 2 and "did you mean 'anthropic'?" in done.stderr
+    assert done.returncode == 2 and "did you mean 'anthropic/m'?" in done.stderr
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -149,3 +185,10 @@ def test_key_of_a_preset_is_configured_for_its_origin(name: str) -> None:
     make_policy(name, {"model": "m", "api_key": "k", "base_url": "http://127.0.0.1:9/v1"})
     with pytest.raises(ConfigError, match=r"policy\.temprature: unknown key"):
         make_policy(name, {"model": "m", "temprature": 1})
+
+
+@pytest.mark.parametrize("policy", [[{"type": "openai", "api_key": KEY}], {"type": 3, "api_key": KEY, "model": ["m"]}])
+def test_error_about_a_task_file_does_not_show_its_key(project: Project, policy: Any) -> None:
+    project.write_task(policy=policy, user={"type": "openai", "api_key": KEY, "model": "m"})
+    done = project.call("run", "task.yaml")
+    assert done.returncode == 2 and KEY not in done.stdout + done.stderr

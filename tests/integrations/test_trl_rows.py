@@ -17,6 +17,7 @@ from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.checks import check_trl_rollout
+from reward_kit.credit import token_advantages
 from reward_kit.episodes.segments import EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, Failure
@@ -96,6 +97,32 @@ async def test_advantages_match_build_rows(policy: HFAgentPolicy) -> None:
         assert np.array_equal(laid, rows.batch[ours][:, prompt:])
     assert np.abs(rows.batch["advantages"]).max() > 0
     assert check_trl_rollout(output) == []
+
+
+async def test_columns_of_actions_suffice_to_compute_the_same_advantages(policy: HFAgentPolicy) -> None:
+    """A trainer of its own computes credit from the padded rows alone."""
+    episodes = await collected(policy)
+    scores = scored(episodes, unscored=(2,))
+    theirs = rollout_output(episodes, credited(episodes, scores), filler_id=PAD)
+    output = rollout_output(episodes, RowOutcome(scores), filler_id=PAD)
+    assert [len(rewards) for rewards in output["step_rewards"]] == output["num_steps"]
+    assert output["step_rewards"] == theirs["step_rewards"] and any(map(any, output["step_rewards"]))
+    width = max(map(len, output["env_mask"]))
+    laid = {
+        key: np.array([row + [0] * (width - len(row)) for row in rows])
+        for key, rows in (("env_mask", output["env_mask"]), (ADVANTAGES, theirs[ADVANTAGES]))
+    }
+    found = token_advantages(
+        laid["env_mask"],
+        output["step_rewards"],
+        output["sample_id"],
+        scores=output["score"],
+        state_keys=output["state_keys"],
+        action_lengths=output["action_lengths"],
+    )
+    np.testing.assert_allclose(found.advantages, laid[ADVANTAGES], rtol=1e-9, atol=1e-12)
+    assert found.loss_mask.sum(axis=1).tolist() == list(map(sum, theirs["env_mask"]))
+    assert found.advantages.any()
 
 
 async def test_unscored_episode_is_masked(policy: HFAgentPolicy) -> None:

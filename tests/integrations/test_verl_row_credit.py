@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from reward_kit.agent.models import StepData
+from reward_kit.credit.row_credit import ROW_ESTIMATORS
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verl.data_proto import verl_rows
 from reward_kit.integrations.verl.estimators import (
-    ROW_ESTIMATORS,
     estimator_for_verl,
     estimator_options,
     row_credit,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, install_hint
 from reward_kit.loading import load_object
-from reward_kit.providers.keys import PRESETS, complete_model
+from reward_kit.providers.keys import NO_KEY, PRESETS, complete_model
 
 if TYPE_CHECKING:
     from reward_kit.providers.session import ProviderSession
@@ -62,6 +62,7 @@ def make_policy(
             its endpoint.
     """
     kind = policy_class(name, options, folder, section=section)
+    names_key = bool(options.get("api_key") or options.get("api_key_env") is not None)
     if (preset := PRESETS.get(name)) is not None:
         options = preset.complete(options)
     elif name == "own_agent" and isinstance(model := options.get("model"), str):
@@ -74,7 +75,9 @@ def make_policy(
         try:
             variable = key_variable_for(traffic, options, of_user)
         except ConfigError as error:
-            raise ConfigError(f"{section}.api_key_env: {error}") from error
+            if names_key:
+                raise ConfigError(f"{section}.api_key_env: {error}") from error
+            variable = NO_KEY  # the key of the provider is not configured for the URL in the file
         if variable != options.get("api_key_env"):
             options = {**options, "api_key_env": variable}
     arguments = dict(options)

@@ -132,6 +132,9 @@ class OpenAIAgentPolicy(AgentPolicy):
         check_number("retry_budget_s", retry_budget_s)
         check_number("retry_base_s", retry_base_s)
         check_number("max_attempts", max_attempts, is_integer=True)
+        if api not in DIALECTS:
+            raise ConfigError(f"api: unknown API {api!r}{did_you_mean(str(api), DIALECTS)}")
+        dialect = DIALECTS[api]
         transport, settings = None, EndpointSettings("", None)
         if client is not None:
             own = {"http_client": http_client, "default_headers": default_headers, "base_url": base_url}
@@ -145,16 +148,14 @@ class OpenAIAgentPolicy(AgentPolicy):
         else:
             _check_headers(default_headers)
             has_key = any(name.lower() in _CREDENTIALS for name in default_headers or ())
-            settings = endpoint_for(traffic, base_url, api_key, "" if has_key and not api_key else api_key_env)
+            named = (base_url, api_key, "" if has_key and not api_key else api_key_env)
+            settings = endpoint_for(traffic, *named, usual_key=dialect.key_variable)
             if http_client is not None:
                 if trust_env:
                     raise ConfigError("trust_env: http_client defines this setting; set it on the client")
                 send = http_sender(http_client, settings.base_url.partition("?")[2])
                 transport = ClientTransport(send, idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
-        if api not in DIALECTS:
-            raise ConfigError(f"api: unknown API {api!r}{did_you_mean(str(api), DIALECTS)}")
         self.api, self.has_logprobs = api, bool(self._request.get("logprobs"))
-        dialect = DIALECTS[api]
         if client is not None and api != "chat":
             raise ConfigError(f"api: client= sends chat completions only; omit it, or use http_client with api={api!r}")
         if logprobs and not dialect.has_logprobs:

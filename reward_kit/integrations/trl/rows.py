@@ -13,11 +13,12 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from reward_kit.credit.options import check_choice
+from reward_kit.credit.state_hashes import readable_keys
 from reward_kit.episodes.record import environment_return, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.scoring import Scored
-from reward_kit.rl_processing import CreditBatch
+from reward_kit.rl_processing import CreditAssigner, CreditBatch
 from reward_kit.tokens.columns import Columns
 from reward_kit.tokens.pipeline import row_columns
 
@@ -44,8 +45,10 @@ def rollout_output(
 
     The columns are `prompt_ids`, `completion_ids`, `env_mask` and `logprobs`. For reward functions, there are also
     `rollout_id`, `sample_id`, `messages`, `assistant_turns`, `stop_reason`, `failure`, `environment_return` and
-    `num_steps`. If scores are computed, there is a column `score`, which is None for an unscored episode; if credit is
-    computed, there is a column `token_advantages`.
+    `num_steps`. For `token_advantages`, there are `action_lengths`, `step_rewards` and `state_keys`, with an item for
+    each action of the row. Without credit, the step rewards are the step outputs of the reward or, if there are
+    none, the rewards of the environment. If scores are computed, there is a column `score`, which is None for an
+    unscored episode; if credit is computed, there is a column `token_advantages`.
 
     Unscored episodes, and actions without an advantage, are excluded from training: their `env_mask` is 0. If an
     episode failed before the policy sampled a token, its row consists of two filler tokens and is excluded as well,
@@ -101,6 +104,7 @@ def rollout_output(
         "environment_return": [environment_return(episode) for episode in episodes],
         "num_steps": [len(episode) for episode in episodes],
     }
+    output |= _actions(columns, [row_of_episode.get(owner) for owner in range(len(episodes))], outcome)
     if outcome.scored is not None:
         _add_scores(output, outcome)
     output["logprobs"] = [
@@ -131,6 +135,24 @@ def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, l
     }
     tokens |= {ADVANTAGES: columns.tokens["advantages"][completion]} if with_credit else {}
     return {name: values.tolist() for name, values in tokens.items()}
+
+
+def _actions(columns: Columns, row_of_episode: Sequence[int | None], outcome: RowOutcome) -> dict[str, list[list[Any]]]:
+    """Return the columns with an item for each action of the row of each episode, for `token_advantages`."""
+    credited = outcome.credited
+    if credited is None:
+        # Without scores, the rewards of the environment are all that is known.
+        scored = outcome.scored or [Scored(episode.id_, None) for episode in columns.episodes]
+        credited = CreditAssigner(step_rewards="environment").align(columns.episodes, scored)
+    keys_E = [readable_keys([steps], credited.state_hash) for steps in credited.steps]
+    output: dict[str, list[list[Any]]] = {"action_lengths": [], "step_rewards": [], "state_keys": []}
+    for owner, (row, steps) in enumerate(zip(row_of_episode, credited.steps, strict=True)):
+        segment = None if row is None else columns.rows["segment"][row]
+        spans = [span for span in columns.episodes[owner].tokens.spans if span.segment == segment]
+        output["action_lengths"].append([span.stop - span.start for span in spans])
+        output["step_rewards"].append([steps[span.step].base_reward for span in spans])
+        output["state_keys"].append([keys_E[owner][span.step] for span in spans])
+    return output
 
 
 def _add_scores(output: dict[str, list[Any]], outcome: RowOutcome) -> None:

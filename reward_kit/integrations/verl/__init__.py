@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from reward_kit.integrations.verl.data_proto import from_data_proto, to_data_proto, verl_rows
     from reward_kit.integrations.verl.estimators import compute_advantage, row_credit
     from reward_kit.integrations.verl.row_format import DataProtoFormat
+    from reward_kit.integrations.verl.trainer_loss import verl_loss
     from reward_kit.integrations.verl.trainer_rewards import RewardPipeline
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "from_data_proto",
     "row_credit",
     "to_data_proto",
+    "verl_loss",
     "verl_rows",
 ]
 _MODULES = {
@@ -31,6 +33,7 @@ _MODULES = {
     "data_proto": "from_data_proto to_data_proto verl_rows",
     "estimators": "compute_advantage row_credit",
     "row_format": "DataProtoFormat",
+    "trainer_loss": "verl_loss",
     "trainer_rewards": "RewardPipeline",
 }
 __getattr__, __dir__ = lazy_modules(__name__, _MODULES)

@@ -9,49 +9,26 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reward_kit.agent.models import StepData
-from reward_kit.credit.options import check_choice
-from reward_kit.errors import ConfigError, did_you_mean
-from reward_kit.rl.reward_manager import RowsWithScore
-from reward_kit.rl_helpers import ESTIMATORS
-from reward_kit.rl_processing import CreditAssigner
-from reward_kit.tokens.columns import Array
+from reward_kit.credit.estimators import ESTIMATORS
+from reward_kit.credit.options import RowsWithScore
+from reward_kit.credit.row_credit import ROW_ESTIMATORS, STATE_ESTIMATORS
+from reward_kit.credit.row_credit import row_credit as credit_of_rows
+from reward_kit.errors import ConfigError
 
-ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "gae")
-"""The estimators that use rewards, groups and states. verl has its own critic and token-level GAE."""
 PREFIX = "reward_kit_"
 OPTIONS = "reward_kit"
 """The section of verl's `algorithm` with the estimator's options, such as `+algorithm.reward_kit.omega=0.5`."""
-_STATES = ("gigpo",)  # Estimators that use the states.
 _ROW_COLUMNS: ContextVar[Mapping[str, Any] | None] = ContextVar("reward_kit_rows", default=None)
 Estimate = Callable[..., tuple[Tensor, Tensor]]
-
-
-class _Action(NamedTuple):
-    """An action of a row: the columns of its tokens, and the data of its step."""
-
-    row: int
-    columns: Array
-    state_key: Any
-    reward: float | None
-    is_valid: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Trajectory:
-    group: Hashable
-    rows: list[int]
-    actions: list[_Action]
 
 
 def row_credit(
@@ -90,150 +67,15 @@ def row_credit(
         ConfigError: If the estimator or an option is unknown, or the columns are incomplete or inconsistent.
         InvalidResultError: If a reward is not finite.
     """
-    if estimator not in ROW_ESTIMATORS:
-        raise ConfigError(f"unknown row estimator {estimator!r}{did_you_mean(estimator, ROW_ESTIMATORS)}")
-    if rows is not None:
-        check_choice("rows", rows, get_args(RowsWithScore))
-    resolved = CreditAssigner(estimator, **(options or {})).options
-    trajectories = _trajectories(estimator, response_mask, columns)
-    batch = [
-        [
-            StepData(
-                system_step_index=number,
-                observation_data=action.state_key,
-                action_taken={},
-                # Estimators use only the number of tokens.
-                policy_logprobs={"token_ids": [0] * len(action.columns)},
-                base_reward=action.reward,
-                step_info={"state_key": action.state_key, "is_action_valid": action.is_valid},
-            )
-            for number, action in enumerate(trajectory.actions)
-        ]
-        for trajectory in trajectories
-    ]
-    summed_B = token_level_rewards.detach().to("cpu", torch.float64).sum(dim=1).numpy()
-    scores = [_score(trajectory, summed_B, columns, rows) for trajectory in trajectories]
-    credit = ESTIMATORS[estimator](batch, scores, group_ids=[each.group for each in trajectories], **resolved)
-    actions = [action for trajectory in trajectories for action in trajectory.actions]
-
-    def on_tokens(values_S: Array) -> Tensor:
-        values_BT = np.zeros(tuple(token_level_rewards.shape))
-        for action, value in zip(actions, values_S.tolist(), strict=True):
-            if value == value:  # NaN if unscored
-                values_BT[action.row, action.columns] = value
-        values = torch.from_numpy(values_BT).to(token_level_rewards.device, token_level_rewards.dtype)
-        return values * response_mask.to(token_level_rewards.dtype)
-
-    return on_tokens(credit.advantages_S), on_tokens(credit.returns_S)
-
-
-def _score(
-    trajectory: _Trajectory, summed_B: Array, columns: Mapping[str, Any], rows: RowsWithScore | None
-) -> float | None:
-    """Return the score of a trajectory, or None if it is unscored. `summed_B` are the sums of the rewards of rows."""
-    exact = columns["episode_rewards"][trajectory.rows[0]] if "episode_rewards" in columns else None
-    ends = [row for row in trajectory.rows if columns["ends_episode"][row]] if "ends_episode" in columns else []
-    acting = list(dict.fromkeys(action.row for action in trajectory.actions))
-    sums = summed_B[acting]
-    if rows is None and not ends and exact is not None and len(acting) > 1:
-        rows = "each" if (sums.astype(np.float32) == np.float32(exact)).all() else "last"
-    score = float(sums.mean() if rows == "each" and acting else summed_B[ends or trajectory.rows].sum())
-    if np.isnan(score) or (exact is not None and np.isnan(exact)):
-        return None
-    return float(exact) if exact is not None and np.float32(exact) == np.float32(score) else score
-
-
-def _trajectories(estimator: str, response_mask: Tensor, columns: Mapping[str, Any]) -> list[_Trajectory]:
-    size = len(response_mask)
-    wanted = {"uid": columns.get("uid")}
-    if estimator in _STATES:
-        wanted["state_keys"] = columns.get("state_keys", columns.get("anchor_obs"))
-    for name, values in wanted.items():
-        if values is None:
-            known = ", ".join(map(str, columns)) or "nothing"
-            raise ConfigError(
-                f"{estimator} needs {name!r} for every row in addition to verl's tensors, got {known}. verl itself "
-                "does not pass such columns to an estimator; use reward_kit's trainers, or compute_advantage of "
-                "reward_kit.integrations.verl.estimators"
-            )
-    for name, values in columns.items():
-        if len(values) != size:
-            raise ConfigError(f"{name!r} has {len(values)} items, but there are {size} rows")
-    sampled = np.asarray(torch.as_tensor(columns.get("sampled_mask", response_mask)).cpu()) != 0
-    order: Sequence[int] = range(size)
-    if "steps" in columns:  # the rows of each trajectory, in the order of their steps
-        order = sorted(order, key=lambda row: min(columns["steps"][row], default=-1))
-    trajectories: dict[Hashable, _Trajectory] = {}
-    for row in order:
-        actions = _actions(row, sampled[row], columns)
-        if actions is None:
-            continue
-        group = columns["uid"][row]
-        key: Hashable = (group, columns["traj_uid"][row] if "traj_uid" in columns else row)
-        trajectory = trajectories.setdefault(key, _Trajectory(group, [], []))
-        trajectory.rows.append(row)
-        trajectory.actions.extend(actions)
-    for key, trajectory in trajectories.items() if "steps" in columns else ():
-        # Returns and states of a partial trajectory differ from those of the whole.
-        steps = [step for row in trajectory.rows for step in columns["steps"][row]]
-        if steps != list(range(len(steps))):
-            raise ConfigError(
-                f"trajectory {key!r} has the steps {steps!s:.80} in this batch; credit needs whole trajectories, with "
-                "each row once. If response_mask excludes whole rows, pass 'sampled_mask' too"
-            )
-    return list(trajectories.values())
-
-
-def _actions(row: int, sampled_T: Array, columns: Mapping[str, Any]) -> list[_Action] | None:
-    """Return the actions of a row, or None for a row that verl added to fill a batch."""
-    places = np.flatnonzero(sampled_T)
-    if "action_lengths" in columns:
-        lengths = list(columns["action_lengths"][row])
-        if not len(places) and sum(lengths):
-            return None
-        if sum(lengths) != len(places):
-            raise ConfigError(
-                f"row {row}: action_lengths {lengths} have a total of {sum(lengths)} tokens, but the row's "
-                f"mask has {len(places)}; if response_mask excludes tokens, pass 'sampled_mask' too"
-            )
-        if not lengths:  # Its score still counts.
-            return []
-        ends = np.cumsum(lengths)
-    elif len(places):
-        ends = np.append(np.flatnonzero(np.diff(places) > 1) + 1, len(places))
-    else:
-        return None
-    count = len(ends)
-    keys, rewards, valid = (_per_action(name, columns, row, count) for name in _SINGLE)
-    parts = zip(
-        np.split(places, ends[:-1]),
-        keys or [None] * count,
-        [None if reward is None else float(reward) for reward in rewards or [None] * count],
-        [bool(one) for one in valid or [True] * count],
-        strict=True,
+    columns = {name: values.cpu() if isinstance(values, Tensor) else values for name, values in columns.items()}
+    rewards_BT = token_level_rewards.detach().to("cpu", torch.float64).numpy()
+    credit = credit_of_rows(estimator, rewards_BT, (response_mask != 0).cpu().numpy(), columns, options, rows=rows)
+    device, dtype = token_level_rewards.device, token_level_rewards.dtype
+    advantages, returns = (
+        torch.from_numpy(values).to(device, dtype) * response_mask.to(dtype)
+        for values in (credit.advantages, credit.returns)
     )
-    return [_Action(row, *part) for part in parts]
-
-
-_SINGLE = {"state_keys": "anchor_obs", "step_rewards": "rewards", "valid_actions": "is_action_valid"}
-"""Columns with a list for each row, and verl-agent's columns with one item for each row."""
-
-
-def _per_action(name: str, columns: Mapping[str, Any], row: int, count: int) -> Sequence[Any] | None:
-    if name not in columns or columns[name][row] is None:
-        if (single := columns.get(_SINGLE[name])) is None:
-            return None
-        if count != 1:
-            raise ConfigError(
-                f"row {row} has {count} actions, but {_SINGLE[name]!r} has one item for each row; pass {name!r}, a list"
-            )
-        return [single[row]]
-    values = columns[name][row]
-    if isinstance(values, str) or not hasattr(values, "__len__") or len(values) != count:
-        raise ConfigError(
-            f"{name}[{row}] must be a list with one item for each of the row's {count} actions, got {values!r:.80}"
-        )
-    return list(values)
+    return advantages, returns
 
 
 @contextmanager
@@ -306,6 +148,11 @@ def estimator_for_verl(name: str) -> Estimate:
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
         columns = dict(non_tensor_batch or _ROW_COLUMNS.get() or {})
+        if not columns and name in STATE_ESTIMATORS:
+            raise ConfigError(
+                f"{name} needs the states of the rows, but verl itself does not pass such columns to an estimator; use "
+                "reward_kit's trainers, or compute_advantage of reward_kit.integrations.verl.estimators"
+            )
         if index is not None:
             columns["uid"] = index
         return row_credit(name, token_level_rewards, response_mask, columns, estimator_options(name, config))

@@ -12,9 +12,10 @@ from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.workers.config import ActorConfig
 
+from reward_kit.credit.row_credit import ROW_ESTIMATORS
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verl.data_proto import from_data_proto, to_data_proto
-from reward_kit.integrations.verl.estimators import ROW_ESTIMATORS, compute_advantage, register_estimators
+from reward_kit.integrations.verl.estimators import compute_advantage, register_estimators
 from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl.losses import ppo_clip_loss
 from reward_kit.rl_helpers import ESTIMATORS, system_apply_gigpo_to_batch_steps, with_credit

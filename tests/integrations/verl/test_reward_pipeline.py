@@ -19,10 +19,11 @@ from verl import DataProto
 from verl.trainer.ppo import ray_trainer
 
 from reward_kit import reward_function
+from reward_kit.credit.row_credit import ROW_ESTIMATORS
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.ray.reward_agent import RayAsyncRewardAgent
 from reward_kit.integrations.verl.data_proto import from_data_proto, objects, to_data_proto
-from reward_kit.integrations.verl.estimators import ROW_ESTIMATORS, compute_advantage
+from reward_kit.integrations.verl.estimators import compute_advantage
 from reward_kit.integrations.verl.row_format import DataProtoFormat
 from reward_kit.integrations.verl.trainer_rewards import RewardPipeline
 from reward_kit.reward_agent import AsyncRewardAgent
