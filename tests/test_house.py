@@ -17,7 +17,7 @@ PACKAGE = Path(reward_kit.__file__).parent
 # Lowest first. A unit imports from rows above it, and from units to its left in its own row.
 LAYERS = [
     ["errors", "lazy", "removed_names", "blocking", "private_files", "display_text", "notebook_html", "safe_input"],
-    ["task_parts", "legacy_tasks", "validation", "models", "loading", "process_guardian", "telemetry"],
+    ["task_parts", "legacy_tasks", "validation", "models", "loading", "process_guardian", "telemetry", "run_warnings"],
     ["processes", "limited_yaml", "torch_cpu"],
     ["typed_interface", "reward_calls", "reward_function", "providers", "episodes", "environments"],
     ["console", "agent", "sandbox"],

@@ -1,13 +1,11 @@
-"""Execution of the tool calls in an action, and a count of calls to unknown tools."""
+"""Execution of the tool calls in an action."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +13,6 @@ import anyio
 
 from reward_kit.agent.actions import as_text, call_ids, to_plain_data
 from reward_kit.agent.policy_interface import Action, get_tool_calls
-from reward_kit.display_text import escape_text, pluralize
 from reward_kit.environments.base import ForkableResource, StepOutcome, ToolSpec, tool_spec
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.errors import (
@@ -30,6 +27,7 @@ from reward_kit.errors import (
     type_name,
 )
 from reward_kit.models import Message, TaskDefinitionModel
+from reward_kit.run_warnings import CURRENT_RUN_WARNINGS
 from reward_kit.telemetry.current import EpisodeSpans
 
 NOT_EXECUTED = "Not executed: the episode is over."
@@ -200,8 +198,8 @@ class Toolbox:
         if name not in self._offered:
             await self.specs()  # an earlier call of the same action may have added tools
         if name not in self._offered:
-            if (tool_errors := CURRENT_TOOL_ERRORS.get()) is not None:
-                tool_errors.add_unknown(name, self._offered)
+            if (warnings := CURRENT_RUN_WARNINGS.get()) is not None:
+                warnings.add_unknown_tool(name, self._offered)
             raise ToolError(f"unknown tool {name!r}{did_you_mean(name, self._offered)}")
         assert self._resource is not None
         with boundary(EnvironmentFailure, f"{type(self._resource).__name__} in {name!r}"):
@@ -218,43 +216,3 @@ class Toolbox:
         if facts.pop("is_action_valid", True) is False:
             facts["is_valid"] = False
         return text, facts
-
-
-_MAX_NAMES = 200  # a model may invent an unlimited number of names
-_SHOWN_NAMES, _SHOWN_TOOLS = 3, 8
-
-
-class ToolErrors:
-    """A count of calls to unknown tools, which a run reports at its end.
-
-    The agent receives an error for such a call, and the episode continues. Without this count, such calls would be
-    visible only in the episodes.
-    """
-
-    def __init__(self) -> None:
-        self._unknown: Counter[str] = Counter()
-        self._unknown_calls = 0
-        self._offered: Sequence[str] = ()
-
-    def add_unknown(self, name: str, offered: Sequence[str]) -> None:
-        """Count a call to a tool that is not among those `offered`."""
-        self._unknown_calls += 1
-        self._offered = offered
-        if name in self._unknown or len(self._unknown) < _MAX_NAMES:
-            self._unknown[name] += 1
-
-    def lines(self) -> list[str]:
-        """Return a line with the most frequent unknown names, or no line if there were no such calls."""
-        if not self._unknown_calls:
-            return []
-        names = [repr(escape_text(name, 60)) for name, _ in self._unknown.most_common(_SHOWN_NAMES)]
-        more = len(self._unknown) - len(names)
-        named = f"{', '.join(names)}{f' and {more:,} more' if more else ''}"
-        ellipsis = ["…"] if len(self._offered) > _SHOWN_TOOLS else []
-        offered = ", ".join([*self._offered[:_SHOWN_TOOLS], *ellipsis])
-        there = f"known: {offered}" if offered else "the episode has no tools"
-        return [f"{pluralize(self._unknown_calls, 'call')} to unknown tools: {named} ({there})"]
-
-
-CURRENT_TOOL_ERRORS: ContextVar[ToolErrors | None] = ContextVar("CURRENT_TOOL_ERRORS", default=None)
-"""The counter of the current run; None outside of one."""

@@ -279,7 +279,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
             command = shlex.join([*resume, "--only-failed"])
             fixed = "  (and --force if you have fixed the reward or the task)" if "--resume" in command else ""
             note.print(f"Run those again with:  {command}{fixed}")
-    for line in outcome.tool_errors:
+    for line in outcome.warnings:
         note.print(line, style="yellow")
     if control.is_failure:
         return 3

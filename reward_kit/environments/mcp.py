@@ -8,7 +8,6 @@ new state key, since its effect is unknown. The SDK is imported only at setup.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import logging
@@ -42,6 +41,7 @@ from reward_kit.environments.filesystem import SUPPORTED, Entry, files_key, file
 from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure, ToolError, did_you_mean, install_hint
 from reward_kit.processes import child_environment, remove_folder, temporary_folder
+from reward_kit.run_warnings import warn_once
 from reward_kit.task_parts import Word
 
 if TYPE_CHECKING:
@@ -324,7 +324,7 @@ class McpResource(ReplayForkResource):
         return fill
 
     def _unsent_form_hint(self, message: str) -> str:
-        """Return a note for a server that could not ask the simulated user, and log it once per server."""
+        """Return a note for a server that could not ask the simulated user, and warn of it once per run."""
         if _NO_BACK_CHANNEL not in message or CURRENT_USER.get() is None:
             return ""
         if self._settings.protocol == "auto":
@@ -333,7 +333,7 @@ class McpResource(ReplayForkResource):
         else:
             cause = "the server has no session"
             fix = "start it without stateless_http"
-        _warn_of_unsent_form(self._here.name, cause, fix)
+        warn_once(logger, f"{self._here.name} could not ask the simulated user: {cause}; {fix}")
         return f" (the simulated user was not asked: {cause}; {fix})"
 
     def _record(self, result: mcp_types.CallToolResult, forms: list[dict[str, Any]]) -> dict[str, Any]:
@@ -450,11 +450,6 @@ class McpResource(ReplayForkResource):
 
     def _without_path(self, text: str) -> str:
         return text if self._folder is None else text.replace(str(self._folder), SHOWN_PATH)
-
-
-@functools.lru_cache(maxsize=64)
-def _warn_of_unsent_form(server: str, cause: str, fix: str) -> None:
-    logger.warning("%s could not ask the simulated user: %s; %s", server, cause, fix)
 
 
 def _refusals(forms: Sequence[Mapping[str, Any]]) -> str:

@@ -29,7 +29,6 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, RolloutWorker
 from reward_kit.agent.samples import Sample, make_group_id, make_rollout_id
 from reward_kit.agent.simulated_user import WHO, SimulatedUser
 from reward_kit.agent.starts import CLOSE_SECONDS
-from reward_kit.agent.tool_execution import CURRENT_TOOL_ERRORS, ToolErrors
 from reward_kit.blocking import allow_threads
 from reward_kit.display_text import pluralize
 from reward_kit.environments.servers import ServerPool
@@ -41,6 +40,7 @@ from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats
+from reward_kit.run_warnings import CURRENT_RUN_WARNINGS, RunWarnings
 from reward_kit.runs import events
 from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
@@ -105,7 +105,7 @@ class RunOutcome:
     credit_error: RewardKitError | None
     page: Path | None
     page_error: RewardKitError | None
-    tool_errors: Sequence[str]
+    warnings: Sequence[str]
 
 
 async def run(
@@ -138,7 +138,7 @@ async def run(
         further: a function that returns additional keys of `summary.json` for the rows.
     """
     control = control or Control()
-    tool_errors = ToolErrors()
+    warnings = RunWarnings()
     if traffic is not None:
         traffic.gave_up = control.give_up
         traffic.outage_time_s = plan.definition.run_limits.outage_time_s or traffic.outage_time_s
@@ -151,7 +151,7 @@ async def run(
         stack.enter_context(events.run_logs(folder.path, folder.redaction))
         session = CURRENT_PROVIDER_SESSION.set(traffic)  # For rewards that call a model
         stack.callback(CURRENT_PROVIDER_SESSION.reset, session)
-        stack.callback(CURRENT_TOOL_ERRORS.reset, CURRENT_TOOL_ERRORS.set(tool_errors))
+        stack.callback(CURRENT_RUN_WARNINGS.reset, CURRENT_RUN_WARNINGS.set(warnings))
         folder.write_header(folder.header.replace(run_limits=plan.definition.run_limits.model_dump()))
         execution = Run(
             plan,
@@ -198,7 +198,7 @@ async def run(
         credit_error=credit_error,
         page=page,
         page_error=page_error,
-        tool_errors=tool_errors.lines(),
+        warnings=warnings.lines(),
     )
 
 

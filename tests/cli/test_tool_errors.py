@@ -86,3 +86,15 @@ def test_hints_begin_with_reading_the_episodes(tmp_path: Path) -> None:
     lines = done.stderr.splitlines()
     first = lines.index(f"Read the episodes:  reward-kit view runs/{run.name} --open")
     assert lines[first + 1].endswith(f"reward-kit score runs/{run.name} --reward FILE.py:FUNCTION")
+
+
+def test_agent_that_ignores_the_base_url_is_reported(tmp_path: Path) -> None:
+    policy = {"type": "own_agent", "agent": "agent.py:agent", "model": "m", "base_url": "http://127.0.0.1:9/v1"}
+    project = Project(tmp_path, rows=2, policy=policy)
+    (tmp_path / "agent.py").write_text("async def agent(task, base_url):\n    return 'elsewhere'\n")
+    done = project.call("run", "task.yaml")
+    assert done.stderr.count("warning: the agent agent sent no model request to base_url in an episode") == 1
+    (tmp_path / "prices.yaml").write_text("m: {input: 1.0, output: 1.0}\n")
+    done = project.call("run", "task.yaml", "-T", "policy.price_file=prices.yaml", "--max-cost", "1")
+    assert done.returncode == 3, done.stderr
+    assert "did not report the cost of this action, so the cost limit cannot be enforced" in done.stdout + done.stderr

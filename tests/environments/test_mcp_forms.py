@@ -16,9 +16,10 @@ from reward_kit.agent.policies.simple_policies import ScriptedPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.simulated_user import ScriptedUser, SimulatedUser
 from reward_kit.environments.elicitation import CURRENT_USER, UserAnswer, fill_form
-from reward_kit.environments.mcp import McpResource, _warn_of_unsent_form, tool_table
+from reward_kit.environments.mcp import McpResource, tool_table
 from reward_kit.environments.schema_check import schema_violation
 from reward_kit.errors import EnvironmentFailure, ToolError
+from reward_kit.run_warnings import CURRENT_RUN_WARNINGS, RunWarnings
 from reward_kit.safe_input import TooLargeError
 from tests.agent.resources import call, failure, reason, task_of, text, tool_answers
 from tests.endless_server import peak
@@ -98,12 +99,15 @@ async def test_server_asks_during_a_call_with_the_legacy_protocol() -> None:
 
 
 async def test_form_that_the_protocol_cannot_carry_names_the_option(config, caplog) -> None:
-    _warn_of_unsent_form.cache_clear()
+    warnings = RunWarnings()
+    token = CURRENT_RUN_WARNINGS.set(warnings)
     async with with_user(SMALL, **config) as (resource, seen):
         for _ in range(2):
             with pytest.raises(ToolError, match=r"set protocol: legacy in the mcp resource, or .* Resolve and Elicit"):
                 await ask(resource, "direct")
+    CURRENT_RUN_WARNINGS.reset(token)
     assert seen == []
+    assert len(warnings.lines()) == 1
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "could not ask the simulated user" in warning and "set protocol: legacy" in warning
     async with opened(**config) as resource:

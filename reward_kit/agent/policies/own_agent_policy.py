@@ -36,6 +36,7 @@ from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, EpisodeError, PolicyError, RewardKitError, boundary, type_name
 from reward_kit.loading import load_object
 from reward_kit.models import PROVIDER_ITEMS, Message
+from reward_kit.run_warnings import warn_once
 from reward_kit.safe_input import parse_json
 
 logger = logging.getLogger("reward_kit.agent")
@@ -147,10 +148,10 @@ class OwnAgentPolicy(AgentPolicy):
     def _warn_of_unused_url(self) -> None:
         if not self._has_warned:
             self._has_warned = True
-            logger.warning(
-                "the agent %s sent no model request to base_url in an episode; its tokens and cost are unknown. If it "
-                "calls a model, pass base_url to its client",
-                callable_name(self._agent),
+            warn_once(
+                logger,
+                f"the agent {callable_name(self._agent)} sent no model request to base_url in an episode; its tokens "
+                "and cost are unknown. If it calls a model, pass base_url to its client",
             )
 
     async def get_action(
