@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -30,10 +31,19 @@ def get_attribute(module: ModuleType, name: str, reference: str, location: str) 
         if not hasattr(value, part):
             names = getattr(value, "__all__", None)
             if not isinstance(names, list | tuple):
-                names = [key for key in getattr(value, "__dict__", ()) if not key.startswith("_")]
+                members = getattr(value, "__dict__", {}).items()
+                names = [key for key, item in members if _is_candidate(key, item, module.__name__)]
             raise ConfigError(f"{reference!r}: {location} has no {part!r}{did_you_mean(part, names)}")
         value = getattr(value, part)
     return value
+
+
+def _is_candidate(name: str, item: Any, module: str) -> bool:
+    """Return False for private names, modules, and functions and classes imported from another package."""
+    if name.startswith("_") or isinstance(item, ModuleType) or type(item).__module__ in ("__future__", "typing"):
+        return False
+    is_code = isinstance(item, type) or inspect.isroutine(item)
+    return not is_code or str(getattr(item, "__module__", "")).partition(".")[0] == module.partition(".")[0]
 
 
 def load_module(location: str, folder: Path | None = None) -> ModuleType:

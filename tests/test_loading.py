@@ -77,6 +77,18 @@ def test_missing_name_suggests_the_nearest_name(write, tmp_path):
         load_object("reward.py:scor", tmp_path)
 
 
+def test_known_names_are_those_that_the_file_defines(write, tmp_path):
+    write(
+        "from __future__ import annotations\nimport json\nfrom pathlib import Path\nfrom typing import Literal\n"
+        "from json import dumps\nfrom reward_kit import ToolRegistry\n"
+        "tools = ToolRegistry('t')\ndef score(): ...\nclass Box:\n    def lid(self): ...\n"
+    )
+    with pytest.raises(ConfigError, match=r"has no 'qqqqq'; known: Box, score, tools$"):
+        load_object("reward.py:qqqqq", tmp_path)
+    with pytest.raises(ConfigError, match=r"has no 'qqqqq'; known: lid$"):
+        load_object("reward.py:Box.qqqqq", tmp_path)
+
+
 def test_failed_import_shows_the_user_frame(write, tmp_path):
     path = write("import json\n\n1 / 0\n")
     with pytest.raises(ConfigError) as caught:

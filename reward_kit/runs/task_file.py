@@ -171,7 +171,10 @@ def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
         return key, yaml.safe_load(value)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or "unreadable"
-        raise ConfigError(f"{option} {text!r}: the value is not YAML: {problem}") from None
+        quoted = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
+        raise ConfigError(
+            f"{option} {text!r}: the value is not YAML: {problem}; for a text, quote it: {option} {quoted}"
+        ) from None
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

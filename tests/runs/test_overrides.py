@@ -27,6 +27,13 @@ def test_invalid_value_is_named_with_its_option(text: str) -> None:
         parse_override(text, "-c")
 
 
+def test_unquoted_text_is_shown_with_quotes() -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_override("command={python} server.py", "-c")
+    assert str(raised.value).endswith("""; for a text, quote it: -c 'command="{python} server.py"'""")
+    assert parse_override('command="{python} server.py"') == ("command", "{python} server.py")
+
+
 def test_inner_keys_are_laid_over_and_the_original_stays() -> None:
     data = {"limits": {"cost": 1}, "resources": [{"type": "a"}, {"type": "b"}]}
     changed = apply_overrides(data, {"limits.steps": 2, "resources.1.config.rows": 3, "user.type": "human"})

@@ -77,6 +77,11 @@ class AgentTask:
         return Message.model_validate(asked[-1]).text if asked else ""
 
 
+def callable_name(function: Callable[..., Any]) -> str:
+    """Return the name of a function, or the representation of another callable."""
+    return getattr(function, "__name__", None) or repr(function)
+
+
 Agent = Callable[[AgentTask, str], Any]
 """`async def agent(task, base_url)`, or a plain function, which runs in a separate thread.
 
@@ -113,7 +118,7 @@ class OwnAgentPolicy(AgentPolicy):
             inspect.signature(function).bind(None, "")
         except TypeError as error:
             raise ConfigError(
-                f"agent: {function!r} cannot be called with the task and the base URL: {error}"
+                f"agent: {callable_name(function)} cannot be called with the task and the base URL: {error}"
             ) from error
         except ValueError:
             logger.debug("cannot read the signature of %r", function)
@@ -121,9 +126,10 @@ class OwnAgentPolicy(AgentPolicy):
         self._model = model
         self._upstream = OpenAIAgentPolicy(model, **options)
         self._endpoint = RecordingEndpoint(ServedModel(model, self._upstream.api, self._upstream.has_logprobs))
+        self._has_warned = False
 
     def __repr__(self) -> str:
-        return f"OwnAgentPolicy({getattr(self._agent, '__name__', self._agent)!r}, {self._upstream!r})"
+        return f"OwnAgentPolicy({callable_name(self._agent)!r}, {self._upstream!r})"
 
     @property
     def knows_cost(self) -> bool:
@@ -132,9 +138,20 @@ class OwnAgentPolicy(AgentPolicy):
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """Open the session of one episode, with a separate base URL. The first `get_action` starts the agent."""
-        session = _AgentSession(self._agent, self._model, self._upstream, self._endpoint, context)
+        session = _AgentSession(
+            self._agent, self._model, self._upstream, self._endpoint, context, self._warn_of_unused_url
+        )
         session.base_url = await self._endpoint.open(session.answer)
         return session
+
+    def _warn_of_unused_url(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the agent %s sent no model request to base_url in an episode; its tokens and cost are unknown. If it "
+                "calls a model, pass base_url to its client",
+                callable_name(self._agent),
+            )
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
@@ -179,9 +196,12 @@ class _AgentSession(AgentPolicy):
         upstream: OpenAIAgentPolicy,
         endpoint: RecordingEndpoint,
         context: EpisodeContext,
+        warn_of_unused_url: Callable[[], None],
     ) -> None:
         self._agent, self._model, self._upstream = agent, model, upstream
         self._endpoint, self._context = endpoint, context
+        self._warn_of_unused_url = warn_of_unused_url
+        self._has_asked = False
         self.base_url = ""
         self._tools: list[ToolSpec] = []
         self._running: asyncio.Task[str | None] | None = None
@@ -199,6 +219,7 @@ class _AgentSession(AgentPolicy):
 
     async def answer(self, request: ChatRequest) -> RecordedAnswer:
         """Wait until the agent may continue, and return the answer of the model to its request."""
+        self._has_asked = True
         if self._is_over:
             raise EpisodeError(_OVER)
         answer: asyncio.Future[RecordedAnswer] = asyncio.get_running_loop().create_future()
@@ -371,6 +392,9 @@ class _AgentSession(AgentPolicy):
         if self._made:  # the agent never asked the model, so its calls come before its only action
             called = results_of_calls(action, self._made, self._is_over)
             action |= {"prompt_messages": [*self._conversation, *called], "results": []}
+        if not self._has_asked:  # the agent may have used a model elsewhere
+            self._warn_of_unused_url()
+            return PolicyOutput(action, text)
         # The action was free; report a cost of 0 if costs are known.
         facts = {"usage": {"cost": 0.0}} if self._upstream.knows_cost else None
         return PolicyOutput(action, text, facts)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from reward_kit import RLRolloutWorker
 from reward_kit.agent.models import episode_steps
 from reward_kit.agent.policies import make_policy
 from reward_kit.agent.policies.own_agent_policy import AgentTask
@@ -22,6 +23,7 @@ from tests.agent.policies.own_agents import (
     served,
     shown,
     streaming_loop,
+    task_of,
     threaded_loop,
 )
 from tests.agent.resources import COUNTER, failure, reason
@@ -150,6 +152,40 @@ async def test_agent_without_model_requests_is_one_step() -> None:
     assert reason(episode) == "terminate_action"
 
 
+async def test_agent_that_ignores_the_base_url_is_reported_once(caplog) -> None:
+    seeds: list[int] = []
+
+    async def agent(task: AgentTask, base_url: str) -> str:
+        seeds.append(task.seed)
+        if len(seeds) == 2:
+            await ask(base_url, task.prompt)
+        return "elsewhere"
+
+    async with served([answer("3")], agent) as (_, policy):
+        worker = RLRolloutWorker(task_of(), policy)
+        for seed in range(3):
+            await worker.collect_episode(seed=seed)
+    assert len(seeds) == 3
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "sent no model request to base_url" in warning and "its tokens and cost are unknown" in warning
+
+
+async def test_agent_with_requests_is_not_reported(caplog) -> None:
+    await collect([SUM, answer("3")], loop)
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def test_cost_of_an_agent_that_ignores_the_base_url_is_unknown_under_a_limit(tmp_path) -> None:
+    (tmp_path / "prices.yaml").write_text("m: {input: 1.0, output: 1.0}\n")
+
+    async def agent(task: AgentTask, base_url: str) -> str:
+        return "elsewhere"
+
+    options = {"price_file": tmp_path / "prices.yaml"}
+    episode, _ = await collect([], agent, options=options, limits={"cost": 1.0})
+    assert "did not report the cost of this action" in failure(episode)["message"]
+
+
 async def test_results_are_recorded_if_the_agent_ends_after_its_calls() -> None:
     async def agent(task: AgentTask, base_url: str) -> None:
         await ask(base_url, "Add.")
@@ -187,7 +223,7 @@ def test_task_file_names_the_agent_by_path(tmp_path) -> None:
     assert repr(make_policy("own_agent", options, tmp_path)).startswith("OwnAgentPolicy('agent'")
     for wrong, words in (
         ({"agent": "mine.py:agnet"}, "did you mean 'agent'"),
-        ({"agent": "mine.py:short"}, "cannot be called with the task and the base URL"),
+        ({"agent": "mine.py:short"}, "agent: short cannot be called with the task and the base URL"),
         ({"agent": "mine.py:number"}, "agent must be a function"),
         ({"agent": 3}, "agent must be a function"),
         ({"temprature": 1}, "policy.temprature: unknown key for policy 'own_agent'; did you mean 'temperature'"),
