@@ -22,7 +22,7 @@ class Branch(NamedTuple):
     next_state: str | None
 
 
-class Turn(NamedTuple):
+class Choice(NamedTuple):
     """An action, its state, and its reward."""
 
     state: str
@@ -34,7 +34,7 @@ class Path(NamedTuple):
     """A whole episode and its probability under the policy. `next_state` is where a truncated one was cut off."""
 
     probability: float
-    turns: tuple[Turn, ...]
+    turns: tuple[Choice, ...]
     next_state: str | None
 
     @property
@@ -86,7 +86,7 @@ class TabularTask:
             return
         for action, chance in enumerate(self.chances(state, logits_P).tolist()):
             for probability, reward, next_state in self.branches[state, action]:
-                turns = (*path.turns, Turn(state, action, reward))
+                turns = (*path.turns, Choice(state, action, reward))
                 yield from self._paths(Path(path.probability * chance * probability, turns, next_state), logits_P)
 
     def score_functions(self, path: Path) -> Floats:

@@ -88,7 +88,7 @@ _PATHS = [task.paths() for task in _TASKS]
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _BatchRow:
     kinds: list[int]
     logprobs: list[float]
     rewards: list[float]
@@ -99,7 +99,7 @@ class _Row:
     reward: float
 
 
-def _rows(prompt: int, path: Path, scenario: Scenario, is_scored: bool) -> list[_Row]:
+def _rows(prompt: int, path: Path, scenario: Scenario, is_scored: bool) -> list[_BatchRow]:
     """Return the rows of an episode. The first token of a step is its choice, and a second one follows from it."""
     task, start = _TASKS[prompt], prompt * _LOGITS
     directions_KP = np.zeros((len(path.turns), _PARAMETERS))
@@ -133,7 +133,7 @@ def _rows(prompt: int, path: Path, scenario: Scenario, is_scored: bool) -> list[
         directions_TP = np.array(directions)
         turns = path.turns[number : number + 1] if scenario.rows_per_step else path.turns
         made.append(
-            _Row(
+            _BatchRow(
                 [*kinds],
                 [*logprobs],
                 [*rewards],

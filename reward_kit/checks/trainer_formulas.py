@@ -74,7 +74,7 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Term:
     text: str
     causes: tuple[str, ...]
     values: Floats
@@ -85,7 +85,7 @@ def find_formulas(batches: Enumeration, coefficients_NBT: Floats, tolerance: flo
     sampled_NBT = batches.kinds_NBT == SAMPLED
     found = coefficients_NBT[sampled_NBT]
     norm = float(np.linalg.norm(found))
-    weights: list[tuple[_Part, list[float]]] = []
+    weights: list[tuple[_Term, list[float]]] = []
     for weight in _weights(batches):
         flat = weight.values[sampled_NBT]
         for kept, factors in weights:
@@ -93,7 +93,7 @@ def find_formulas(batches: Enumeration, coefficients_NBT: Floats, tolerance: flo
                 factors.append(float(flat[0] / kept.values[0]))  # the same in this scenario, up to a factor
                 break
         else:
-            weights.append((_Part(weight.text, weight.causes, flat), [1.0]))
+            weights.append((_Term(weight.text, weight.causes, flat), [1.0]))
     matching = []
     for advantage in _advantages(batches):
         values = advantage.values[sampled_NBT]
@@ -122,30 +122,30 @@ def choose_formulas(matching: Sequence[Sequence[Formula]], tolerance: float) -> 
     ]
 
 
-def _replace(part: _Part, values: Floats) -> _Part:
-    return _Part(part.text, part.causes, values)
+def _replace(part: _Term, values: Floats) -> _Term:
+    return _Term(part.text, part.causes, values)
 
 
-def _distinct(parts: Iterator[_Part]) -> list[_Part]:
+def _distinct(parts: Iterator[_Term]) -> list[_Term]:
     """Drop parts whose values equal those of an earlier one in this scenario."""
-    kept: list[_Part] = []
+    kept: list[_Term] = []
     for part in parts:
         if not any(np.array_equal(part.values, other.values, equal_nan=True) for other in kept):
             kept.append(part)
     return kept
 
 
-def _weights(batches: Enumeration) -> Iterator[_Part]:
+def _weights(batches: Enumeration) -> Iterator[_Term]:
     """Yield the weights of tokens (N, B, T) in the loss."""
     kinds_NBT = batches.kinds_NBT
     is_row_NB = batches.groups_NB >= 0
     tokens_NB = (kinds_NBT == SAMPLED).sum(axis=2)
     own_N, one = (slice(None), None, None), np.ones(kinds_NBT.shape)
     tokens_N, rows_N = tokens_NB.sum(axis=1)[own_N], is_row_NB.sum(axis=1)[own_N]
-    yield _Part("mean over episodes", (), one / sum(batches.scenario.sizes))
-    yield _Part("mean over rows", ("row-mean",), one / rows_N)
-    yield _Part("mean over tokens", ("token-mean",), one / tokens_N)
-    yield _Part(
+    yield _Term("mean over episodes", (), one / sum(batches.scenario.sizes))
+    yield _Term("mean over rows", ("row-mean",), one / rows_N)
+    yield _Term("mean over tokens", ("token-mean",), one / tokens_N)
+    yield _Term(
         "mean over rows of the mean over tokens", ("length-weighted",), one / rows_N / np.fmax(tokens_NB, 1)[..., None]
     )
     parts = range(batches.scenario.micro_batches)
@@ -153,14 +153,14 @@ def _weights(batches: Enumeration) -> Iterator[_Part]:
         (batches.parts_NB == p) * ((batches.parts_NB == p) * tokens_NB).sum(axis=1, keepdims=True) for p in parts
     )
     mean_NBT = one / len(parts) / np.fmax(of_part_NB, 1)[..., None]
-    yield _Part("mean over tokens per micro-batch", ("micro-batch-mean",), mean_NBT)
+    yield _Term("mean over tokens per micro-batch", ("micro-batch-mean",), mean_NBT)
     seen_N = np.isin(kinds_NBT, (SAMPLED, OBSERVATION)).sum(axis=(1, 2))[own_N]
-    yield _Part("mean over tokens and observations", ("observations-counted",), one / seen_N)
+    yield _Term("mean over tokens and observations", ("observations-counted",), one / seen_N)
     width_N = (kinds_NBT[:, :1] != 3).sum(axis=2, keepdims=True)
-    yield _Part("mean over tokens and padding", ("padding-counted",), one / rows_N / width_N)
+    yield _Term("mean over tokens and padding", ("padding-counted",), one / rows_N / width_N)
 
 
-def _advantages(batches: Enumeration) -> Iterator[_Part]:
+def _advantages(batches: Enumeration) -> Iterator[_Term]:
     """Yield the advantages of tokens (N, B, T)."""
     sampled_NBT = batches.kinds_NBT == SAMPLED
     is_row_NB = batches.groups_NB >= 0
@@ -180,31 +180,31 @@ def _advantages(batches: Enumeration) -> Iterator[_Part]:
         of_step_NBT = sum(
             (batches.steps_NBT == k) * ((batches.steps_NBT == k) * masked_NBT).sum(axis=2, keepdims=True) for k in steps
         )
-        yield from _spread(_Part("return", ("no-baseline",), to_go_NBT), sampled_NBT, None)
-        yield _Part("reward of the step", ("immediate-reward",), np.asarray(of_step_NBT * sampled_NBT))
+        yield from _spread(_Term("return", ("no-baseline",), to_go_NBT), sampled_NBT, None)
+        yield _Term("reward of the step", ("immediate-reward",), np.asarray(of_step_NBT * sampled_NBT))
 
 
-def _spread(part: _Part, sampled_NBT: Floats, last_NBT: Floats | None) -> Iterator[_Part]:
+def _spread(part: _Term, sampled_NBT: Floats, last_NBT: Floats | None) -> Iterator[_Term]:
     """Yield advantages on all tokens, and the usual faults and normalizations of them."""
     values_NBT = part.values * sampled_NBT
     yield _replace(part, values_NBT)
     if last_NBT is not None and not np.array_equal(last_NBT, sampled_NBT):
-        yield _Part(f"{part.text}, on the last step", (*part.causes, "last-step-only"), part.values * last_NBT)
+        yield _Term(f"{part.text}, on the last step", (*part.causes, "last-step-only"), part.values * last_NBT)
     if "standard deviation" not in part.text:
         count_N11 = sampled_NBT.sum(axis=(1, 2), keepdims=True)
         mean_N11 = values_NBT.sum(axis=(1, 2), keepdims=True) / count_N11
         centered_NBT = (values_NBT - mean_N11) * sampled_NBT
         deviation_N11 = np.sqrt((centered_NBT**2).sum(axis=(1, 2), keepdims=True) / (count_N11 - 1) + 1e-8)
         causes = tuple(cause for cause in part.causes if cause != "no-baseline")
-        yield _Part(f"{part.text}, normalized over tokens", (*causes, "whitened-tokens"), centered_NBT / deviation_N11)
+        yield _Term(f"{part.text}, normalized over tokens", (*causes, "whitened-tokens"), centered_NBT / deviation_N11)
 
 
-def _episode_advantages(batches: Enumeration) -> Iterator[_Part]:
+def _episode_advantages(batches: Enumeration) -> Iterator[_Term]:
     """Yield the advantages of rows (N, B, 1) that are the same on all their tokens."""
     for score, population in itertools.product(_distinct(_scores(batches)), _distinct(_populations(batches))):
         is_scored_NB = ~np.isnan(score.values)
         scores_NB = np.nan_to_num(score.values) * is_scored_NB
-        yield _Part(score.text, (*score.causes, "no-baseline"), scores_NB[..., None])
+        yield _Term(score.text, (*score.causes, "no-baseline"), scores_NB[..., None])
         members_NBB = population.values * is_scored_NB[:, None, :]
         counts_NB = members_NBB.sum(axis=2)
         own_NB = np.diagonal(population.values, axis1=1, axis2=2)
@@ -219,53 +219,53 @@ def _episode_advantages(batches: Enumeration) -> Iterator[_Part]:
         ):
             values_NB = np.where(is_single_NB, single_NB, centered.values) * is_scored_NB
             label = f"{score.text} - {centered.text.replace('mean', 'mean' + population.text, 1)}{text}"
-            yield _Part(label, score.causes + population.causes + centered.causes + causes, values_NB[..., None])
+            yield _Term(label, score.causes + population.causes + centered.causes + causes, values_NB[..., None])
 
 
-def _centered(scores_NB: Floats, members_NBB: Floats, own_NB: Floats) -> Iterator[_Part]:
+def _centered(scores_NB: Floats, members_NBB: Floats, own_NB: Floats) -> Iterator[_Term]:
     """Yield scores (N, B) minus a mean of the members, which contains the own score `own_NB` times."""
     counts_NB = members_NBB.sum(axis=2)
     total_NB = (members_NBB @ scores_NB[..., None])[..., 0]
     others_NB = np.where(counts_NB > own_NB, counts_NB - own_NB, 1.0)
-    yield _Part("mean of the others", (), scores_NB - (total_NB - own_NB * scores_NB) / others_NB)
+    yield _Term("mean of the others", (), scores_NB - (total_NB - own_NB * scores_NB) / others_NB)
     mean_NB = total_NB / np.where(counts_NB > 0, counts_NB, 1.0)
-    yield _Part("mean", ("mean-includes-own",), scores_NB - mean_NB)
+    yield _Term("mean", ("mean-includes-own",), scores_NB - mean_NB)
     square_NB = (members_NBB * (scores_NB[:, None, :] - mean_NB[..., None]) ** 2).sum(axis=2)
     is_scored_NB = own_NB > 0
     batch_N1 = np.nanstd(np.where(is_scored_NB, scores_NB, np.nan), axis=1, ddof=1, keepdims=True)
     for epsilon, ddof in itertools.product(_EPSILONS, (1, 0)):
         deviation_NB = np.sqrt(square_NB / np.where(counts_NB > ddof, counts_NB - ddof, 1.0))
         values_NB = (scores_NB - mean_NB) / np.where(deviation_NB > 1e-9, deviation_NB + epsilon, 1.0)
-        yield _Part("mean, by standard deviation", ("divides-by-std",), values_NB)
+        yield _Term("mean, by standard deviation", ("divides-by-std",), values_NB)
         values_NB = (scores_NB - mean_NB) / np.where(batch_N1 > 1e-9, batch_N1 + epsilon, 1.0)
-        yield _Part("mean, by standard deviation of the batch", ("divides-by-batch-std",), values_NB)
+        yield _Term("mean, by standard deviation of the batch", ("divides-by-batch-std",), values_NB)
 
 
-def _scores(batches: Enumeration) -> Iterator[_Part]:
+def _scores(batches: Enumeration) -> Iterator[_Term]:
     """Yield the scores of rows (N, B), NaN if absent or unscored."""
     is_row_NB = batches.groups_NB >= 0
     rewards_NBT = batches.rewards_NBT
-    yield _Part("score", (), batches.scores_NB)
-    yield _Part("score", ("unscored-as-zero",), np.where(is_row_NB, np.nan_to_num(batches.scores_NB), np.nan))
+    yield _Term("score", (), batches.scores_NB)
+    yield _Term("score", ("unscored-as-zero",), np.where(is_row_NB, np.nan_to_num(batches.scores_NB), np.nan))
     if batches.scenario.masked_rewards:
-        yield _Part("score", ("masked-rewards",), rewards_NBT.sum(axis=2))
+        yield _Term("score", ("masked-rewards",), rewards_NBT.sum(axis=2))
     if batches.scenario.step_rewards:
         last_NB1 = (batches.kinds_NBT == SAMPLED).cumsum(axis=2).argmax(axis=2)[..., None]
-        yield _Part("last reward", ("last-reward-only",), np.take_along_axis(rewards_NBT, last_NB1, axis=2)[..., 0])
+        yield _Term("last reward", ("last-reward-only",), np.take_along_axis(rewards_NBT, last_NB1, axis=2)[..., 0])
 
 
-def _populations(batches: Enumeration) -> Iterator[_Part]:
+def _populations(batches: Enumeration) -> Iterator[_Term]:
     """Yield the weights (N, B, B) of the rows in the statistics of each row."""
     is_row_NB = batches.groups_NB >= 0
     present_NBB = is_row_NB[:, :, None] & is_row_NB[:, None, :]
     group_NBB = present_NBB & (batches.groups_NB[:, :, None] == batches.groups_NB[:, None, :])
     first_N1B = batches.is_first_NB[:, None, :]
     tokens_N1B = (batches.kinds_NBT == SAMPLED).sum(axis=2)[:, None, :]
-    yield _Part("", (), (group_NBB * first_N1B).astype(np.float64))
-    yield _Part(" of rows", ("episode-per-row",), group_NBB.astype(np.float64))
-    yield _Part(" of the batch", ("batch-statistics",), (present_NBB * first_N1B).astype(np.float64))
-    yield _Part(" of the rows of the batch", ("batch-statistics", "episode-per-row"), present_NBB.astype(np.float64))
-    yield _Part(" weighted by tokens", ("length-weighted-baseline",), (group_NBB * tokens_N1B).astype(np.float64))
+    yield _Term("", (), (group_NBB * first_N1B).astype(np.float64))
+    yield _Term(" of rows", ("episode-per-row",), group_NBB.astype(np.float64))
+    yield _Term(" of the batch", ("batch-statistics",), (present_NBB * first_N1B).astype(np.float64))
+    yield _Term(" of the rows of the batch", ("batch-statistics", "episode-per-row"), present_NBB.astype(np.float64))
+    yield _Term(" weighted by tokens", ("length-weighted-baseline",), (group_NBB * tokens_N1B).astype(np.float64))
     block_B = np.arange(is_row_NB.shape[1]) // max(batches.scenario.sizes)
     block_NBB = present_NBB & (block_B[:, None] == block_B[None, :])
-    yield _Part(" of consecutive rows", ("grouped-by-position",), block_NBB.astype(np.float64))
+    yield _Term(" of consecutive rows", ("grouped-by-position",), block_NBB.astype(np.float64))

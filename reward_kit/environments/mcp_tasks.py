@@ -39,7 +39,7 @@ class CreatedTask(mcp_types.Result):
     poll_interval_ms: float | None = None
 
 
-class Task(mcp_types.Result):
+class ToolTask(mcp_types.Result):
     """The state of a task."""
 
     status: Literal["working", "input_required", "completed", "failed", "cancelled"]
@@ -100,7 +100,7 @@ async def _finish(created: CreatedTask, context: ClaimContext) -> mcp_types.Call
         while True:
             await anyio.sleep(fallback if interval is None else max(interval / 1000, _MIN_POLL_S))
             fallback = min(2 * fallback, _LONGEST_POLL_S)
-            task = await _send(context, _GetTask(params=params), Task)
+            task = await _send(context, _GetTask(params=params), ToolTask)
             interval = task.poll_interval_ms
             is_over = task.status in ("completed", "failed", "cancelled")
             if is_over:
@@ -134,7 +134,7 @@ async def _send(context: ClaimContext, request: Any, result_type: type[Any]) -> 
         raise UnknownEffectError(f"{context.tool_name}: {request.method} failed: {error.message}") from error
 
 
-def _result(task: Task, tool: str) -> mcp_types.CallToolResult:
+def _result(task: ToolTask, tool: str) -> mcp_types.CallToolResult:
     message = f": {task.status_message[:_SHOWN_CHARS]}" if task.status_message else ""
     if task.status == "cancelled":
         raise UnknownEffectError(f"{tool}: the server cancelled the task{message}")

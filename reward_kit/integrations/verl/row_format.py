@@ -55,13 +55,13 @@ def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode
     return None if carried is None else SingleAgentEpisode.from_state(carried["state"])
 
 
-class _Columns(NamedTuple):
+class _RewardColumns(NamedTuple):
     data_idxs: list[int]
     reward_tensor: Tensor
     reward_extra_infos: dict[str, list[Any]]
 
 
-class ScoredRows(_Columns):
+class ScoredRows(_RewardColumns):
     """Rows of a `DataProto` with their rewards. Unpacks as (data_idxs, reward_tensor, reward_extra_infos).
 
     Attributes:
