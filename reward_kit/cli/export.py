@@ -16,6 +16,7 @@ import click
 from reward_kit.cli.echo import echo
 from reward_kit.cli.options import Number, complete_runs, newest_run_option, run_or_newest
 from reward_kit.cli.trust import require_trust_in_file, trust_option
+from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.private_files import make_private_folder
 from reward_kit.runs.chats import Unfit, make_chat
@@ -250,7 +251,7 @@ def _send_traces(header: RunHeader, selection: Selection, endpoint: str, run: Pa
             echo(f"{count:,} episodes", err=True)
 
     episodes, spans = export_results(header, results, endpoint, progress)
-    echo(f"{episodes:,} episodes, {spans:,} spans: {endpoint}", err=True)
+    echo(f"{pluralize(episodes, 'episode')}, {pluralize(spans, 'span')}: {endpoint}", err=True)
     _report_left_out(selection.left_out)
 
 

@@ -65,8 +65,8 @@ def init(directory: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode("utf-8"), is_private=False)
     trust_new_folder(directory)
-    echo(f"Wrote {len(texts)} files to {directory}. Next:")
     is_here = directory.resolve() == Path.cwd()
+    echo(f"Wrote {len(texts)} files to {'this directory' if is_here else directory}. Next:")
     there = [] if is_here else [f"cd {shlex.quote(str(directory))}"]
     for line in (*there, "reward-kit run task.yaml", "pytest", "reward-kit view --open"):
         echo(f"  {line}")

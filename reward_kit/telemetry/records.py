@@ -70,6 +70,8 @@ def usage_attributes(usage: Record) -> dict[str, Any]:
         "prompt_tokens": "gen_ai.usage.input_tokens",
         "completion_tokens": "gen_ai.usage.output_tokens",
         "cached_tokens": "gen_ai.usage.cache_read.input_tokens",
+        "cache_write_tokens": "gen_ai.usage.cache_creation.input_tokens",
+        "reasoning_tokens": "gen_ai.usage.reasoning.output_tokens",
         "cost": "reward_kit.usage.cost",
     }
     return {name: usage[key] for key, name in names.items() if usage.get(key) is not None}

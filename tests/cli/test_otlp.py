@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from opentelemetry.semconv._incubating.attributes import error_attributes, gen_ai_attributes, server_attributes
 
+from reward_kit.providers.completion import Usage
+from reward_kit.telemetry.records import usage_attributes
 from reward_kit.telemetry.traces import SCHEMA_URL
 from tests.chat_server import ChatServer, answer, status, tool_calls
 from tests.cli.project import Project
@@ -173,3 +175,14 @@ def test_nothing_is_imported_without_telemetry() -> None:
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+def test_every_kind_of_tokens_is_exported_under_a_name_of_the_conventions() -> None:
+    usage = Usage(100, 20, 40, 0.5, 30, 8).to_json()
+    assert {name: value for name, value in usage_attributes(usage).items() if name in known_names()} == {
+        "gen_ai.usage.input_tokens": 100,
+        "gen_ai.usage.output_tokens": 20,
+        "gen_ai.usage.cache_read.input_tokens": 40,
+        "gen_ai.usage.cache_creation.input_tokens": 30,
+        "gen_ai.usage.reasoning.output_tokens": 8,
+    }
