@@ -396,6 +396,7 @@ _TOOL_MARK = b'"inputSchema"'  # counted before parsing: a tool takes 4 kB of me
 _FLUSH_S = 0.5
 _GRACE_S = 2.0
 _SHOWN_CHARS = 200
+_CLOSED_INPUT = "it closed its standard input"
 
 
 class StdioServer(McpServer):
@@ -459,7 +460,8 @@ class StdioServer(McpServer):
         if self._child is None:
             return ""
         code = self._child.returncode
-        parts = [self._problem] if self._problem else []
+        # The exit explains why the server closed its input, and either may be noticed first.
+        parts = [self._problem] if self._problem and (code is None or self._problem != _CLOSED_INPUT) else []
         if code is not None:
             parts.append(f"exit code {code}" if code >= 0 else f"ended by signal {-code}")
         if self._strays:
@@ -508,7 +510,7 @@ class StdioServer(McpServer):
                     await writer.drain()
         except OSError:
             # The server no longer reads. Waiting callers get an error from the closed stream.
-            self._problem = self._problem or "it closed its standard input"
+            self._problem = self._problem or _CLOSED_INPUT
             arrive.close()
         finally:
             written.set()

@@ -120,7 +120,7 @@ async def test_agent_that_ignores_the_end_is_abandoned_with_a_warning(monkeypatc
                 continue
         ended.set()
 
-    episode, _ = await collect([answer("3")], agent, limits={"wall_time_s": 0.5})
+    episode, _ = await collect([answer("3")], agent, limits={"wall_time_s": 2.0})
     assert reason(episode) == "wall_time_limit"
     assert f"the agent of {episode.id_} is still running after the end of its episode" in caplog.messages
     allowed.set()
