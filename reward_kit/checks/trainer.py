@@ -188,7 +188,7 @@ def _coefficients(loss: Loss, batches: Enumeration) -> Floats:
 
 
 def _gradient(loss: Loss, arrays: dict[str, Any]) -> Floats:
-    """Return (B, T) the gradient of the loss by the log-probabilities."""
+    """Return (B, T) the gradient of the loss with respect to the log-probabilities."""
     log_probs = torch.tensor(arrays["log_probs"], dtype=torch.float64, requires_grad=True)
     batch = {
         **arrays,

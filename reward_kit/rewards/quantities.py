@@ -293,7 +293,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 
 def unit_named(text: str) -> Unit:
-    """Return the unit with this name, which may be unknown."""
+    """Return the unit with this name, or a new unit if the name is not known."""
     name = " ".join(text.casefold().split())
     if name in _PERCENT:
         return Unit("%", (), Fraction(1, 100))
