@@ -244,9 +244,8 @@ class UserSession:
         known = {key: value for key, value in (output.log_probs or {}).items() if value is not None}
         raw = text if output.raw_policy_output is None else output.raw_policy_output
         facts: dict[str, Any] = to_plain_data({"raw": raw, **known})
-        if (
-            self._unrecorded and form is None
-        ):  # record them with the first answer, since they are not in the conversation
+        if self._unrecorded and form is None:
+            # The conversation does not contain the instructions, so record them with the first answer.
             facts["instructions"], self._unrecorded = self._unrecorded, ""
         if stops:  # keep one space or line break if the phrase had some on both sides
             pattern = rf"\s+(?:{re.escape(self._stop_phrase)}\s+)+"

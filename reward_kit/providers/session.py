@@ -139,8 +139,18 @@ def endpoint_for(
     return settings
 
 
-def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
-    """Call `key_variable` for this session. A replay sends no key. A dry run only reports an error."""
+def key_variable_for(
+    traffic: ProviderSession | None,
+    options: Mapping[str, Any],
+    of_user: Collection[str] = (),
+    *,
+    is_default: bool = False,
+) -> Any:
+    """Call `key_variable` for this session. A replay sends no key. A dry run only reports an error.
+
+    If `is_default` is true, the variable is the default of the provider. It is not an error if the user has not
+    configured it for the URL: the requests are sent without a key.
+    """
     base_url, named = options.get("base_url"), options.get("api_key_env")
     if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):
         return named  # the file's own; a wrong value is rejected where it is used
@@ -149,6 +159,8 @@ def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any]
     try:
         return key_variable(base_url, named, of_user=of_user)
     except ConfigError as error:
+        if is_default:
+            return NO_KEY
         if traffic is None or not traffic.is_dry_run:
             raise
         traffic.report_missing_key(str(error))
