@@ -60,7 +60,7 @@ class Schedule(StrEnum):
 
     @property
     def rolls_ahead(self) -> bool:
-        """True if the next batch is rolled out before training on this one, using weights that are one version older."""
+        """True if the next batch is rolled out before training on this one, with weights that are one version older."""
         return self in (Schedule.ONE_STEP_OFF, Schedule.BOTH)
 
 
