@@ -58,12 +58,13 @@ def length_within(
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
-        unit: "characters" or "words". A text without spaces is one word, so use characters if that could evade a limit.
+        unit: "characters" or "words". A string without spaces counts as one word, so use characters if omitting spaces
+            could evade a limit.
         at_least: the smallest length that scores 1.
         at_most: the largest length that scores 1. If None, there is no upper bound.
         below: the distance below `at_least` at which the score reaches 0.
         above: the distance above `at_most` at which the score reaches 0.
-        as_penalty: True to subtract 1, which gives a penalty in [-1, 0] that can be added to another score. If this
+        as_penalty: True to subtract 1. The result is a penalty in [-1, 0] that can be added to another score. If this
             option is False, an empty reply scores 0; if it is True, an empty reply is scored like any other.
         of: the part of the reply to measure: the "whole" reply, its "thought" or its "answer".
 

@@ -91,8 +91,9 @@ TERSE_TEMPLATE = """\
 {{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-"""The shortest chat template, for models of a single task. All text outside of the answers of the assistant comes from
-the environment.
+"""The shortest chat template, for models of a single task.
+
+All text other than the messages of the assistant comes from the environment.
 
     Your task is: …<|assistant|>go to fridge 1<|end|> You arrive.<|assistant|>
 
@@ -118,7 +119,7 @@ def build_tokenizer(
     If `level` is "word", text is split into units, words (`\w+`) and single symbols, each with at most one preceding
     space. Other white space is split into characters. The vocabulary contains white space and all pieces of `texts` and
     `words`, both with and without a preceding space. Other pieces become `<|unknown|>`, and `unknown_pieces` counts
-    them. The text of a sequence is the concatenation of the texts of its tokens, as constrained decoding requires.
+    them. The text of a sequence is the concatenation of the strings of its tokens, as constrained decoding requires.
 
     If `level` is "byte", a token is a byte of UTF-8, and no piece is unknown.
 
