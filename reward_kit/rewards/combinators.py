@@ -36,7 +36,7 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
     parts are added up with the same weights.
 
     Args:
-        id: the name of the reward in files.
+        id: the name under which the reward is recorded.
         parts: the parts, keyed by name. Each part is a reward, which has weight 1, or a pair of a reward and its
             weight. The weights are normalized so that they sum to 1.
 
@@ -209,7 +209,7 @@ def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awa
     """Return a pointwise reward that combines other rewards.
 
     Args:
-        id: the name of the reward in files.
+        id: the name under which the reward is recorded.
         parts: the rewards, keyed by name.
         combine: a function that returns the result for one rollout. Its argument is a function that calls a part by its
             name on that rollout.

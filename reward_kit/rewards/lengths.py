@@ -139,7 +139,7 @@ def cosine_length(
         wrong: the scores r_0 and r_L of a wrong reply.
         exceed: the score of a reply of length L_max or more.
         at_least: the lowest score of `reward` that counts as correct.
-        id: the name of the reward in files.
+        id: the name under which the reward is recorded.
 
     Raises:
         ConfigError: If `max_length` is less than 1, or if a number is not finite.
@@ -199,7 +199,7 @@ def shortest_in_group(
         form: "share" or "kimi".
         weight: the weight of the length. For "share", it must be at most 1.
         at_least: the lowest score of `reward` that counts as correct.
-        id: the name of the reward in files.
+        id: the name under which the reward is recorded.
 
     Raises:
         ConfigError: If `reward` is a batch reward, if `weight` is negative or too large, or if another argument has an

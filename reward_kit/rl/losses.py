@@ -74,7 +74,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class ClipRange(NamedTuple):
-    """The bounds on the distance of a ratio from 1, and the factor c of the dual clip or None."""
+    """The bounds on the distance of a ratio from 1, and the factor c of the dual clip, or None without one."""
 
     low: float
     high: float

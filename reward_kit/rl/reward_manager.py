@@ -320,7 +320,7 @@ class EpisodeRewardManager(RewardManager):
                 raise ConfigError(f"{name} must be True or False, got {flag!r}")
         if visual_scorer is not None and (not callable(visual_scorer) or inspect.iscoroutinefunction(visual_scorer)):
             raise ConfigError(
-                f"visual_scorer must be a synchronous function that takes the inputs of one row, got {visual_scorer!r:.80}"
+                f"visual_scorer must be a synchronous function that takes one row's inputs, got {visual_scorer!r:.80}"
             )
         kind = normalization_type
         if kind is None:

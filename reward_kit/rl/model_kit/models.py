@@ -132,8 +132,8 @@ def build_tokenizer(
         level: "word" or "byte".
         spaces: "kept" keeps white space. "single" replaces every run of white space with one space, and removes white
             space at both ends of a string. With "none", white space only separates pieces, so that a word has only one
-            form, and tokens are joined with one space. A tokenizer with "none" supports no grammars, only choices from
-            a list.
+            form, and tokens are joined with one space. A tokenizer with "none" does not support grammars; it supports
+            only choices from a list.
         dropped: regular expressions (Oniguruma syntax) whose matches are removed from every string first, in this
             order, such as `(?i)\b(?:a|the)\b`. The model does not see the matches, so it cannot distinguish choices
             that differ only in them.

@@ -77,7 +77,7 @@ class Logs:
         config: the resolved train file.
         first: the first update that will be written. In TensorBoard, this update and all later updates that earlier
             processes wrote are hidden.
-        metrics_size: the size in bytes to which `metrics.jsonl` is cut.
+        metrics_size: the size in bytes to which `metrics.jsonl` is truncated.
 
     Raises:
         ConfigError: If a requested package is not installed.

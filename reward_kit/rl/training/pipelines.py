@@ -325,7 +325,7 @@ def _arithmetic() -> dict[str, Any]:
 
 
 def why_not_reproducible(checkpoint: Checkpoint) -> str:
-    """Return why a resumed run will differ from an uninterrupted run in the last bits.
+    """Return the reason why a resumed run will differ from an uninterrupted run in the last bits.
 
     The result is "" if the runs will not differ.
     """
