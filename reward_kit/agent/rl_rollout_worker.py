@@ -360,11 +360,18 @@ class RLRolloutWorker:
                 result.
         """
         worker = self if policy is None else self._with_policy(policy)
-        expect = getattr(worker.agent_policy, "expect", None)  # of a policy whose sessions start together
+        barrier: Any = worker.agent_policy if hasattr(worker.agent_policy, "give_up") else None
+
+        async def collect(index: int) -> SingleAgentEpisode:
+            continued = await worker.collect_episode(branch, index)
+            if barrier is not None and not continued.messages:
+                barrier.give_up()
+            return continued
+
         async with worker.branch(episode, step, seed=seed, sample=sample) as branch:
-            if expect is not None:
-                expect(n)
-            episodes = await gather(partial(worker.collect_episode, branch), range(n))
+            if barrier is not None:  # a LockstepBarrier
+                barrier.expect(n)
+            episodes = await gather(collect, range(n))
         for continued in episodes:
             check_started(continued, step)
         return episodes
