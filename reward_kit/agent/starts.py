@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Self
 
 import anyio
 
@@ -170,7 +171,7 @@ class GroupStart:
         self._state: StateSnapshot | None = None
         self._lock = anyio.Lock()
 
-    async def __aenter__(self) -> GroupStart:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
