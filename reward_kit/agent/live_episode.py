@@ -26,19 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LiveEpisode:
-    """The state of a running episode, with the methods that write its record."""
+    """The state of a running episode. Its methods write the record of the episode."""
 
     start: EpisodeStart
     episode: SingleAgentEpisode
     tokens_used: int = 0
     policy_s: float = 0.0
-    # By step: when it began, the policy was asked, the policy answered, and it ended. An aborted step has fewer times.
+    # For each step, the times when it began, the policy was called, the policy returned, and it ended. An aborted step
+    # has fewer times, and a step that was repeated from a recorded episode has none.
     step_times: list[list[float]] = field(default_factory=list)
-    tool_spans: list[list[tuple[float, float]]] = field(default_factory=list)  # by step
+    tool_spans: list[list[tuple[float, float]]] = field(default_factory=list)  # per step
     model_calls: list[ModelCall] = field(default_factory=list)
-    environment_s: float = 0.0  # time outside of the policy
+    environment_s: float = 0.0  # time spent outside of the policy
     earlier_cost: float = 0.0  # the cost of the recorded steps that this episode begins with
-    usage: dict[str, float] = field(default_factory=dict)  # sums over the policy's reports
+    usage: dict[str, float] = field(default_factory=dict)  # the sum of the usage that the policy reported
     user_usage: dict[str, float] = field(default_factory=dict)
     own_calls: Execution | None = None  # calls executed by the policy itself in the current turn
     stop_reason: StopReason | None = None
@@ -53,7 +54,7 @@ class LiveEpisode:
 
     @property
     def cost(self) -> float:
-        """The cost so far in US dollars, including that of the simulated user and of repeated steps."""
+        """The cost so far in US dollars, including the cost of the simulated user and of repeated steps."""
         return self.earlier_cost + self.usage.get("cost", 0.0) + self.user_usage.get("cost", 0.0)
 
     def resume(self, past: Past) -> None:
@@ -74,7 +75,10 @@ class LiveEpisode:
         self.episode.is_terminated, self.episode.is_truncated = reason.is_terminal, not reason.is_terminal
 
     def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float]) -> ActionUsage:
-        """Add the usage of one action to `account`. If the endpoint reported no usage, count the token ids."""
+        """Add the usage of one action to `account`, and return the number of tokens and the cost.
+
+        If the endpoint reported no usage, the token ids are counted instead.
+        """
         facts = facts or {}
         usage = facts.get("usage") or {}
         for key, value in usage.items():
@@ -92,7 +96,7 @@ class LiveEpisode:
         outputs: dict[str, Any] = {
             "raw_policy_output": output.raw_policy_output,
             "value_estimate": output.value_estimate,
-            # The messages contain the values; a replay needs only the keys to repeat the action.
+            # The messages already contain the values, so a replay needs only the keys to repeat the action.
             "own_account": [key for key in ("results", "is_final") if action.get(key) not in (None, False)] or None,
         }
         if episode.assistant_turns:

@@ -62,7 +62,7 @@ class environment_call:
             return None
         swallowed = self._scope.__exit__(kind, error, trace)
         if self._scope.cancelled_caught:
-            late = TimeoutError(f"no answer within {self._seconds} s ({self._limit})")
+            late = TimeoutError(f"no response within {self._seconds} s ({self._limit})")
             self._boundary.__exit__(TimeoutError, late, None)
         elif not swallowed:
             self._boundary.__exit__(kind, error, trace)
