@@ -345,7 +345,7 @@ class RLRolloutWorker:
 
         Args:
             episode: the recorded episode.
-            step: the first step that is taken anew, from 0 to the number of steps minus 1.
+            step: the first step that is taken again, from 0 to the number of steps minus 1.
             n: the number of continuations.
             policy: the policy that continues. By default, that of the worker. The caller closes it.
             seed: a seed for the continuations. Equal calls with different seeds are independent.
@@ -391,7 +391,7 @@ class RLRolloutWorker:
 
         Args:
             episode: the recorded episode.
-            step: the first step that is taken anew.
+            step: the first step that is taken again.
             seed: a seed for the continuations.
             sample: the sample of the episode. By default, the one of the task with its id.
             before: an open branch at an earlier step of the same episode, whose resource is forked to save repeating

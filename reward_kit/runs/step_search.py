@@ -82,8 +82,8 @@ class StepSearch:
     Args:
         steps: the number of steps of the episode.
         is_passed: whether the episode passed.
-        budget: the maximum number of continuations. Each measured step takes an equal share, from 8 to 64, such that two
-            changes can be located by halving.
+        budget: the maximum number of continuations. Each measured step takes an equal share, from 8 to 64, which is
+            chosen such that two changes can be located.
 
     Attributes:
         per_step: the number of continuations per step.

@@ -304,7 +304,7 @@ class HFSession(AgentPolicy):
         """Restore the context of earlier turns.
 
         If this model and chat template produced the turns, the context consists of their exact tokens. Otherwise it is
-        rendered anew, with the actions in the action format of this policy.
+        rendered again, with the actions in the action format of this policy.
 
         Raises:
             PolicyError: If the chat template renders only some of the recorded prompts, or the action format cannot
