@@ -242,7 +242,7 @@ class EvaluationModel(BaseModel):
 
 
 class CheckpointsModel(BaseModel):
-    """The checkpoints. One is also written at the end and when training is interrupted."""
+    """The checkpoints. A checkpoint is also written at the end and when training is interrupted."""
 
     model_config = _STRICT
 
@@ -317,7 +317,8 @@ class TrainModel(BaseModel):
     reward: RewardModel = Field(default_factory=RewardModel)
     reward_manager: RewardManagerModel = Field(default_factory=RewardManagerModel)
     credit: CreditModel | None = Field(
-        default=None, description="the credit estimator; default: that of the task, or gigpo if the task has none"
+        default=None,
+        description="the credit estimator; default: the estimator of the task, or gigpo if the task has none",
     )
     dynamic_sampling: DynamicSamplingModel | None = None
     ppo: PPO = Field(default_factory=PPOConfig)

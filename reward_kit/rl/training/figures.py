@@ -108,7 +108,7 @@ class Meter:
     """Collects the figures of one update at a time.
 
     `totals` contains the numbers of `episodes`, `env_steps` and `sampled_tokens` since training began. `episodes`
-    contains the episodes that were scored since the last call of `take`.
+    contains the episodes that were scored since the last call to `take`.
     """
 
     def __init__(self, pass_threshold: float = 1.0) -> None:
@@ -200,8 +200,8 @@ class UpdateRecorder:
     def add_update(self, rows: TokenBatch, learner: object) -> None:
         """Add the rows of a finished update, and the learner after it.
 
-        The ratio of a token is the exponential of the difference between its current log-probability and the one that
-        was recorded when it was sampled.
+        The ratio of a token is the exponential of the difference between its current log-probability and the
+        log-probability that was recorded when the token was sampled.
         """
         if not isinstance(learner, SupportsLogprobs):
             return
@@ -216,10 +216,10 @@ class UpdateRecorder:
             self._advantages[rollout_id] += advantages.tolist()
 
     def line(self, episode: SingleAgentEpisode, redaction: Redaction) -> bytes:
-        """Return the `record` of an episode as a line, without secrets and after the redaction hook of the task."""
+        """Return the `record` of an episode as a line, without secrets and redacted by the hook of the task."""
         record = self.record(episode)
         if state := episode.custom_data.get("final_state"):
-            # Redacted before it is encoded as Base64.
+            # Redact the record before it is encoded as Base64.
             clean = redacted_state(state, redaction)
             record["final_state"] = to_json_value({"kind": clean.kind, "payload": clean.payload})
         hooked = dict(redaction.redact_record({key: value for key, value in record.items() if key != TRAINING}))
@@ -233,7 +233,7 @@ class UpdateRecorder:
 
         The results are its `score`, its `credit` as in the lines of `credit.jsonl`, and the `advantages` and `ratios`
         of each action with recorded tokens, in order. The advantage is one number, or null if the action is not in the
-        loss. There is one ratio for each token, or null if a log-probability is unknown. Unknown parts are left out.
+        loss. There is one ratio for each token, or null if a log-probability is unknown. Unknown parts are omitted.
         """
         record, made = episode_to_record(episode), self._made[episode.id_]
         ratios, advantages = self._ratios[episode.id_], self._advantages[episode.id_]

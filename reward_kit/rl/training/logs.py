@@ -75,8 +75,8 @@ class Logs:
             there.
         options: the outputs other than `metrics.jsonl`.
         config: the resolved train file.
-        first: the first update that will be written. In TensorBoard, this update and later ones of earlier processes
-            are then hidden.
+        first: the first update that will be written. In TensorBoard, this update and all later updates that earlier
+            processes wrote are hidden.
         metrics_size: the size in bytes to which `metrics.jsonl` is cut.
 
     Raises:
@@ -149,8 +149,8 @@ class TrainingDisplay:
     """Shows progress on standard error. Use it as a context manager.
 
     "plain" prints a line for each update, "rich" also shows a progress bar, and "none" prints nothing.
-    `evaluated_every` is the number of updates between evaluations, or None without evaluations. It is used to estimate
-    the remaining time.
+    `evaluated_every` is the number of updates between evaluations, or None if there are no evaluations. It is used to
+    estimate the remaining time.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class TrainingDisplay:
             self._live.__exit__(kind, error, trace)
 
     def begin_at(self, updates: int) -> None:
-        """Set the number of updates that earlier processes made."""
+        """Set the number of updates that earlier processes performed."""
         self._done = updates
 
     def say(self, note: str) -> None:

@@ -113,7 +113,7 @@ class TrainingPlan:
         return overridden_keys("policy", self.policy_block[0].options(), given)
 
     def make_policy(self, **changes: Any) -> AgentPolicy:
-        """Create the policy to train, with changed options."""
+        """Create the policy to train, with the given options changed."""
         block, folder = self.policy_block
         return make_policy(block.type, {**block.options(), **changes}, folder, of_user=self.policy_of_user)
 
@@ -138,8 +138,8 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
         path: the YAML file.
         overrides: values that replace those in the file. Nested keys are dotted. Keys that begin with `task.` apply to
             the task.
-        stored: the keys of `overrides` that come from the file of an earlier run. Like the train file itself, they
-            cannot send an API key to an endpoint.
+        stored: the keys of `overrides` that come from the file of an earlier run. Like the keys in the train file
+            itself, these keys cannot send an API key to an endpoint.
 
     Raises:
         ConfigError: If the file is invalid. The message has one line for each problem.
