@@ -54,8 +54,8 @@ from reward_kit.runs.counterfactual import CounterfactualWorker  # noqa: E402
 from reward_kit.runs.statistics import wilson_bounds  # noqa: E402
 
 SLACK = {"alfworld": 0, "sokoban": 2}
-"""The number of steps that an episode may take beyond the expert's. In the household, every mistake can be undone, so it
-has none."""
+"""The number of steps that an episode may take beyond the expert's. A household episode has
+none, because there every mistake can be undone."""
 SIDE = 4
 LAKE = "SFFFFHFHFFFHHFFG"
 TOWARDS_GOAL = 0.55
