@@ -25,13 +25,12 @@ from reward_kit.agent.policies.hf.action_formats import (
     FORMATS,
     ActionFormat,
     Plain,
-    ToolSchema,
     find_action_format,
     tools_of,
 )
 from reward_kit.agent.policies.hf.chat_layout import ChatLayout, TokenConversation, tools_given
 from reward_kit.agent.policies.hf.constraints import TurnConstraints
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, get_tool_calls
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes.segments import REWRITTEN, EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -184,7 +183,7 @@ class DemonstrationWriter:
                 raise PolicyError(str(options.form))
             form = options.form
             form.check(tools)
-        text = _write_action(action, tools, form)
+        text = form.write_action(action, tools)
         if _as_chat(read := form.action(text, tools)) != _as_chat(action):
             raise PolicyError(
                 f"action_format {form.name} parses {text!r} as {read!r}, not as {action!r}; use another action_format"
@@ -281,18 +280,8 @@ def episode_texts(
     for episode in episodes:
         turns = set(episode.assistant_turns)
         texts += (message.text for index, message in enumerate(episode.messages) if index not in turns)
-        texts += (_write_action(episode.get_actions(step), known, form) for step in range(len(episode)))
+        texts += (form.write_action(episode.get_actions(step), known) for step in range(len(episode)))
     return texts
-
-
-def _write_action(action: Action, tools: Sequence[ToolSchema], form: ActionFormat) -> str:
-    def tool(name: str) -> ToolSchema:
-        return next((tool for tool in tools if tool.name == name), ToolSchema(name, {"type": "object"}))
-
-    calls = [form.write(tool(call["name"]), call.get("arguments") or {}) for call in get_tool_calls(action)]
-    text = "\n".join([*([action["content"]] if action.get("content") else []), *calls])
-    reasoning = action.get("reasoning_content")
-    return f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text
 
 
 def _as_chat(action: Action) -> dict[str, Any]:
