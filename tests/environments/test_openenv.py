@@ -186,8 +186,8 @@ async def test_invalid_call_is_a_tool_error_and_changes_nothing(server: OpenEnvS
 
 FAULTS = {
     "hang_up": r"step at ws://127.0.0.1:\d+/ws: the connection was closed \(code 1011\)",
-    "html": r"the answer is not JSON \(.*\): <html>hello</html>",
-    "nan": "the answer is not JSON .NaN is not JSON.",
+    "html": r"the response is not JSON \(.*\): <html>hello</html>",
+    "nan": "the response is not JSON .NaN is not JSON.",
     "list": r'expected {"type": "observation", "data": {…}}, got \[1\]',
     "other": 'got {"type": "state"',
     "binary": "a binary message",
