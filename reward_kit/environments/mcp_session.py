@@ -475,7 +475,7 @@ class StdioServer(McpServer):
             parts.append(f"exit code {code}" if code >= 0 else f"ended by signal {-code}")
         if self._strays:
             parts.append(
-                f"{self._strays} lines on its standard output are not messages; the first one is {self._first_stray}"
+                f"{self._strays} lines on its standard output are not messages; the first is {self._first_stray}"
             )
         tail = self._child.log_tail()
         return "; ".join([*parts, f"its log ends with:\n{tail}" if tail else "its log is empty"])

@@ -165,4 +165,4 @@ finally:
 def test_endless_answer_of_an_engine_ends_the_engine() -> None:
     cost = peak(ENGINE, ASK_ENGINE.format(code="while True: print('x' * 65536, end='')"))
     assert (cost.kind, cost.mb < 200) == ("EnvironmentFailure", True), cost
-    assert cost.message == "test engine: an answer larger than the limit of 16 MiB"
+    assert cost.message == "test engine: a response larger than the limit of 16 MiB"

@@ -265,7 +265,7 @@ async def test_value_action_form_and_configured_tools_are_supported(shared) -> N
         ({"base_url": "localhost:80"}, "'localhost:80' is not a http or https URL"),
         (
             {"resource_server": None, "base_url": "http://x:{port}"},
-            "needs a resource_server that uses {port}, which the task does not have",
+            "needs a resource_server that uses {port}, but the task has no such server",
         ),
         ({"tools": []}, "set either tools or tools_endpoint"),
         ({"tools_endpoint": None, "tools": [{"type": "function"}]}, "a tool must have the form {type: function"),

@@ -319,7 +319,7 @@ WRONG = {
     "base_url: must not contain a user name or password; use headers_env": {
         "base_url": "http://me:hunter2@127.0.0.1:1"
     },
-    "needs a resource_server that uses {port}, which the task does not have": {"base_url": "http://x:{port}"},
+    "needs a resource_server that uses {port}, but the task has no such server": {"base_url": "http://x:{port}"},
     "reset: seed is set by the run": {"base_url": "http://x", "reset": {"seed": 1}},
     "headers_env: A: the environment variable NO_SUCH_ONE is not set": {
         "base_url": "http://x",
