@@ -216,7 +216,7 @@ class TestValidation:
     @pytest.mark.parametrize(
         ("lists", "problem"),
         [
-            ({"actions": []}, "5 observations need 5 infos and 4 actions .* got actions 0"),
+            ({"actions": []}, "5 observations require 5 infos and 4 actions .* got actions 0"),
             ({"infos": [{}]}, "got infos 1"),
             (
                 {"actions": [{}, {"b": 0}, {"b": 0}, {}]},
@@ -401,7 +401,7 @@ def test_pickling_stops_the_clock():
 
 def test_state_of_another_version_or_without_a_field_is_rejected():
     state = chunk().get_state()
-    with pytest.raises(EpisodeError, match="version 9; this release reads version 1"):
+    with pytest.raises(EpisodeError, match="version 9, but this release reads only version 1"):
         MultiAgentEpisode.from_state({**state, "schema_version": 9})
     del state["modules"]
     with pytest.raises(EpisodeError, match="episode state: missing modules"):
