@@ -91,7 +91,7 @@ def test_removal_of_the_run_folder_stops_the_run(tmp_path: Path) -> None:
 def test_writing_to_a_removed_file_raises(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", RunHeader(task_name="t")) as store:
         (store.path / "scores.jsonl").unlink()
-        with pytest.raises(StoreError, match=r"scores\.jsonl was removed during the run"):
+        with pytest.raises(StoreError, match=r"scores\.jsonl was deleted during the run"):
             store.append_score({"rollout_id": "a"})
 
 

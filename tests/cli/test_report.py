@@ -102,7 +102,7 @@ def test_damaged_run_is_reported_with_its_line(project: Project) -> None:
     path = make_run(project.folder, [], [])
     (path / "episodes.jsonl").write_text("{}\n")
     done = project.call("view", "run", "-o", "page.html")
-    assert done.returncode == 3 and "run/episodes.jsonl:1: expected an object with a text rollout_id" in done.stderr
+    assert done.returncode == 3 and "run/episodes.jsonl:1: expected an object with a string rollout_id" in done.stderr
 
 
 def test_unwritable_page_does_not_fail_the_run(project: Project) -> None:

@@ -69,7 +69,7 @@ class TestReading:
             {"a": -1, "b": 11},
             {"a": -1, "b": 12},
         ]
-        with pytest.raises(EpisodeError, match="remove return_list=True or env_steps=False"):
+        with pytest.raises(EpisodeError, match="cannot be combined with env_steps=False; remove one of them"):
             chunk().get_observations(return_list=True, env_steps=False)
 
     def test_env_steps_false_indexes_by_agent_steps(self):
@@ -234,7 +234,9 @@ class TestValidation:
     def test_chunk_with_another_first_observation_changes_nothing(self):
         first, other = chunk()[:3], chunk(observations=[*OBSERVATIONS[:3], {"a": 1, "b": 99}, {"a": 2}])[3:]
         before = pickle.dumps(first)
-        with pytest.raises(EpisodeError, match="agent 'b': its last observation in the first chunk is not its first"):
+        with pytest.raises(
+            EpisodeError, match="agent 'b': the last observation in the first chunk differs from the first"
+        ):
             first.concat_episode(other)
         assert pickle.loads(before) == first
 

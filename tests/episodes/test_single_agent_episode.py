@@ -158,7 +158,9 @@ class TestChunks:
         assert (len(episode), episode.get_return()) == (3, 3.0)
 
     def test_tracks_of_mismatched_length_are_named(self):
-        with pytest.raises(EpisodeError, match=r"3 rewards require 3 actions and outputs, and 4 observations.*actions 1"):
+        with pytest.raises(
+            EpisodeError, match=r"3 rewards require 3 actions and outputs, and 4 observations.*actions 1"
+        ):
             chunk(actions=[10])
         with pytest.raises(EpisodeError, match=r"got observations 2, infos 2"):
             chunk(observations=[0, 1])

@@ -174,8 +174,8 @@ class TestEpisodesOfARun:
     @pytest.mark.parametrize(
         ("state", "expected"),
         [
-            ({"kind": "json"}, "episode a-0: final_state must have a kind, and a sha256 or a payload of bytes"),
-            ({"kind": "json", "payload": "{}"}, "final_state must have a kind, and a sha256 or a payload of bytes"),
+            ({"kind": "json"}, "episode a-0: final_state must have a kind and either a sha256 or a payload"),
+            ({"kind": "json", "payload": "{}"}, "final_state must have a kind and either a sha256 or a payload"),
             ({"kind": "json", "payload": {"__type__": "bytes", "value": "e"}}, r"episodes.jsonl:1: it cannot be read"),
         ],
     )
