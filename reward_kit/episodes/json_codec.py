@@ -23,7 +23,7 @@ _SCALAR_KINDS = "biuf"
 
 
 compact_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-"""Encodes a JSON value as one line of ASCII, with lone surrogates escaped."""
+"""An encoder that writes a JSON value as one line of ASCII and escapes lone surrogates."""
 
 
 def to_json_value(value: Any) -> Any:

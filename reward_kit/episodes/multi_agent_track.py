@@ -21,7 +21,7 @@ from reward_kit.errors import EpisodeError, did_you_mean
 AgentID = Hashable
 Track = Literal["observations", "infos", "actions", "rewards", "extra_model_outputs"]
 ABSENT = object()
-"""The value that a getter returns for an agent without items at the requested positions."""
+"""The value that a getter returns for an agent that has no items at the requested positions."""
 _SEEN = ("observations", "infos")
 _NOWHERE = 2**62  # beyond the end of any episode, so a column returns its fill
 

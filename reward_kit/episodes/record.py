@@ -126,7 +126,7 @@ def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 
 
 def preceding_text(messages: list[Message], turns: Any, t: int) -> str | None:
-    """Return the text of the message before the t-th action, or of the last message if there is no such action.
+    """Return the text of the message before the t-th action, or of the last message if there is no t-th action.
 
     Return None if that message has no text.
     """

@@ -249,7 +249,7 @@ _PLAIN = {
 
 
 RewardOrPair = str | Callable[..., Any] | tuple[str | Callable[..., Any], float]
-"""A reward, alone or with its weight."""
+"""A reward, or a pair of a reward and its weight."""
 
 
 class Task:

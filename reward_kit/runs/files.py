@@ -148,13 +148,13 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: b
 
 
 METRICS: Final = "metrics.jsonl"
-"""The file with the metrics of each update, one line per update."""
+"""The file that contains the metrics of each update, one line per update."""
 HELD_OUT_SCORE: Final = "held_out/score"
 """The main metric of an evaluation: the mean score on the held-out samples."""
 EPISODES: Final = "episodes"
 """The directory of kept episodes, one file per update."""
 TRAINING: Final = "training"
-"""The key, in the line of a kept episode, for the results of its update; see `rl/training/kept.py`."""
+"""The key in the line of a kept episode under which the results of its update are stored."""
 
 
 def episodes_file(run: Path, update: int) -> Path:

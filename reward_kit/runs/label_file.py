@@ -35,7 +35,7 @@ class Label(NamedTuple):
 
 
 EpisodeLabels = dict[int | None, Label]
-"""The labels of one episode by step; the episode itself has the key None."""
+"""The labels of one episode, keyed by step; the episode itself has the key None."""
 
 
 def read_run_labels(run: Path) -> dict[str, EpisodeLabels]:

@@ -21,7 +21,7 @@ from reward_kit.runs.run_folder import line_record, placed_episodes, placed_line
 from reward_kit.runs.summary import EpisodeRow
 
 STEP = b'"step":'
-"""The first key whose value differs between an episode's lines in `credit.jsonl`."""
+"""The first key whose value differs between the lines of an episode in `credit.jsonl`."""
 
 
 class LineRange(NamedTuple):

@@ -219,7 +219,7 @@ class RunHeader(pydantic.BaseModel):
 
 
 GENERATED_NAME = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{6}$")
-"""The end of a name from `new_run_path`."""
+"""The pattern of the end of a name created by `new_run_path`."""
 
 
 def new_run_path(log_dir: Path, task_name: str) -> Path:

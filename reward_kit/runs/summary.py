@@ -34,7 +34,7 @@ _ROUNDING = 1e-9  # a smaller difference between two sums of dollars is a roundi
 TOKEN_DETAILS = {name: name.replace("_", " ") for name in ("cached_tokens", "cache_write_tokens", "reasoning_tokens")}
 """The parts of the prompt and completion tokens that an endpoint may report, with their labels."""
 MOST_TAGS = 50
-"""The number of tags with figures; further tags, in alphabetical order, have none."""
+"""The maximum number of tags with figures. Tags after these in alphabetical order have none."""
 
 
 class JudgeCall(NamedTuple):

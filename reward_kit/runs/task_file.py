@@ -28,15 +28,17 @@ KeyPath = tuple[str | int, ...]
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 _IS_PYTHON: ContextVar[bool] = ContextVar("_IS_PYTHON", default=False)
 _HINTS = {
-    "mapping values are not allowed here": ("; put a text that contains ': ' in quotes, and align the keys of a block"),
+    "mapping values are not allowed here": (
+        "; put a string that contains ': ' in quotes, and align the keys of a block"
+    ),
     "found character '\\t'": "; indent YAML with spaces, not tabs",
     "found character '@'": "; put a value that starts with @ in quotes",
-    "found character '`'": "; put a text that starts with ` in quotes",
+    "found character '`'": "; put a value that starts with ` in quotes",
     "expected ',' or": "; an earlier bracket is not closed",
     "found unexpected end of stream": "; an earlier quote is not closed",
     "expected <block end>": "; align the keys of a block",
 }
-"""The usual cause of each of PyYAML's messages."""
+"""The usual fix for each of PyYAML's messages."""
 
 
 class _Loader(LimitedLoader):

@@ -180,7 +180,7 @@ def test_scored_runs_with_a_failed_sample_are_compared(project: Project, own: Pr
     assert found["common_samples"] == 7 and found["left_out"]["unscored_in_run"] == 1
     assert found["difference"] == pytest.approx(4 / 7), "what is unscored is not zero"
     assert [mismatch["what"] for mismatch in found["mismatches"]] == ["reward"]
-    assert "2 of 16 episodes are unscored and excluded from means" in done.stderr
+    assert "2 of 16 episodes are unscored and are excluded from the means" in done.stderr
 
 
 COUNTING = """

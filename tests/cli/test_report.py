@@ -113,7 +113,7 @@ def test_unwritable_page_does_not_fail_the_run(project: Project) -> None:
     done = project.call("run", "--resume", str(path))
     assert done.returncode == 0, done.stderr
     assert "No report was written: cannot write" in done.stderr
-    assert "report not written: cannot write" in (path / "run.log").read_text()
+    assert "report was not written: cannot write" in (path / "run.log").read_text()
 
 
 def test_secret_is_not_on_the_page(project: Project) -> None:

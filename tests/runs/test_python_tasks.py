@@ -268,7 +268,7 @@ def test_option_errors_are_raised_before_writing(tmp_path: Path, options: dict[s
 
 
 def test_missing_policy_is_reported_in_python_terms() -> None:
-    with pytest.raises(ConfigError, match=r"Task 'capitals': no policy\. Give policy=MyPolicy to Task"):
+    with pytest.raises(ConfigError, match=r"Task 'capitals': no policy is set; pass policy=MyPolicy to Task"):
         capitals(policy=None).run()
 
 
