@@ -133,7 +133,7 @@ class RewardError(RewardKitError):
 class InvalidResultError(RewardKitError, ValueError):
     """A reward function returned something that is not a valid result.
 
-    Likely cause: a branch without `return`, which returns None; NaN; a string; or a metric outside [0, 1].
+    Likely cause: the function returned None from a branch without `return`, NaN, a string, or a metric outside [0, 1].
 
     What to do: return a finite number or an `EvaluateResult` on every path; raise an error to leave a rollout unscored.
     """

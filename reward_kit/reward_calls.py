@@ -143,7 +143,7 @@ class OpenReward:
         self._needs_truth = _needs_truth(spec)
 
     async def open(self) -> None:
-        """Open the resources, then create the instance and call its `setup`. Roll back on error."""
+        """Open the resources, create the instance and call its `setup`. Everything is rolled back on error."""
         async with AsyncExitStack() as stack:
             for name, value in self.spec.resources.items():
                 self._resources[name] = await self._opened(value, stack)

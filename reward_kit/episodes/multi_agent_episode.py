@@ -453,8 +453,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         """Append the chunk that follows this one. If the chunk is rejected, nothing changes.
 
         A hanging action is completed by its agent's first observation in the other chunk, so concatenating
-        `episode[:t]` and
-        `episode[t:]` restores the original episode.
+        `episode[:t]` and `episode[t:]` restores the original episode.
 
         Raises:
             EpisodeError: the chunks belong to different episodes, this one is over, or the other does not begin at the

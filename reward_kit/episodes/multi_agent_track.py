@@ -547,7 +547,7 @@ class MultiAgentRecord(EpisodeStatus):
 
         Raises:
             IndexError: an index is out of range and there is no `fill`.
-            EpisodeError: `return_list` is combined with `env_steps=False`; each agent has different steps of its own.
+            EpisodeError: `return_list` is combined with `env_steps=False`, for which agents have no common steps.
         """
         wanted = TrackQuery("observations", None, fill, one_hot_discrete)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)

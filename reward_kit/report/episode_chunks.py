@@ -172,8 +172,8 @@ class LineFitter:
         """Return a line for the page as ASCII text of bounded length.
 
         A string of more than 20,000 characters becomes `{"__cut__": …, "length": …}`, and recorded tokens become the
-        rows of
-        `token_rows`. A damaged line becomes null or stays unchanged, and the page reports that it cannot be read.
+        rows of `token_rows`. A damaged line becomes null or stays unchanged, and the page reports that it cannot be
+        read.
         """
         line = line.strip()
         if len(line) <= _LONG_LINE and _TOKENS not in line and line.isascii():

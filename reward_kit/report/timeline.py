@@ -1,4 +1,4 @@
-"""The timeline of a run: episodes and reward calls in lanes, and how many of each were active over time.
+"""The timeline of a run: episodes and reward calls in lanes, and the numbers of active ones over time.
 
 Times are seconds since the start of the run. Idle periods, such as the time before a resume, are excluded. If there are
 more than a few hundred bars, the lanes are omitted and only the totals are drawn.

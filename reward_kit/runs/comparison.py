@@ -435,7 +435,7 @@ class Difference:
     def verdict(self) -> Verdict:
         """The conclusion: "better" or "worse" if the interval excludes 0 and the corrected p-value is small enough.
 
-        The conclusion is doubtful if only one of the two conditions holds, and "not shown" if neither does.
+        The conclusion is "doubtful" if only one of the two conditions holds, and "not shown" if neither does.
         """
         low, high = self.figures.interval.low, self.figures.interval.high
         leaves_out = low is not None and high is not None and not low <= 0.0 <= high

@@ -245,7 +245,7 @@ def t_quantile(p: float, df: float) -> float:
 
 
 def _upper_quantile(tail: float, df: float) -> float:
-    """Return the t > 0 with P(T > t) = `tail`."""
+    """Return the t > 0 for which P(T > t) = `tail`."""
     if df >= _SERIES_FROM_DF:
         z = -NormalDist().inv_cdf(tail)
         first, second = (z**3 + z) / 4.0, (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
@@ -334,7 +334,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     Trained on Code", eq. 1).
 
     Raises:
-        ValueError: not 0 <= c <= n or not 1 <= k <= n.
+        ValueError: `c` is not between 0 and `n`, or `k` is not between 1 and `n`.
     """
     _check_counts(n, c, k)
     ways = math.comb(n, k)
@@ -347,7 +347,7 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
     This is an unbiased estimate from `c` passes in `n` attempts (Yao et al. 2024, "τ-bench", section 3).
 
     Raises:
-        ValueError: not 0 <= c <= n or not 1 <= k <= n.
+        ValueError: `c` is not between 0 and `n`, or `k` is not between 1 and `n`.
     """
     _check_counts(n, c, k)
     return math.comb(c, k) / math.comb(n, k)
@@ -361,7 +361,7 @@ def _check_counts(n: int, c: int, k: int) -> None:
 
 
 class SampleMean(NamedTuple):
-    """A mean over samples; None if there are none. `left_out` counts the samples that have too few attempts."""
+    """A mean over samples; None if there are no samples. `left_out` counts the samples that have too few attempts."""
 
     mean: float | None
     n_samples: int

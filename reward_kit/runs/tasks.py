@@ -189,7 +189,7 @@ def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
 
 
 def load_task_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedReward | None:
-    """Load the reward of a task, if it has one, for the sandbox level of the reward."""
+    """Load the reward of a task, if it has one, in the way that its sandbox level requires."""
     if definition.reward_function_path is None:
         return None
     asked = definition.sandbox
