@@ -273,7 +273,7 @@ class CreditAssigner:
         by_id = {result.rollout_id: result for result in scored}
         missing = [episode.id_ for episode in episodes if episode.id_ not in by_id]
         if missing:
-            raise ConfigError(f"unscored episodes: {len(missing)}, for example {missing[0]}")
+            raise ConfigError(f"{len(missing)} of the episodes have no score, for example {missing[0]}")
         return CreditBatch.from_episodes(self.align_one(episode, by_id[episode.id_]) for episode in episodes)
 
     def advantages(self, batch: CreditBatch) -> CreditBatch:

@@ -99,7 +99,7 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
     for run, of_run in zip(runs, found, strict=True):
         chosen = [name for name in dict.fromkeys(policies) if name in of_run] or sorted(of_run)
         if len(of_run) > 1 and len(runs) > 1 and not of_run.keys() & set(policies):
-            raise ConfigError(f"{run} has several policies: {', '.join(chosen)}; choose one with --policy")
+            raise ConfigError(f"{run} has multiple policies: {', '.join(chosen)}; choose one with --policy")
         sides += [of_run[name] for name in chosen]
     if len(sides) < 2:
         raise ConfigError(f"{runs[0]} is a run with only one policy; pass another run to compare it with")

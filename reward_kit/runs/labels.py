@@ -81,7 +81,9 @@ def read_labels(
         )
     if odd := next((row for row in rows if row.is_pair != rows[0].is_pair), None):
         kinds = "a pair" if odd.is_pair else "a single answer"
-        raise ConfigError(f"{odd.where}: this row is {kinds}, unlike the earlier rows; put them in separate files")
+        raise ConfigError(
+            f"{odd.where}: this row is {kinds}, unlike the earlier rows; put pairs and single answers in separate files"
+        )
     return rows
 
 
