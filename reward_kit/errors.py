@@ -381,4 +381,4 @@ def requires_extra(extra: str, what: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("reward_kit"):
             raise
-        raise ConfigError(f"{what} requires {error.name}; {install_hint(extra)}") from error
+        raise ConfigError(f"{what} needs {error.name}; {install_hint(extra)}") from error

@@ -293,7 +293,7 @@ class TableWriter:
         self, file: IO[bytes], form: str, table: Table, metadata: Mapping[str, str], *, is_raw: bool = False
     ) -> None:
         if find_spec("pyarrow") is None:
-            raise ConfigError(f"--format {form} requires pyarrow; {install_hint('export')}")
+            raise ConfigError(f"--format {form} needs pyarrow; {install_hint('export')}")
         self._arrow: Any = import_module("pyarrow")
         kinds = {"text": "string", "number": "double", "count": "int64", "flag": "bool"}
         fields = [(column.name, self._arrow.type_for_alias(kinds[column.kind])) for column in table.columns]

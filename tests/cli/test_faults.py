@@ -85,7 +85,7 @@ def test_removal_of_the_run_folder_stops_the_run(tmp_path: Path) -> None:
     shutil.rmtree(path)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 3
-    assert f"{path.relative_to(project.folder)}/" in errors.splitlines()[-1] and "removed" in errors
+    assert f"{path.relative_to(project.folder)}/" in errors.splitlines()[-1] and "deleted" in errors
 
 
 def test_writing_to_a_removed_file_raises(tmp_path: Path) -> None:
