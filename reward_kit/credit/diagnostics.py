@@ -1,4 +1,4 @@
-"""Diagnostics for the credit of a batch, with warnings that name the likely causes of weak credit."""
+"""Diagnostics for the credit of a batch, including warnings that name the likely causes of weak credit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from reward_kit.credit.step_arrays import Codes, Flags, Floats, factorize
 from reward_kit.credit.step_credit import StepCredit
 
 FEW_SHARED = 0.05
-"""The share of steps with a peer below which step-level credit has almost no effect."""
+"""Step-level credit has almost no effect if the share of steps that have a peer is below this value."""
 
-# Each message states a problem with its likely cause and fix.
+# Each message states a problem, its likely cause and a fix.
 _NOTHING_SCORED = "no trajectory is scored, so credit cannot be computed; inspect the failed scores"
 _MOSTLY_UNSCORED = "{} of {} trajectories are unscored and excluded; inspect the failed scores"
 _ALL_SINGLE = (
@@ -27,7 +27,7 @@ _ALL_TIED = (
 _FEW_SHARED = (
     "only {:.1%} of the steps share their state with another step, so nearly all step advantages are 0; the "
     "state key probably contains something that never repeats, such as a time, a step count, an id or the history; "
-    "exclude it or choose another state_hash (regex, canonical_json, similarity)"
+    "exclude that part or choose a different state_hash (regex, canonical_json, similarity)"
 )
 _NEVER_MEET = (
     "no two trajectories of a group share a state; check that all episodes of a group start in the same state and "
@@ -37,7 +37,7 @@ _NEVER_MEET = (
 
 @dataclass(frozen=True, slots=True)
 class CreditDiagnostics:
-    """Statistics of the credit of a batch.
+    """Statistics about the credit of a batch.
 
     All fields except `unscored` count only scored trajectories. Two steps are peers if they have the same anchor state,
     that is, if they were taken in the same state within the same group.
@@ -47,13 +47,14 @@ class CreditDiagnostics:
         unscored: the number of trajectories without a score.
         steps: the number of steps in the scored trajectories.
         groups: the number of groups with at least one scored trajectory.
-        single_groups: the number of groups with exactly one scored trajectory, which cannot be compared with others.
+        single_groups: the number of groups with exactly one scored trajectory. Such a trajectory cannot be compared
+            with others.
         tied_groups: the number of groups that have at least two scored trajectories, all with the same score.
         uses_states: True if the estimator uses states. If False, the counts of anchors and peers are 0.
         anchor_sizes: a mapping from a number of steps to the number of anchor states that have that many steps.
         steps_with_peer: the number of steps that have a peer.
-        steps_with_other_peer: the number of steps that have a peer in another trajectory. If only one trajectory visits
-            a state repeatedly, its steps are compared only with each other.
+        steps_with_other_peer: the number of steps that have a peer in another trajectory. If a state is visited
+            repeatedly but only by one trajectory, the steps in this state are compared only with each other.
         zero_advantages: the number of steps with an advantage of exactly 0.
     """
 
@@ -95,13 +96,14 @@ class CreditDiagnostics:
         return figures
 
     def warnings(self) -> list[str]:
-        """Return a message for each problem that weakens the credit, with its likely cause and a fix."""
+        """Return a message for each problem that weakens the credit. Each message names the likely cause and a fix."""
         if not self.trajectories:
             return [_NOTHING_SCORED]
         warnings = []
         if self.unscored > self.trajectories:
             warnings.append(_MOSTLY_UNSCORED.format(self.unscored, self.unscored + self.trajectories))
-        # An estimator that does not compare trajectories within a group gives nonzero advantages in any case.
+        # An estimator that does not compare trajectories within a group produces nonzero advantages even for such
+        # groups.
         compares_groups = self.uses_states or self.zero_advantages == self.steps
         if compares_groups and self.single_groups == self.groups:
             warnings.append(_ALL_SINGLE)
@@ -131,7 +133,7 @@ def credit_diagnostics(
         group_ids: (B,) the group of each trajectory. If None, all trajectories form a single group.
     """
     lengths_B = np.asarray(lengths_B, dtype=np.int64)
-    # As float64, None is NaN.
+    # float64 converts None to NaN.
     scores_B = np.array(scores, dtype=np.float64)
     groups_B = factorize(group_ids) if group_ids is not None else np.zeros(len(scores_B), dtype=np.int64)
     is_scored_B = ~np.isnan(scores_B)
@@ -165,7 +167,7 @@ def _extremes(codes_N: Codes, values_N: Codes | Floats, size: int) -> tuple[Floa
 
 
 def _peers(anchors_S: Codes, trajectories_S: Codes) -> tuple[dict[int, int], Flags, Flags]:
-    """Return the number of anchor states for each size, and two flags for each step.
+    """Return a mapping from each size to the number of anchor states of that size, and two flags for each step.
 
     The first flag is True if the step has a peer, and the second is True if it has a peer in another trajectory.
     """

@@ -1,4 +1,4 @@
-"""Advantage estimators, written as pure NumPy functions in float64.
+"""Advantage estimators, written as pure NumPy functions that compute in float64.
 
 An estimator takes a batch of trajectories (lists of `StepData`), their final scores, their groups, and keyword-only
 hyperparameters. It returns a `StepCredit`, which consists of flat arrays with one item for each step of the batch.
@@ -61,7 +61,7 @@ def grpo_credit(
     Args:
         batch: B trajectories with S steps in total.
         scores: (B,) the scores; None for an unscored trajectory.
-        group_ids: (B,) the group of each trajectory, as in `gigpo_credit`.
+        group_ids: (B,) the group of each trajectory; see `gigpo_credit`.
         normalization: the name of the normalization.
         normalization_constant: the divisor for the normalization "constant".
         epsilon: a constant that is added to each standard deviation.
@@ -91,9 +91,9 @@ def rloo_credit(
 ) -> StepCredit:
     """Compute leave-one-out advantages: A = score - the mean score of the other trajectories of the group.
 
-    This is RLOO (Ahmadian et al. 2024, "Back to Basics"). The baseline of a trajectory does not contain its score, so
-    the gradient estimate is unbiased. In a group of one, the advantage is zero. The arguments and errors are those of
-    `grpo_credit`.
+    This is RLOO (Ahmadian et al. 2024, "Back to Basics"). The baseline of a trajectory does not include the score of
+    the trajectory itself, so the gradient estimate is unbiased. The advantage in a group of one is zero. The arguments
+    and errors are the same as for `grpo_credit`.
     """
     return grpo_credit(
         batch,
@@ -121,15 +121,14 @@ def reinforce_plus_plus_baseline_credit(
     The mean is taken over the group of the trajectory, and std is the unbiased standard deviation of score -
     mean(score) over all scored trajectories of the batch. Each trajectory counts once, so the advantages of a group
     with equal scores are exactly zero. Whitening over steps or tokens would not have this property. The arguments and
-    errors are those of
-    `grpo_credit`.
+    errors are the same as for `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
     centered_B = relative(arrays.scores_B, arrays.groups_B, "mean")
     scored = centered_B[~np.isnan(centered_B)]
-    # `hypot` is the root of the sum of squares, and does not overflow even if the squares would.
+    # `hypot` computes the square root of the sum of squares without overflow, even if the squares would overflow.
     scale = math.hypot(*scored.tolist()) / math.sqrt(max(len(scored) - 1, 1)) + epsilon
     advantages_B = centered_B / scale if scale > 0 else centered_B
     return episode_credit(arrays, advantages_B, arrays.returns_S(gamma, default_step_reward))
@@ -151,9 +150,9 @@ def opo_credit(
         A = score - sum(length score) / sum(length)      over the trajectory's group
 
     `length` is "tokens" for the number of sampled tokens, "steps" for the number of steps, or "recorded". The value
-    "recorded" uses tokens in groups where every scored step has recorded them, and steps in all other groups. With
-    "tokens", a step without `policy_logprobs["token_ids"]` raises a ConfigError. The other arguments and errors are
-    those of `grpo_credit`.
+    "recorded" uses tokens in groups where the tokens of every scored step are recorded, and steps in all other groups.
+    If `length` is "tokens", a scored step without `policy_logprobs["token_ids"]` raises a ConfigError. The other
+    arguments and errors are the same as for `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_choice("length", length, get_args(Length))
@@ -185,15 +184,15 @@ def grpo_passk_credit(
     """Compute advantages for pass@k, where k is the size of the group.
 
     The advantage of the best trajectory of a group is its score minus the second-best score, which is its contribution
-    to the maximum of the group. All other advantages are zero. If several trajectories share the best score, or if the
+    to the maximum of the group. All other advantages are zero. If multiple trajectories share the best score, or if the
     group contains only one trajectory, all advantages in the group are zero. See Tang et al. 2025, "Optimizing Language
-    Models for Inference Time Objectives". The arguments and errors are those of `grpo_credit`.
+    Models for Inference Time Objectives". The arguments and errors are the same as for `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
     advantages_B = np.where(np.isnan(arrays.scores_B), np.nan, 0.0)
     scored = np.flatnonzero(~np.isnan(arrays.scores_B))
-    # Sort by group, then by score: the best of a group comes last, after the second best.
+    # Sort by group, then by score. The best trajectory of a group comes last, after the second best.
     order = scored[np.lexsort((arrays.scores_B[scored], arrays.groups_B[scored]))]
     groups = arrays.groups_B[order]
     is_best = np.append(groups[1:] != groups[:-1], True)[: len(groups)]
@@ -217,12 +216,12 @@ def gpg_credit(
         A = (score - mean(score)) B / B'
 
     The mean is taken over the group of the trajectory. B is the number of scored trajectories in the batch, and B' is
-    the number of those in groups whose scores differ. Groups with equal scores produce no gradient, and the factor
-    makes the length of the gradient independent of how many such groups there are. (A common alternative counts the
-    trajectories with a nonzero score instead, which wrongly treats failed trajectories as if they produced no
+    the number of scored trajectories in groups whose scores differ. Groups with equal scores produce no gradient, and
+    the factor makes the magnitude of the gradient independent of the number of such groups. (A common alternative
+    counts the trajectories with a nonzero score instead. It wrongly treats failed trajectories as if they produced no
     gradient.)
 
-    The arguments and errors are those of `grpo_credit`.
+    The arguments and errors are the same as for `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -250,8 +249,9 @@ def discounted_returns_credit(
     """Compute REINFORCE advantages (Williams 1992) with reward-to-go: A = G_k = r_k + gamma G_{k+1}.
 
     If `baseline` is "mean", the mean of G over the scored steps of the group is subtracted. This mean includes the step
-    itself, which makes the gradient slightly smaller in small groups. If `baseline` is "none", equal trajectories do
-    not have zero advantages, and the groups have no effect. The other arguments and errors are those of `gigpo_credit`.
+    itself, which makes the gradient slightly smaller in small groups. If `baseline` is "none", the advantages of equal
+    trajectories are not zero, and the groups have no effect. The other arguments and errors are the same as for
+    `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_choice("baseline", baseline, get_args(ReturnBaseline))
@@ -276,7 +276,7 @@ def reinforce_plus_plus_credit(
 
     The mean and the standard deviation are taken over all scored steps of the batch, so the groups have no effect.
     `group_ids` is validated but not used. `epsilon` is added to the standard deviation. The other arguments and the
-    errors are those of `discounted_returns_credit`.
+    errors are the same as for `discounted_returns_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
@@ -302,15 +302,15 @@ def gae_credit(
 
     V_k is the `policy_value_estimate` of the step, and r_k is defined as in `gigpo_credit`. After the last step of a
     terminated trajectory, V is 0. After the last step of a truncated trajectory, V is `step_info["bootstrap_value"]` of
-    that step. If this value is missing, the `policy_value_estimate` of the last step is used, since it belongs to the
-    last state that the critic evaluated.
+    that step. If this value is missing, the `policy_value_estimate` of the last step is used because it is the estimate
+    for the last state that the critic evaluated.
 
-    Advantages are relative to the critic, so equal trajectories do not have zero advantages, and the groups have no
+    Advantages are relative to the critic, so the advantages of equal trajectories are not zero, and the groups have no
     effect. Advantages are not whitened, so that A + V is the target for the critic.
 
-    `lam` is in [0, 1]. With 0, the advantage uses the critic after one step; with 1, it sums the rewards to the end of
-    the trajectory. A step of a scored trajectory without a value estimate raises a ConfigError. The other arguments and
-    errors are those of `gigpo_credit`.
+    `lam` must be in [0, 1]. If it is 0, the advantage uses the critic after one step; if it is 1, the advantage sums
+    the rewards to the end of the trajectory. If a step of a scored trajectory has no value estimate, a ConfigError is
+    raised. The other arguments and errors are the same as for `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_number("lam", lam, 0.0, 1.0)
@@ -358,15 +358,16 @@ def turn_level_grpo_credit(
 
     The usual form (Wei et al. 2025, MT-GRPO) subtracts the mean reward of each turn from the reward of that turn and
     sums the differences to the end of the trajectory. The number of subtracted means then depends on when the
-    trajectory stopped, which was determined by its actions. Continuing costs the mean rewards of the following turns,
-    so the gradient is biased towards stopping (verl issue 7244). If the mean is taken over the trajectories that
-    reached turn k, including this one, the gradient of a turn becomes smaller as fewer trajectories reach it.
+    trajectory stopped, which was determined by its actions. If the trajectory continues, the mean rewards of the
+    following turns are subtracted too, so the gradient is biased towards stopping (verl issue 7244). If the mean is
+    taken over the trajectories that reached turn k, including this one, the gradient of a turn becomes smaller as fewer
+    trajectories reach it.
 
     Here, the baseline of turn k is a function of the other trajectories only. They are sampled independently of this
     trajectory, so the baseline does not depend on the action or on whether this trajectory reaches turn k. Therefore
     E[grad log pi(a_k) baseline] = E[baseline] E[grad log pi(a_k)] = 0, and the gradient is unbiased for every length.
     Advantages are zero in a group of one. They are exactly zero in a group whose trajectories have equal returns at
-    every turn. The arguments and errors are those of `gigpo_credit`.
+    every turn. The arguments and errors are the same as for `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -376,9 +377,9 @@ def turn_level_grpo_credit(
     groups_S = arrays.to_steps(arrays.groups_B)
     cells_S = groups_S * (int(turns_S.max(initial=0)) + 1) + turns_S
     is_scored_S = arrays.is_scored_S
-    # For each of the N scored values: the value minus the mean of the others in its cell, padded with zeros to the
-    # group size. Values are relative to the first one in the cell, as in `relative`, so that equal values give exactly
-    # zero.
+    # From each of the N scored values, subtract the mean of the other values in its cell, which is padded with zeros to
+    # the group size. As in `relative`, the first value of the cell is subtracted first, so that equal values give
+    # exactly zero.
     values_N, cells_N = returns_S[is_scored_S], renumber_groups(cells_S[is_scored_S])
     sizes_N = np.bincount(arrays.groups_B, ~np.isnan(arrays.scores_B))[groups_S[is_scored_S]]
     first_N = values_N[first_positions(cells_N)][cells_N]
@@ -423,11 +424,12 @@ def gigpo_credit(
         A   = A_E + step_weight A_S                   additive, as in the paper
 
     r_k is the `base_reward` of the step. If some base rewards of a trajectory are not set, they count as
-    `default_step_reward`, and the final score is added at the last step. In a group of one and among equal values,
-    advantages are exactly zero.
+    `default_step_reward`, and the final score is added to the reward of the last step. Advantages are exactly zero in a
+    group of one and among equal values.
 
     If `step_info["is_action_valid"]` is False, `invalid_action_penalty` is subtracted from r_k. The total penalty of a
-    trajectory is also subtracted from its score in A_E, but not from a score that is added at the last step.
+    trajectory is also subtracted from its score in A_E, but not from a score that is added to the reward of the last
+    step.
 
     Args:
         batch: B trajectories with S steps in total.
@@ -437,11 +439,11 @@ def gigpo_credit(
         omega: the weight of A_E in [0, 1] for "convex"; must be None for "additive".
         gamma: the discount factor in [0, 1].
         state_hash: the hash that determines whether two steps share a state: a name in `STATE_HASHES`, a mapping with
-            such a name and its options, a function, or a function reference of the form "file.py:function". In a list
-            of these, all hashes must be equal for two steps. If None, "state_key" is used. A function is called with
-            the conversation before the action as a shared `History` or, if the step has no messages, with its
-            `observation_data`. A function that has a parameter named `step` is called with the `StepData` instead. It
-            can return any hashable value.
+            such a name and its options, a function, or a function reference of the form "file.py:function". If a list
+            of these is passed, two steps share a state only if all hashes are equal. If None, "state_key" is used. A
+            function is called with the conversation before the action as a shared `History` or, if the step has no
+            messages, with its `observation_data`. A function that has a parameter named `step` is called with the
+            `StepData` instead. It can return any hashable value.
         default_step_reward: the value used for a base reward that is not set.
         combination: "convex" or "additive".
         step_weight: the weight of A_S for "additive"; must be None for "convex".
@@ -450,9 +452,9 @@ def gigpo_credit(
             divides by `normalization_constant`, and "leave_one_out" subtracts the mean of the other values and does not
             divide.
         normalization_constant: the divisor for "constant"; must be None for the other normalizations.
-        episode_statistics: the unit that counts once in the mean and standard deviation of A_E: each "trajectory", as
-            in the paper, or each "step".
-        min_anchor_group_size: the smallest number of scored steps that must share a state; with fewer, A_S is 0.
+        episode_statistics: what counts once in the mean and standard deviation of A_E: each "trajectory", as in the
+            paper, or each "step".
+        min_anchor_group_size: the minimum number of scored steps that must share a state; if there are fewer, A_S is 0.
         invalid_action_penalty: the penalty for an invalid action; must not be negative.
 
     Raises:
@@ -513,13 +515,16 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "gpg": gpg_credit,
     "turn_level_grpo": turn_level_grpo_credit,
 }
-"""The estimators by name. They differ in their keyword-only options, but all of them return a `StepCredit`."""
+"""A mapping from names to estimators.
+
+They differ in their keyword-only options, but all of them return a `StepCredit`.
+"""
 USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
-"""Defaults of options that an estimator requires. `omega` applies only if the combination uses it."""
+"""Default values for options that an estimator requires. `omega` applies only if the combination uses it."""
 
 
 def resolve_options(estimator: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of an estimator by name, validated and with defaults."""
+    """Validate the given options of an estimator, and return all options, including defaults, keyed by name."""
     function = ESTIMATORS[estimator]
     parameters = inspect.signature(function).parameters
     known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}
@@ -533,7 +538,7 @@ def resolve_options(estimator: str, options: Mapping[str, Any]) -> dict[str, Any
     if missing := [name for name in known if name not in resolved]:
         raise ConfigError(f"{estimator} needs the option {missing[0]!r}")
     hints = get_type_hints(function)
-    for name, value in options.items():  # Validated strictly: a task file may contain "0.9" instead of 0.9.
+    for name, value in options.items():  # Validate strictly, because a task file may contain "0.9" instead of 0.9.
         config = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
         try:
             pydantic.TypeAdapter(hints[name], config=config).validate_python(value)

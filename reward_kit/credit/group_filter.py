@@ -1,6 +1,6 @@
 """Filtering of groups that give no learning signal, and collection of replacements (dynamic sampling, as in DAPO).
 
-`filter_groups` checks the groups of one collection. `GroupRefill` accumulates accepted groups over several collections
+`filter_groups` checks the groups of one collection. `GroupRefill` accumulates accepted groups over multiple collections
 and returns a `RefillOutcome` at the end.
 """
 
@@ -24,11 +24,11 @@ class DropReason(StrEnum):
     """The reason why a group was dropped."""
 
     NO_SIGNAL = "no_signal"
-    """Fewer than two members of the group are scored, so they cannot be compared."""
+    """Fewer than two members of the group are scored, so their scores cannot be compared."""
     UNSCORED_MEMBER = "unscored_member"
     """A member of the group is unscored, and the filter drops such groups."""
     TIED = "tied"
-    """All scores are equal, and the group is not kept for its step advantages."""
+    """All scores are equal, and the step advantages give no reason to keep the group."""
     BELOW_BAND = "below_band"
     """The mean score is below the band: the sample is too difficult."""
     ABOVE_BAND = "above_band"
@@ -51,7 +51,7 @@ class FilteredGroups:
 
     @property
     def kept_B(self) -> list[int]:
-        """The positions in the batch of the trajectories that belong to kept groups, in ascending order."""
+        """The batch positions of all trajectories in kept groups, in ascending order."""
         return sorted(index for group in self.kept for index in self.members[group])
 
 
@@ -70,15 +70,16 @@ def filter_groups(
     Args:
         scores: (B,) the scores; None or NaN for an unscored trajectory. They are compared as float64.
         group_ids: (B,) the group of each trajectory. The members of a group need not be adjacent.
-        band: the lowest and the highest mean score of a group that is kept. If None, the mean score is not checked.
+        band: the lowest and the highest mean score at which a group is kept. If None, the mean score is not checked.
         keep_step_signal: True to keep a group with equal scores if any of its step advantages is nonzero, which means
             that the same outcome was reached in different ways (A_S of GiGPO).
         step_advantages: (B,) the step advantages of each trajectory, required for `keep_step_signal`. A step advantage
             that is not set is `None` or NaN.
         unscored: "ignore" to judge a group by its scored members, or "drop" to drop every group that has an unscored
             member. A group with fewer than two scored members is always dropped.
-        trajectory_ids: (B,) the trajectory of each position, if there may be several for one trajectory, as with verl's
-            rows (`traj_uid`). A trajectory counts once, with its first score. If None, each position is a trajectory.
+        trajectory_ids: (B,) the trajectory of each position. Required if a trajectory can have multiple positions, such
+            as multiple rows in verl (`traj_uid`). A trajectory counts only once, and its first score is used. If None,
+            each position is a separate trajectory.
 
     Raises:
         ConfigError: If the arguments are inconsistent.
@@ -111,7 +112,7 @@ def filter_groups(
         scored = [index for index in trajectories if scores[index] is not None]
         values = [float(score) for index in scored if (score := scores[index]) is not None]
         mean = math.fsum(values) / len(values) if values else 0.0
-        # As float64, None is NaN, which counts as unset.
+        # float64 converts None to NaN, which counts as unset.
         has_step_signal = keep_step_signal and any(
             (np.abs(np.array(step_advantages[index], dtype=np.float64)) > 0.0).any()  # type: ignore[index]
             for index in indices
@@ -134,7 +135,7 @@ def filter_groups(
 
 @dataclass(frozen=True, slots=True)
 class RefillOutcome:
-    """The groups that were kept over several collections.
+    """The groups that were kept over multiple collections.
 
     Attributes:
         groups: the kept groups in order of arrival, at most as many as were requested.
@@ -156,7 +157,7 @@ class RefillOutcome:
         return not self.missing
 
     def describe(self) -> str:
-        """Return one line with the number of kept and missing groups and the reasons for dropped groups."""
+        """Return a one-line summary of the kept and missing groups and of the reasons for dropped groups."""
         wanted = len(self.groups) + self.missing
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items()) or "none"
         return f"{len(self.groups)} of {wanted} groups after {self.tries} collections; dropped: {reasons}"
@@ -166,7 +167,7 @@ class RefillOutcome:
 class GroupRefill:
     """Accumulate kept groups until there are enough or the maximum number of collections is reached.
 
-    Only missing groups are collected again; a kept group never is.
+    Only the groups that are still missing have to be collected. Kept groups are never collected again.
 
     Attributes:
         wanted: the number of groups in a batch.
@@ -221,7 +222,7 @@ class GroupRefill:
         if groups.keys() != verdict.members.keys():
             differing = sorted(map(str, groups.keys() ^ verdict.members.keys()))
             raise ConfigError(
-                f"the verdict and the collection have different groups; found only in one of them: {differing}"
+                f"the verdict and the collection have different groups; groups in only one of them: {differing}"
             )
         self._tries += 1
         self._kept += [groups[group] for group in verdict.kept]

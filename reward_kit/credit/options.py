@@ -1,4 +1,4 @@
-"""Validation of options, which raises a ConfigError if an option is unknown, out of range or has no effect."""
+"""Validation of options. The checks raise a ConfigError if an option is unknown, out of range or has no effect."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from reward_kit.errors import ConfigError, did_you_mean
 
 Normalization = Literal["std", "mean", "constant", "leave_one_out"]
 RowsWithScore = Literal["last", "each"]
-"""The rows of a trajectory that contain its score."""
+"""The rows of a trajectory that contain its score: only the last row, or each row."""
 
 
 def check_choice(name: str, choice: object, known: Sequence[str]) -> None:
-    """Raise a ConfigError if the choice is not one of the known ones."""
+    """Raise a ConfigError if `choice` is not in `known`."""
     if choice not in known:
         raise ConfigError(f"unknown {name} {choice!r}{did_you_mean(str(choice), known)}")
 
 
 def check_number(name: str, number: object, low: float = -math.inf, high: float = math.inf) -> None:
-    """Raise a ConfigError if the value is not a finite number in [low, high]."""
+    """Raise a ConfigError if `number` is not a finite number in [low, high]."""
     if not isinstance(number, int | float | np.integer | np.floating) or not math.isfinite(number):
         raise ConfigError(f"{name} must be a finite number, got {number!r}")
     if not low <= number <= high:
@@ -31,16 +31,16 @@ def check_number(name: str, number: object, low: float = -math.inf, high: float 
 
 
 def check_returns(gamma: float, default_step_reward: float) -> None:
-    """Validate the options of the discounted return: `gamma` in [0, 1] and a finite default reward."""
+    """Raise a ConfigError unless `gamma` is in [0, 1] and `default_step_reward` is finite."""
     check_number("gamma", gamma, 0.0, 1.0)
     check_number("default_step_reward", default_step_reward)
 
 
 def check_normalization(normalization: str, normalization_constant: float | None, epsilon: float) -> None:
-    """Validate the name of the normalization, its constant and `epsilon`.
+    """Validate the name of the normalization, the normalization constant and `epsilon`.
 
-    A constant is required for the normalization "constant" and rejected for all others. `epsilon` must be finite and
-    not negative.
+    The constant is required for the normalization "constant" and rejected for all other normalizations. `epsilon` must
+    be finite and not negative.
     """
     check_choice("normalization", normalization, get_args(Normalization))
     check_number("epsilon", epsilon, 0.0)

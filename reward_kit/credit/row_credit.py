@@ -1,4 +1,4 @@
-"""Credit on token rows: `token_advantages` for the arrays of any trainer, `row_credit` for rows with named columns."""
+"""Per-token credit: `token_advantages` for the arrays of any trainer, and `row_credit` for rows with named columns."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from reward_kit.errors import ConfigError
 
 Array = npt.NDArray[Any]
 ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "gae")
-"""The estimators that use rewards, groups and states. GAE needs the values of a critic."""
+"""The estimators that use only rewards, groups and states. GAE is excluded because it needs the values of a critic."""
 STATE_ESTIMATORS = ("gigpo",)
-"""The estimators that use the states."""
+"""The estimators that use states."""
 
 
 class TokenCredit(NamedTuple):
-    """The credit of rows, on each of their tokens.
+    """Per-token credit for a batch of rows.
 
     Attributes:
-        advantages: (B, T) float64, equal on all tokens of an action, and 0 elsewhere.
-        returns: (B, T) float64, likewise.
-        loss_mask: (B, T) int8, 1 for the tokens of actions with an advantage. It is 0 for all tokens of an unscored
-            trajectory, whose advantages are 0 because they are unknown.
+        advantages: (B, T) float64, the advantage of the action that contains the token, or 0 if the token is not part
+            of an action.
+        returns: (B, T) float64, the return of the action that contains the token, or 0 if the token is not part of an
+            action.
+        loss_mask: (B, T) int8, 1 for the tokens of actions that have an advantage, and 0 for all other tokens. The mask
+            and the advantages are 0 for all tokens of an unscored trajectory because its advantages are unknown.
     """
 
     advantages: Floats
@@ -52,24 +54,28 @@ def token_advantages(
 ) -> TokenCredit:
     """Compute the advantage of each token from the padded rows of a trainer.
 
-    A trajectory consists of all rows with the same `traj_uid`, in their order, or of one row. Trajectories with the
-    same `uid` form a group. An action is a run of tokens in `action_mask`. A row without such tokens is ignored.
+    A trajectory consists of all rows with the same `traj_uid`, in the order in which they are passed. Trajectories with
+    the same `uid` form a group. An action is a run of consecutive tokens whose `action_mask` is 1. A row that contains
+    no action tokens is ignored.
 
     Args:
         action_mask: (B, T) 1 for sampled tokens, 0 for all others.
-        step_rewards: the rewards of the actions: (B, T), where the rewards of an action's tokens are summed, as in the
-            rows of `build_rows`; or a list for each row with one item for each action, None for an action without a
-            reward. If None, there are only scores.
+        step_rewards: the rewards of the actions. In a (B, T) array, such as the one in the rows of `build_rows`, the
+            values on the tokens of an action are summed. Alternatively, pass a list for each row that has one item for
+            each action, where None means that the action has no reward. If `step_rewards` is None, only `scores` is
+            used.
         uid: the group of each row.
-        traj_uid: the trajectory of each row. If None, every row is a trajectory.
-        scores: for each row, the score of its trajectory; None or NaN if the trajectory is unscored. If None, the score
-            is the sum of the step rewards.
-        state_keys: for each row, a list with the state before each action; equal keys are equal states. Required by
-            "gigpo".
-        valid_actions: for each row, a list with False for each action that the environment could not parse.
-        action_lengths: for each row, the numbers of tokens of its actions, for actions without other tokens in between.
+        traj_uid: the trajectory of each row. If None, every row is a separate trajectory.
+        scores: for each row, the score of its trajectory; None or NaN if the trajectory is unscored. If `scores` is
+            None, the score of a trajectory is the sum of its step rewards.
+        state_keys: for each row, a list of keys that identify the state before each action; equal keys mean equal
+            states. Required by "gigpo".
+        valid_actions: for each row, a list with one item for each action, which is False if the environment could not
+            parse the action.
+        action_lengths: for each row, a list of the number of tokens in each action. Use this argument if there can be
+            actions that no other tokens separate.
         estimator: a name in `ROW_ESTIMATORS`.
-        **options: the options of the estimator, such as `gamma`.
+        **options: options of the estimator, such as `gamma`.
 
     Raises:
         ConfigError: If the estimator or an option is unknown, or the arguments are incomplete or inconsistent.
@@ -88,7 +94,7 @@ def token_advantages(
         "episode_rewards": scores,
     }
     columns: dict[str, Any] = {name: values for name, values in given.items() if values is not None}
-    for name in {"uid", "traj_uid"} & columns.keys():  # the items of a tensor are not hashed by their values
+    for name in {"uid", "traj_uid"} & columns.keys():  # the items of a tensor are not hashed by value
         columns[name] = columns[name].tolist() if hasattr(columns[name], "tolist") else columns[name]
     check_lengths(columns, len(mask))
     if step_rewards is not None:
@@ -97,7 +103,7 @@ def token_advantages(
         if step_rewards is None:
             raise ConfigError("there are neither step_rewards nor scores; pass at least one of them")
         if any(reward is None for rewards in columns["step_rewards"] for reward in rewards):
-            raise ConfigError("step_rewards has actions without a reward, so their sum is not the score; pass scores")
+            raise ConfigError("step_rewards has no reward for some actions, so its sum is not the score; pass scores")
         scores_B = np.array([sum(rewards) for rewards in columns["step_rewards"]], dtype=np.float64)
     else:
         scores_B = columns["episode_rewards"] = np.array(list(scores), dtype=np.float64)  # None becomes NaN
@@ -108,7 +114,7 @@ def token_advantages(
 
 
 def _rewards_of_actions(given: Any, mask_BT: Flags, columns: Mapping[str, Any]) -> list[list[float | None]]:
-    """Return the rewards of the actions of each row from an array for all tokens, or from such lists."""
+    """Convert the rewards, given either as a (B, T) array or as lists, to a list of action rewards for each row."""
     is_array = hasattr(given, "ndim") and given.ndim == 2
     if not is_array:
         return [list(rewards) for rewards in given]
@@ -126,7 +132,7 @@ def _rewards_of_actions(given: Any, mask_BT: Flags, columns: Mapping[str, Any]) 
 
 
 def _check_same_scores(scores_B: Floats, columns: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if rows of the same trajectory have different scores."""
+    """Raise a ConfigError if the rows of a trajectory have different scores."""
     first: dict[Hashable, int] = {}
     for row, group in enumerate(columns["uid"]):
         key = (group, columns["traj_uid"][row] if "traj_uid" in columns else row)
@@ -139,7 +145,7 @@ def _check_same_scores(scores_B: Floats, columns: Mapping[str, Any]) -> None:
 
 
 class _Action(NamedTuple):
-    """An action of a row: the columns of its tokens, and the data of its step."""
+    """An action in a row: the columns of its tokens, and the data of its step."""
 
     row: int
     columns: Array
@@ -164,7 +170,7 @@ def row_credit(
     *,
     rows: RowsWithScore | None = None,
 ) -> TokenCredit:
-    """Compute the credit of rows with named columns, as `row_credit` of the verl integration, which documents them."""
+    """Compute the credit of rows with named columns. The columns are documented in `integrations.verl.row_credit`."""
     check_choice("row estimator", estimator, ROW_ESTIMATORS)
     if rows is not None:
         check_choice("rows", rows, get_args(RowsWithScore))
@@ -204,7 +210,10 @@ def row_credit(
 def _score(
     trajectory: _Trajectory, summed_B: Array, columns: Mapping[str, Any], rows: RowsWithScore | None
 ) -> float | None:
-    """Return the score of a trajectory, or None if it is unscored. `summed_B` are the sums of the rewards of rows."""
+    """Return the score of a trajectory, or None if it is unscored.
+
+    `summed_B` contains the sum of the rewards of each row.
+    """
     exact = columns["episode_rewards"][trajectory.rows[0]] if "episode_rewards" in columns else None
     ends = [row for row in trajectory.rows if columns["ends_episode"][row]] if "ends_episode" in columns else []
     acting = list(dict.fromkeys(action.row for action in trajectory.actions)) or trajectory.rows
@@ -235,7 +244,7 @@ def _trajectories(estimator: str, mask_BT: Array, columns: Mapping[str, Any]) ->
     check_lengths(columns, size)
     sampled = np.asarray(columns.get("sampled_mask", mask_BT)) != 0
     order: Sequence[int] = range(size)
-    if "steps" in columns:  # the rows of each trajectory, in the order of their steps
+    if "steps" in columns:  # sort the rows of each trajectory by step
         order = sorted(order, key=lambda row: min(columns["steps"][row], default=-1))
     trajectories: dict[Hashable, _Trajectory] = {}
     for row in order:
@@ -248,18 +257,18 @@ def _trajectories(estimator: str, mask_BT: Array, columns: Mapping[str, Any]) ->
         trajectory.rows.append(row)
         trajectory.actions.extend(actions)
     for key, trajectory in trajectories.items() if "steps" in columns else ():
-        # Returns and states of a partial trajectory differ from those of the whole.
+        # The returns and states of a partial trajectory differ from those of the whole trajectory.
         steps = [step for row in trajectory.rows for step in columns["steps"][row]]
         if steps != list(range(len(steps))):
             raise ConfigError(
-                f"trajectory {key!r} has the steps {steps!s:.80} in this batch; credit needs whole trajectories, with "
-                "each row once. If response_mask excludes whole rows, pass 'sampled_mask' too"
+                f"trajectory {key!r} has the steps {steps!s:.80} in this batch; credit needs whole trajectories in "
+                "which each row occurs once. If response_mask excludes whole rows, pass 'sampled_mask' too"
             )
     return list(trajectories.values())
 
 
 def action_tokens(row: int, sampled_T: Flags, columns: Mapping[str, Any]) -> list[Array] | None:
-    """Return the columns of the tokens of each action of a row, or None for a row that was added to fill a batch."""
+    """Return the columns of the tokens of each action in a row, or None if the row was only added to fill the batch."""
     places = np.flatnonzero(sampled_T)
     if "action_lengths" in columns:
         lengths = list(columns["action_lengths"][row])
@@ -267,10 +276,10 @@ def action_tokens(row: int, sampled_T: Flags, columns: Mapping[str, Any]) -> lis
             return None
         if sum(lengths) != len(places):
             raise ConfigError(
-                f"row {row}: action_lengths {lengths} have a total of {sum(lengths)} tokens, but the row's "
-                f"mask has {len(places)}; if response_mask excludes tokens, pass 'sampled_mask' too"
+                f"row {row}: action_lengths {lengths} have a total of {sum(lengths)} tokens, but the "
+                f"row's mask has {len(places)}; if response_mask excludes tokens, pass 'sampled_mask' too"
             )
-        if not lengths:  # Its score still counts.
+        if not lengths:  # The score of the row still counts.
             return []
         ends = np.cumsum(lengths)
     elif len(places):
@@ -297,7 +306,7 @@ def _actions(row: int, sampled_T: Flags, columns: Mapping[str, Any]) -> list[_Ac
 
 
 _SINGLE = {"state_keys": "anchor_obs", "step_rewards": "rewards", "valid_actions": "is_action_valid"}
-"""Columns with a list for each row, and verl-agent's columns with one item for each row."""
+"""A mapping from columns that have a list for each row to verl-agent's columns that have one item for each row."""
 
 
 def _per_action(name: str, columns: Mapping[str, Any], row: int, count: int) -> Sequence[Any] | None:

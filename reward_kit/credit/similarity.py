@@ -8,15 +8,17 @@ be similar ("You are in the kitchen." and "You are in the bedroom." at 0.7). In 
 hash that reads only the relevant part.
 
 The distance of two strings is |a| + |b| - 2 LCS(a, b), the number of insertions and deletions that turn one into the
-other. It is a metric. The similarity is 1 minus the distance divided by |a| + |b|. It is at least the ratio of
-`difflib.SequenceMatcher`, and equal to it if the matching blocks form a longest common subsequence.
+other. This distance is a metric. The similarity is 1 minus the distance divided by |a| + |b|. The similarity is at
+least the ratio of `difflib.SequenceMatcher`. The two are equal if the matching blocks form a longest common
+subsequence.
 
 Most pairs are never compared:
 
 1. Equal strings are merged.
 2. Nearly equal strings are clustered around leaders, which are found through hashes of short pieces.
 3. Because the distance is a metric, two clusters can contain a similar pair only if their leaders are close to each
-   other. Counts of characters, pairs and triples give lower bounds of the distances between all leaders at once.
+   other. The counts of characters, pairs and triples give lower bounds on the distances between all leaders in one
+   vectorized computation.
 4. The remaining pairs are compared exactly.
 """
 
@@ -47,26 +49,27 @@ Counts = npt.NDArray[Any]
 _BUCKETS = (64, 1024, 4096)  # for symbols, adjacent pairs and adjacent triples
 _CHANGED = (1, 3, 5)
 
-# Runs of five distinguish strings that consist of the same few words. They are expensive, so only leaders have them.
+# Runs of five distinguish strings that consist of the same few words. They are expensive, so they are counted only for
+# leaders.
 _FIVE_BUCKETS, _FIVE_CHANGED = 4096, 9
 _SPREAD = 1_000_003  # maps the runs of five to buckets
 _PIECE = 8
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93], dtype=np.uint64)
 _BASE = 0x5851F42D4C957F2D
 
-# If strings are shorter than this, the sum of their differences fits into 16 bits, since it is at most the sum of
-# their lengths.
+# If two strings are shorter than this, the sum of the differences of their counts fits into 16 bits because it is at
+# most the sum of their lengths.
 _SHORT_TEXTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class TextSketches:
-    """Sketches of N strings that give lower bounds of their distances.
+    """Sketches of N strings, which give lower bounds on the distances between the strings.
 
     One insertion or deletion changes the counts of characters by 1, the counts of adjacent pairs by at most 3 (one pair
     becomes two or two become one), the counts of triples by at most 5, and the counts of runs of five by at most 9. The
-    differences of the counts, divided by these numbers, are therefore lower bounds of the distance. Hash collisions can
-    only make the bounds lower.
+    differences of the counts, divided by these numbers, are therefore lower bounds on the distance. Hash collisions can
+    only lower the bounds.
 
     Attributes:
         texts: the strings.
@@ -98,7 +101,7 @@ class TextSketches:
         return cls(texts, np.ascontiguousarray(symbols.T), (pairs, triples), pieces)
 
     def least_distances(self, index: int, others: Codes) -> Codes:
-        """Return (M,) lower bounds of the distances from one string to the M other strings."""
+        """Return (M,) lower bounds on the distances from one string to M other strings."""
         bounds = _difference(self.symbols[:, others], self.symbols[:, index, None], axis=0)
         for table, changed in zip(self.runs, _CHANGED[1:], strict=True):
             bounds = np.maximum(bounds, -(-_difference(table[others], table[index], axis=1) // changed))
@@ -107,8 +110,8 @@ class TextSketches:
     def near_pairs(self, indices: Codes, reaches: Floats) -> Iterator[tuple[int, list[int]]]:
         """Yield pairs of strings that may be close to each other.
 
-        Each yielded item is a position in `indices` and the list of later positions whose distance may be at most the
-        sum of the two reaches, nearest first.
+        Each yielded item consists of a position in `indices` and a list of later positions. The list contains the
+        strings whose distance from the first string may be at most the sum of the two reaches, nearest first.
         """
         symbols, fives = np.ascontiguousarray(self.symbols[:, indices]), self._fives(indices)
         for row in range(len(indices) - 1):
@@ -128,7 +131,7 @@ class TextSketches:
                 yield row, near[np.argsort(bounds, kind="stable")].tolist()
 
     def _fives(self, indices: Codes) -> Counts:
-        """Return (M, buckets) the counts of runs of five characters in the strings at `indices`."""
+        """Return (M, buckets) the number of runs of five characters in each bucket for the strings at `indices`."""
         counts = np.zeros((len(indices), _FIVE_BUCKETS), dtype=self.symbols.dtype)
         for row, index in enumerate(indices.tolist()):
             pairs, triples = _short_runs(_codes(self.texts[index]))
@@ -154,7 +157,7 @@ def _varying(counts: Counts) -> Counts:
 def _difference(many: Counts, one: Counts, axis: int) -> Codes:
     """Return the sums of the absolute differences.
 
-    The sums have the data type of the counts, which is several times faster than int64.
+    The sums are computed in the data type of the counts, which is several times faster than int64.
     """
     difference = many - one
     np.abs(difference, out=difference)
@@ -285,8 +288,9 @@ class _Linker:
     def link_clusters(self) -> None:
         """Join all pairs of clusters that contain a similar pair."""
         leaders = np.array([cluster.leader for cluster in self._clusters], dtype=np.int64)
-        # If a and b are a similar pair in two clusters, their leaders are at most reach + reach apart: by the triangle
-        # inequality, at most D(a, b) plus both radii, where D(a, b) is at most (1 - threshold) (|a| + |b|).
+        # If two clusters contain a similar pair a and b, the distance of their leaders is at most the sum of the two
+        # reaches. By the triangle inequality, it is at most D(a, b) plus both radii, and D(a, b) is at most (1 -
+        # threshold) (|a| + |b|).
         reaches = np.array([self._reach(cluster) for cluster in self._clusters])
         for row, near in self._sketches.near_pairs(leaders, reaches):
             for other in near:

@@ -111,9 +111,10 @@ class NamedHash:
     """A named hash with fixed options.
 
     Attributes:
-        read: a function that returns the state of a step as a pair of its source and its value. Two states are equal
-            only if both are equal.
-        threshold: the minimum similarity at which two strings count as the same state. If None, they must be equal.
+        read: a function that returns the state of a step as a pair of source and value. Two states are equal only if
+            both their sources and their values are equal.
+        threshold: the minimum similarity at which two strings count as the same state. If None, the strings must be
+            equal.
     """
 
     read: Reader
@@ -139,8 +140,8 @@ def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) ->
 
         return similar_groups(_texts(batch, prepared), groups_S, prepared.threshold)
     keys = hash_steps(batch, state_hash)
-    # The position of each key's first occurrence; each key is looked up only once, since comparing long keys is
-    # expensive.
+    # Map each key to the position of its first occurrence. Each key is looked up only once because comparing long keys
+    # is expensive.
     firsts: dict[Hashable, int] = {}
     states_S = np.fromiter(map(firsts.setdefault, keys, count()), dtype=np.int64, count=len(keys))
     return groups_S * len(keys) + states_S
@@ -149,7 +150,7 @@ def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) ->
 def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
     """Return (S,) the state key of each step.
 
-    For the hash "similarity", the key is the key of the string that is compared.
+    For the hash "similarity", the key identifies the string that is compared.
 
     Raises:
         ConfigError: If the hash cannot be used or returns a value that cannot be a key.
@@ -163,7 +164,7 @@ def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
 def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
     """Return (S,) the states if all of them are strings from a single source, or None if they are not.
 
-    This common case is ten times as fast as the general one.
+    Handling this common case separately makes it ten times as fast.
     """
     if read is _recorded_key:
         recorded: list[Any] = [step.step_info.get("state_key") for step in chain.from_iterable(batch)]
@@ -181,9 +182,9 @@ def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
 def readable_keys(batch: Batch, state_hash: StateHash = None) -> list[str]:
     """Return (S,) a readable key for each step. Two readable keys are equal if and only if the keys are equal.
 
-    A short string is left unchanged. A long string is cut off and followed by a digest. Any other value is followed by
-    the digest of its typed key. For the hash "similarity", each step has the key of its string, because similar strings
-    do not have a common key.
+    A short string is left unchanged. A long string is truncated and followed by a digest. Any other value is followed
+    by the digest of its typed key. For the hash "similarity", the key of a step is the key of its string because
+    similar strings do not have a common key.
     """
     known: dict[tuple[str, Hashable], str] = {}
     readable = []
@@ -251,12 +252,12 @@ def _load_function(reference: str) -> Callable[..., Any]:
 
 
 def hash_references(state_hash: Any) -> list[str]:
-    """Return the references to functions in a state hash, such as `file.py:function` or `package.module:function`."""
+    """Return the function references in a state hash, such as `file.py:function` or `package.module:function`."""
     return list(filter(_is_reference, state_hash if isinstance(state_hash, list | tuple) else [state_hash]))
 
 
 def locate_references(state_hash: Any, folder: Path) -> Any:
-    """Return the state hash with function references to files changed to absolute paths."""
+    """Return the state hash with absolute paths in its function references, resolved relative to `folder`."""
     if isinstance(state_hash, list | tuple):
         return [locate_references(one, folder) for one in state_hash]
     is_file = _is_reference(state_hash) and state_hash.rpartition(":")[0].endswith(".py")
@@ -267,7 +268,7 @@ def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
     """Combine several hashes into one."""
     if not hashes or any(one is None or isinstance(one, list | tuple) for one in hashes):
         raise ConfigError(
-            f"a list of state hashes needs at least one name, mapping or function, and nothing else; got {hashes!r}"
+            f"a list of state hashes needs at least one item, and only names, mappings or functions; got {hashes!r}"
         )
     prepared = [_prepared(one) for one in hashes]
     if any(isinstance(one, NamedHash) and one.threshold is not None for one in prepared):
@@ -343,8 +344,8 @@ def _reader(name: str, of: Any) -> Reader:
 def _last_messages(*, count: int) -> NamedHash:
     """Read the last `count` messages before the action.
 
-    The role, the name, the content and the calls of each message are read. The ids of the calls are ignored because
-    they always differ.
+    The role, name, content and tool calls of each message are read. The ids of the tool calls are ignored because they
+    always differ.
     """
     if type(count) is not int or count < 1:
         raise ConfigError(f"state hash 'last_messages': count must be a positive integer, got {count!r}")
@@ -397,10 +398,10 @@ def _last_match(*, pattern: str) -> NamedHash:
 
 
 def _read_json(step: StepData) -> tuple[str, Any]:
-    """Read an observation that is a JSON string as data.
+    """Parse the observation if it is a JSON string.
 
-    The order of keys and white space are ignored, but the types of numbers are not. A string that is not JSON is read
-    as it is.
+    Whitespace and the order of keys are ignored, but the types of numbers are not. A string that is not valid JSON is
+    used unchanged.
     """
     observation = step.observation_data
     if not isinstance(observation, str):
@@ -414,7 +415,7 @@ def _read_json(step: StepData) -> tuple[str, Any]:
 
 
 def _regex(*, replace: Mapping[str, str], of: str = "observation_text") -> NamedHash:
-    """Read the source `of` and replace every match of each pattern, in order.
+    """Read the source `of` and replace all matches of each pattern. The patterns are applied in order.
 
     This hash is meant for observations that contain times, ids or counters.
     """
@@ -453,7 +454,10 @@ def _replaced(value: Any, rules: list[tuple[re.Pattern[str], str]]) -> Any:
 
 
 def _similarity(*, threshold: float = 0.95, of: str = "observation_text") -> NamedHash:
-    """Read the source `of` and treat strings that are at least this similar as equal; see `credit.similarity`."""
+    """Read the source `of`.
+
+    Strings whose similarity is at least `threshold` count as equal; see `credit.similarity`.
+    """
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0.0 < threshold <= 1.0:
         raise ConfigError(f"state hash 'similarity': threshold must be in (0, 1], got {threshold!r}")
     if importlib.util.find_spec("rapidfuzz") is None:
@@ -482,8 +486,8 @@ STATE_HASHES: Mapping[str, Callable[..., NamedHash]] = {
     "regex": _regex,
     "similarity": _similarity,
 }
-"""Factories that create a state hash from its options, by name.
+"""A mapping from names to factories that create a state hash from its options.
 
 "state_key" reads the key that the resource recorded before the action, or the observation if no key was recorded.
-"observation_text" reads the observation that is new to the policy in this step.
+"observation_text" reads the new observation that the policy received in this step.
 """

@@ -62,7 +62,7 @@ class StepArrays:
             InvalidResultError: If a score or a base reward is not finite.
         """
         if any(isinstance(steps, StepData) for steps in batch):
-            raise ConfigError("batch must be a list of trajectories, each a list of steps, got a list of steps")
+            raise ConfigError("batch must be a list of trajectories (lists of steps), got a single list of steps")
         for name, values in (("scores", scores), ("group ids", group_ids)):
             if values is not None and len(values) != len(batch):
                 raise ConfigError(f"expected {len(batch)} {name}, one for each trajectory, got {len(values)}")
@@ -96,7 +96,7 @@ class StepArrays:
 
     @property
     def is_valid_S(self) -> Flags:
-        """(S,) False for each step that records `step_info["is_action_valid"]` as False."""
+        """(S,) False for each step in which `step_info["is_action_valid"]` is False, and True for all other steps."""
         flags = [step.step_info.get("is_action_valid") is not False for step in self.steps]
         return np.array(flags, dtype=np.bool_)
 
@@ -104,9 +104,8 @@ class StepArrays:
     def is_truncated_B(self) -> Flags:
         """(B,) True for each truncated trajectory.
 
-        A trajectory is truncated if its last step records `truncated` as true or `terminated` as False. If the last
-        step records `terminated` as true, the trajectory is not truncated. A trajectory that records neither counts as
-        terminated.
+        The `step_info` of the last step determines the result. A trajectory is truncated if `truncated` is true or
+        `terminated` is False. It is not truncated if `terminated` is true, or if neither key is recorded.
         """
         truncated_B = np.zeros(len(self.lengths_B), dtype=np.bool_)
         ends_B = np.cumsum(self.lengths_B)
@@ -117,23 +116,23 @@ class StepArrays:
         return truncated_B
 
     def to_steps(self, values_B: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return (S,) the value of the trajectory of each step."""
+        """Return (S,) for each step, the value of its trajectory."""
         return np.repeat(values_B, self.lengths_B)
 
     def describe_step(self, position: int) -> str:
-        """Return the number of the trajectory and of the step at a position in the flat arrays, for use in messages."""
+        """Return a description of the step at a position in the flat arrays, such as "trajectory 2, step 0"."""
         trajectory, step = locate_step(position, self.lengths_B)
         return f"trajectory {trajectory}, step {step}"
 
     def sums_B(self, values_S: Floats) -> Floats:
-        """Return (B,) the sum of the values of each trajectory."""
+        """Return (B,) the sum of the step values of each trajectory."""
         codes_S = self.to_steps(np.arange(len(self.lengths_B)))
         return np.bincount(codes_S, values_S, minlength=len(self.lengths_B)).astype(np.float64, copy=False)
 
     def returns_S(self, gamma: float, default: float = 0.0, penalties_S: Floats | None = None) -> Floats:
         """Return (S,) the discounted return of each step: G_k = r_k + gamma G_{k+1}.
 
-        The steps of an unscored trajectory have the return NaN.
+        Steps of an unscored trajectory have a return of NaN.
 
         Args:
             gamma: the discount factor.
@@ -153,9 +152,9 @@ class StepArrays:
     def earned_S(self, default: float = 0.0) -> Floats:
         """Return (S,) the reward r_k of each step.
 
-        In a trajectory in which all base rewards are set, these are the base rewards. In all other trajectories, a base
-        reward that is not set counts as `default`, and the score is added at the last step. The steps of an unscored
-        trajectory have the reward NaN.
+        If all base rewards of a trajectory are set, r_k is the base reward. Otherwise, a base reward that is not set
+        counts as `default`, and the score is added to the reward of the last step. Steps of an unscored trajectory have
+        a reward of NaN.
         """
         unset_S = np.isnan(self.rewards_S)
         rewards_S = np.where(unset_S, default, self.rewards_S)
@@ -170,10 +169,12 @@ class StepArrays:
 def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
     """Return (S,) x_k + decay x_{k+1} + decay² x_{k+2} + … for each step, summed to the end of its trajectory."""
     out_S = values_S.copy()
-    # Sort longest first: the trajectories that have a step at a given distance from their end then come first.
+    # Sort by length, longest first. The trajectories that have a step at a given distance from their end then come
+    # first.
     order_B = np.argsort(-lengths_B, kind="stable")
     ends_B, lengths = np.cumsum(lengths_B)[order_B], lengths_B[order_B]
-    # Go backwards from the ends of all trajectories at once, until so few are left that a loop over them is faster.
+    # Go backwards from the ends of all trajectories simultaneously until so few are left that a loop over them is
+    # faster.
     together = int(lengths[_FEW]) if len(lengths) > _FEW else 1
     with overflow_allowed():
         for back in range(1, together):
@@ -203,7 +204,7 @@ def check_finite(values_S: Floats, lengths_B: Codes, what: str, *, missing_S: Fl
 
 
 def locate_step(position: int, lengths_B: Codes) -> tuple[int, int]:
-    """Convert a position in the flat arrays to the number of a trajectory and of a step in it."""
+    """Convert a position in the flat arrays to the index of a trajectory and the index of a step in that trajectory."""
     ends_B = np.cumsum(lengths_B)
     trajectory = int(np.searchsorted(ends_B, position, side="right"))
     return trajectory, position - int(ends_B[trajectory] - lengths_B[trajectory])
@@ -247,17 +248,18 @@ def relative(
 ) -> Floats:
     """Return (N,) each value relative to its group. NaN values are ignored and remain NaN.
 
-    The mean and the unbiased standard deviation are taken over the group, with `weights_N` copies of each value:
+    The mean and the unbiased standard deviation are computed over the group, in which each value occurs `weights_N`
+    times:
 
         "std"            (x - mean) / (std + epsilon)
         "mean"           x - mean
         "constant"       (x - mean) / normalization_constant
         "leave_one_out"  x - the mean of the others = (x - mean) n / (n - 1)
 
-    Before anything else, the first value of each group with a weight is subtracted from its values. Equal values
-    therefore become exactly zero, and a large offset does not reduce the precision. In a group of one, the value
-    becomes zero. Values whose squares would overflow or underflow are scaled within their group first, so a result is
-    infinite only if it is too large for a float.
+    First, the first value with a nonzero weight in each group is subtracted from all values of that group. Equal values
+    therefore become exactly zero, and a large offset does not reduce the precision. The value in a group of one becomes
+    zero. If the squares of the values of a group would overflow or underflow, the values are scaled before the
+    computation. A result is therefore infinite only if it is too large for a float.
 
     Args:
         values_N: (N,) the values.
@@ -277,10 +279,10 @@ def relative(
     firsts = first_positions(groups)
     if weights_N is not None:
         weighted = np.flatnonzero(weights > 0.0)[::-1]
-        firsts[groups[weighted]] = weighted  # if a position is written twice, the last value remains
+        firsts[groups[weighted]] = weighted  # if a position is written twice, the last write wins
     centered -= centered[firsts][groups]
     totals = np.bincount(groups, weights)
-    # If all weights are zero, as for trajectories without steps, nothing is subtracted.
+    # If all weights are zero, for example because the trajectories have no steps, nothing is subtracted.
     centered -= (np.bincount(groups, weights * centered) / np.where(totals > 0, totals, 1.0))[groups]
     scales = _scales(centered, groups, weights, normalization, epsilon / units, normalization_constant)
     counts = (scales > 0) & (np.bincount(groups) >= min_group_size)[groups]
@@ -292,9 +294,9 @@ def relative(
 
 
 def _units(values: Floats, groups: Codes) -> Floats:
-    """Return the unit in which to compute with each value.
+    """Return the unit in which each value is expressed during the computation.
 
-    The unit is 1 or, if squares could overflow or underflow, the power of two near the largest value of the group.
+    The unit is 1 or, if squares could overflow or underflow, a power of two close to the largest value of the group.
     """
     sizes = np.abs(values)
     if not ((sizes > _LARGE) | ((sizes < _SMALL) & (sizes > 0.0))).any():
@@ -323,13 +325,13 @@ def _scales(
 def first_positions(groups: Codes) -> Codes:
     """Return the position of the first value of each group."""
     first = np.zeros(int(groups.max(initial=-1)) + 1, dtype=np.int64)
-    # If a position is written twice, the last value remains.
+    # If a position is written twice, the last write wins.
     first[groups[::-1]] = np.arange(len(groups))[::-1]
     return first
 
 
 def renumber_groups(groups: Codes) -> Codes:
-    """Renumber the groups if tables indexed by their numbers would be much longer than the values."""
+    """Renumber the groups if a table indexed by group number would be much longer than the list of values."""
     if int(groups.max(initial=0)) <= 4 * len(groups):
         return groups
     return np.asarray(np.unique(groups, return_inverse=True)[1], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The result of an estimator, and a function that copies it to the steps."""
+"""The result of an estimator, and a function that writes this result to copies of the steps."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from reward_kit.credit.step_arrays import Batch, Codes, Floats, StepArrays, chec
 
 
 class StepCredit(NamedTuple):
-    """The credit of every step of a batch, as flat arrays in the order of the batch.
+    """The credit of all steps of a batch, stored as flat arrays in the order of the batch.
 
-    The values on the steps of an unscored trajectory are NaN. An estimator that does not compute episode advantages or
-    step advantages sets them to zero.
+    Steps of an unscored trajectory have NaN values. An estimator that does not compute episode advantages or step
+    advantages sets them to zero.
 
     Attributes:
-        episode_advantages_S: (S,) A_E, the advantage of the trajectory within its group.
-        step_advantages_S: (S,) A_S, the advantage of the action. GiGPO computes it among actions that were taken in the
-            same state.
+        episode_advantages_S: (S,) A_E, the advantage of the step's trajectory within its group.
+        step_advantages_S: (S,) A_S, the advantage of the action. GiGPO compares the actions that were taken in the same
+            state.
         advantages_S: (S,) A, the combination of A_E and A_S.
         returns_S: (S,) G_k, the discounted return from this step to the end of the trajectory.
-        anchors_S: (S,) a number for each distinct pair of group and state, or -1 if the estimator does not use states.
+        anchors_S: (S,) the number of the step's anchor state. Steps have the same number if they have the same group
+            and state. The number is -1 if the estimator does not use states.
     """
 
     episode_advantages_S: Floats
@@ -54,7 +55,7 @@ def check_advantages(arrays: StepArrays, advantages_S: Floats) -> None:
 
 
 def with_credit(batch: Batch, credit: StepCredit) -> list[list[StepData]]:
-    """Return copies of the steps in which `advantage` and `return_to_go` are set.
+    """Return copies of the steps with `advantage` and `return_to_go` filled in.
 
     Both are `None` if the credit is NaN. `return_to_go` is the target for a critic: A + V if the policy estimated V, or
     G_k if it did not.
@@ -70,7 +71,8 @@ def with_credit(batch: Batch, credit: StepCredit) -> list[list[StepData]]:
             gc.enable()
 
 
-# Equivalent to `step.model_copy(update=…)` in a third of the time, since batches can have over 100,000 steps.
+# `_copy_with` is equivalent to `step.model_copy(update=…)` but takes a third of the time. This matters because batches
+# can have over 100,000 steps.
 
 _CREDIT_FIELDS = frozenset({"advantage", "return_to_go"})
 _new = object.__new__

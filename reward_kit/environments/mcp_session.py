@@ -88,8 +88,8 @@ class McpSession:
 
     `tools_changed` is set when the server reports that its tools have changed; `list_tools` clears it. `forms` contains
     the forms that the server asked for during the last call, with their answers. Without `takes_forms`, the server is
-    not offered to ask for any. With the protocol `legacy`, versions without requests
-    from the server are not used.
+    not offered to ask for any. With the protocol `legacy`, versions without requests from
+    the server are not used.
     """
 
     def __init__(

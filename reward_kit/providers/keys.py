@@ -1,17 +1,18 @@
-"""Selection of the endpoint, and of the keys that each server may receive.
+"""The choice of the endpoint, and the rules for which keys each server may receive.
 
 A key is sent only to the origins (scheme, host and port) that are configured for it. A task file, a train file or
-`.env` may name servers and variables, but cannot configure origins, because it may be untrusted. The origins of a
-variable are
+`.env` may name servers and variables. These files cannot configure origins, because they may be untrusted. The origins
+of a variable are
 
-1. the origin of the provider in `PROVIDERS`. For OPENAI_API_KEY, it is the origin of OPENAI_BASE_URL if that is set in
-   the same place.
-2. each origin that is listed for it in REWARD_KIT_KEY_ORIGINS, which is read only from the environment of the process.
+1. the origin of the provider in `PROVIDERS`. For OPENAI_API_KEY, the origin of OPENAI_BASE_URL is used instead if that
+   variable is set in the same place.
+2. each origin that REWARD_KIT_KEY_ORIGINS lists for the variable. REWARD_KIT_KEY_ORIGINS is read only from the
+   environment of the process.
 
 Values that the user sets on the command line (`--base-url`, `-T policy.base_url=…`) or in Python are not checked. The
 endpoint and its key are taken from the arguments, from the environment, or from the nearest `.env` in the working
-directory or above it, in this order. The values in `.env` are not exported. A key never appears in a repr or a
-message.
+directory or one of its parents, in this order. The values in `.env` are not exported. A key never appears in a repr or
+a message.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ from reward_kit.errors import ConfigError
 OPENAI_KEY = "OPENAI_API_KEY"
 OPENAI_URL = "OPENAI_BASE_URL"
 ORIGINS_VARIABLE = "REWARD_KIT_KEY_ORIGINS"
-"""The environment variable that allows further variables and origins: `MY_KEY=https://llm.example OTHER_KEY=…`."""
+"""The environment variable that allows additional variables and origins: `MY_KEY=https://llm.example OTHER_KEY=…`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """The endpoint and options for a provider that is named in `--model PROVIDER/NAME`.
+    """The endpoint and the options for a provider that is named in `--model PROVIDER/NAME`.
 
     Attributes:
-        base_url: the base URL. None for OPENAI_BASE_URL or, if it is not set, OpenAI.
+        base_url: the base URL. If it is None, OPENAI_BASE_URL is used, or the URL of OpenAI if that variable is not
+            set.
         api_key_env: the variable that contains the key. If it is "", no key is sent.
         options: other options of the policy.
     """
@@ -49,9 +51,9 @@ class Preset:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a policy with those of the preset.
+        """Return the options of a policy, completed with the options of the preset.
 
-        If the options have another base URL, the key of the provider is optional.
+        If the policy sets a different base URL, the key of the provider is optional.
         """
         completed = {**self.options, **options}
         if self.base_url is None:
@@ -77,7 +79,7 @@ PRESETS: Mapping[str, Preset] = {
     "llama.cpp": Preset("http://127.0.0.1:8080/v1", ""),
     "ollama": Preset("http://127.0.0.1:11434/v1", ""),
 }
-"""The providers of models, by the name in `--model PROVIDER/NAME` and in `policy.type`."""
+"""The model providers, keyed by the name in `--model PROVIDER/NAME` and in `policy.type`."""
 PROVIDERS: Mapping[str, str] = {
     "ANTHROPIC_API_KEY": "https://api.anthropic.com",
     "CEREBRAS_API_KEY": "https://api.cerebras.ai",
@@ -99,9 +101,10 @@ _SAME_AS = {"ws": "http", "wss": "https"}
 
 
 def complete_model(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a model at its endpoint, and the options with those of the provider in `PROVIDER/NAME`.
+    """Return the name of a model at its endpoint, and the options completed with those of its provider.
 
-    If the options have a base URL, or the part before the slash is not a provider, the name is the whole text.
+    `model` has the form `PROVIDER/NAME`. If the options contain a base URL, or the part before the slash is not a known
+    provider, the whole string is the name.
     """
     given = {key: value for key, value in options.items() if value is not None}
     provider, _, name = model.partition("/")
@@ -111,21 +114,24 @@ def complete_model(model: str, options: Mapping[str, Any]) -> tuple[str, dict[st
 
 
 def intended_model(model: str) -> str:
-    """Return `PROVIDER/NAME` with the provider that a misspelt one resembles, or "" if none is similar."""
+    """Return `PROVIDER/NAME` with the misspelled provider corrected, or "" if no provider has a similar name."""
     provider, _, name = model.partition("/")
     nearest = difflib.get_close_matches(provider, PRESETS, n=1, cutoff=0.6) if name and provider not in PRESETS else []
     return f"{nearest[0]}/{name}" if nearest else ""
 
 
 def url_origin(url: str) -> str:
-    """Return the scheme, host and port of a URL, without a default port.
+    """Return the scheme, host and port of a URL. The port is omitted if it is the default port.
 
     `ws` counts as `http`, and `wss` as `https`.
+
+    Raises:
+        ValueError: If the URL has no valid origin.
     """
     parts = urlsplit(url)
     scheme, host = _SAME_AS.get(parts.scheme, parts.scheme), parts.hostname or ""
     if scheme not in _USUAL_PORTS or not _HOST.fullmatch(host):
-        raise ValueError(f"{url!r} has no origin; write a URL with http or https and an ASCII host")
+        raise ValueError(f"{url!r} has no origin; use a URL with the scheme http or https and an ASCII host name")
     host = f"[{host}]" if ":" in host else host
     is_usual = parts.port in (None, _USUAL_PORTS[scheme])
     return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{parts.port}"
@@ -135,6 +141,9 @@ def configured_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Return the origins that REWARD_KIT_KEY_ORIGINS allows for each variable.
 
     `shell` is the environment of the process.
+
+    Raises:
+        ConfigError: If an entry is invalid.
     """
     origins: dict[str, frozenset[str]] = {}
     for entry in re.split(r"[\s,]+", shell.get(ORIGINS_VARIABLE, "").strip()):
@@ -146,7 +155,7 @@ def configured_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
                 raise ValueError
             origins[name] = origins.get(name, frozenset()) | {url_origin(url)}
         except ValueError:
-            shown = f"{name}=…" if separator and name.isidentifier() else "an entry"  # the rest may be a key itself
+            shown = f"{name}=…" if separator and name.isidentifier() else "an entry"  # the rest may itself be a key
             raise ConfigError(
                 f"{ORIGINS_VARIABLE}: {shown} is not a variable with an origin, such as MY_KEY=https://llm.example"
             ) from None
@@ -162,8 +171,8 @@ def configured_variables(shell: Mapping[str, str]) -> set[str]:
 def allowed_origins(name: str, shell: Mapping[str, str], beside: Mapping[str, str] | None = None) -> frozenset[str]:
     """Return the origins to which the value of a variable may be sent.
 
-    For OPENAI_API_KEY, OPENAI_BASE_URL is read from `beside`, which defaults to the environment of the process,
-    `shell`.
+    If the variable is OPENAI_API_KEY, OPENAI_BASE_URL is read from `beside`. By default, `beside` is `shell`, the
+    environment of the process.
     """
     own = PROVIDERS.get(name)
     if name == OPENAI_KEY and (url := (shell if beside is None else beside).get(OPENAI_URL)):
@@ -175,7 +184,7 @@ def allowed_origins(name: str, shell: Mapping[str, str], beside: Mapping[str, st
 
 
 def allow_command(name: str, origin: str, shell: Mapping[str, str]) -> str:
-    """Return the shell command that allows another origin for a variable."""
+    """Return the shell command that allows an additional origin for a variable."""
     before = f"${ORIGINS_VARIABLE} " if shell.get(ORIGINS_VARIABLE, "").strip() else ""
     return f'export {ORIGINS_VARIABLE}="{before}{name}={origin}"'
 
@@ -184,7 +193,7 @@ def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping
     """Check that the value of a variable may be sent to a URL. The arguments are those of `allowed_origins`.
 
     Raises:
-        ConfigError: If it must not be sent there.
+        ConfigError: If the value must not be sent to the URL.
     """
     try:
         origin = url_origin(url)
@@ -199,7 +208,7 @@ def check_allowed(name: str, url: str, shell: Mapping[str, str], beside: Mapping
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 NO_KEY = ""
-"""The value of `api_key_env` that sends no key, whatever the environment contains."""
+"""The value of `api_key_env` for which no key is sent, regardless of the environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +218,7 @@ class EndpointSettings:
     If the endpoint needs no key, the key is `None`.
 
     Attributes:
-        no_key: the reason why no key is sent, and how to change that. If a key is sent, it is "".
+        no_key: the reason why no key is sent, and how to change that. If a key is sent, the value is "".
     """
 
     base_url: str
@@ -226,7 +235,7 @@ class _Variables(NamedTuple):
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None, folder: Path | None = None) -> _Variables:
         sources = os.environ if environ is None else environ, read_dotenv(folder or Path.cwd())
-        # Empty variables count as unset, as in `OPENAI_API_KEY= command`.
+        # Empty variables count as unset, so `OPENAI_API_KEY= command` unsets the key.
         return cls(*({name: value for name, value in source.items() if value} for source in sources))
 
     def get(self, name: str) -> str:
@@ -239,7 +248,7 @@ class _Variables(NamedTuple):
     def may_get(self, name: str, url: str) -> bool:
         """Return True if the value of a variable may be sent to a URL.
 
-        Nothing may be sent to a URL without an origin.
+        If the URL has no origin, the result is False.
         """
         try:
             origin = url_origin(url)
@@ -258,16 +267,16 @@ def resolve_endpoint(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> EndpointSettings:
-    """Return the endpoint to use, given arguments that the user has set.
+    """Return the endpoint to use for arguments that the user has set.
 
-    If they come from a file, use `key_variable` first.
+    If the arguments come from a file, call `key_variable` first.
 
     Args:
-        base_url: the base URL. The default is OPENAI_BASE_URL or, if that is not set, the URL of OpenAI.
+        base_url: the base URL. The default is OPENAI_BASE_URL or, if that variable is not set, the URL of OpenAI.
         api_key: the key. The default is the value of `api_key_env` or, if that is not set, of OPENAI_API_KEY.
-        api_key_env: the name of the variable that contains the key. If it is set, there must be a key. If it is "", no
+        api_key_env: the name of the variable that contains the key. If it is set, a key is required. If it is "", no
             key is sent.
-        needs_key: False if a key is never required, as for a replay.
+        needs_key: False if a key is never required, for example in a replay.
         usual_key: the variable that messages name if `api_key_env` is "".
         environ: the environment variables. The default is the environment of the process.
         folder: the directory in which the search for `.env` begins. The default is the working directory.
@@ -277,7 +286,7 @@ def resolve_endpoint(
     """
     for name, value in (("base_url", base_url), ("api_key", api_key), ("api_key_env", api_key_env)):
         if value is not None and not isinstance(value, str):
-            raise ConfigError(f"{name}: expected text, got a value of type {type(value).__name__}")
+            raise ConfigError(f"{name}: expected a string, got a value of type {type(value).__name__}")
     variables = _Variables.read(environ, folder)
     url = _checked_url(base_url or variables.get(OPENAI_URL) or OPENAI_BASE_URL)
     key_name = api_key_env or OPENAI_KEY
@@ -307,15 +316,15 @@ def key_variable(
 ) -> str | None:
     """Return the `api_key_env` to use for an endpoint that a task file names.
 
-    Only this function decides about keys that a file names. The value of such a variable is sent only to an origin that
-    the user has configured for it. The default key is not sent (`NO_KEY`), unless the URL in the file has such an
-    origin.
+    Only this function decides whether a key that a file names may be used. The value of such a variable is sent only to
+    an origin that the user has configured for the variable. The default key is sent only if the URL in the file has
+    such an origin. Otherwise, the function returns `NO_KEY`.
 
-    `of_user` contains the names among `base_url` and `api_key_env` that the user has set on the command line or in
-    Python, and not in the file.
+    `of_user` lists which of `base_url` and `api_key_env` the user has set on the command line or in Python rather than
+    in the file.
 
     Raises:
-        ConfigError: If the variable must not be sent to the URL.
+        ConfigError: If the value of the variable must not be sent to the URL.
     """
     if api_key_env == NO_KEY:
         return NO_KEY
@@ -360,29 +369,33 @@ def _why_no_key(name: str, url: str, variables: _Variables) -> str:
 
 
 def _checked_url(url: str) -> str:
-    """Return a URL without a trailing slash.
+    """Return a URL without its trailing slash.
 
-    If the URL may contain a credential, it is rejected with a message that does not show it.
+    Raises:
+        ConfigError: If the URL is invalid or may contain a credential. The message does not show the credential.
     """
     scheme, separator, rest = url.partition("://")
     if scheme not in ("http", "https") or not separator or not rest.strip("/"):
-        raise ConfigError(f"base_url {url!r} is not a URL such as http://127.0.0.1:8000/v1")
+        raise ConfigError(f"base_url {url!r} is not a URL; use a URL such as http://127.0.0.1:8000/v1")
     if "@" in rest.partition("/")[0]:
         raise ConfigError("base_url contains a user name or password; pass the credential as api_key")
     if "#" in rest:
-        raise ConfigError("base_url has a fragment; remove it")
+        raise ConfigError("base_url contains a fragment; remove the part after #")
     path, _, query = url.partition("?")
     if secret := next((name for name, _ in parse_qsl(query) if SECRET_NAME.search(name) or name == "key"), None):
         raise ConfigError(f"base_url contains a credential, {secret!r}; pass it as api_key or in default_headers")
     try:
-        _ = urlsplit(url).port  # rejects URLs that cannot be connected to, such as with port 99999
+        _ = urlsplit(url).port  # rejects URLs to which no connection is possible, for example because the port is 99999
     except ValueError as error:
         raise ConfigError(f"base_url {url!r} is not a URL: {error}") from None
     return f"{path.rstrip('/')}?{query}" if query else path.rstrip("/")
 
 
 def read_dotenv(folder: Path) -> dict[str, str]:
-    """Return the variables in the nearest `.env` in a directory or above it. If no file can be read, return {}."""
+    """Return the variables in the nearest `.env` in a directory or one of its parents.
+
+    If no file can be read, return an empty dictionary.
+    """
     for parent in (folder, *folder.parents):
         try:
             text = (parent / ".env").read_text(encoding="utf-8-sig")

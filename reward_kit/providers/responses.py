@@ -65,10 +65,7 @@ class Responses(Dialect):
         logprobs: list[Any] = []
         calls: list[dict[str, Any]] = []
         output = answer["output"]
-        if (answer.get("status") or "completed") not in (
-            "completed",
-            "incomplete",
-        ):  # failed, or running in the background
+        if (answer.get("status") or "completed") not in ("completed", "incomplete"):  # failed, or still running
             raise ValueError(f"the status is {answer['status']!r} instead of 'completed'")
         for item in output:
             if item["type"] == "message":

@@ -1,4 +1,4 @@
-"""The queues, the cassette and the notices that all requests of a run share."""
+"""The request queues, the cassette and the notices that all requests of a run share."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ _log = logging.getLogger(__name__)
 
 
 class ProviderSession:
-    """The state that all requests of one run share. Policies in the same session share rates, outages and recordings.
+    """The state that all requests of one run share.
+
+    Policies in the same session share rate limits, outages and recordings.
 
     Args:
         cassette: the cassette that records or replays the exchanges.
-        cache: the cache with answers of earlier runs.
-        outage_time_s: the number of seconds to wait for an endpoint that is down or requests a pause. The default is
-            600. For an endpoint that has never answered, it is 60, or 3 if the endpoint refuses the connection.
+        cache: the cache that contains responses from earlier runs.
+        outage_time_s: the number of seconds to wait for an endpoint that is down or asks for a pause. The default is
+            600. For an endpoint that has never answered, the default is 60, or 3 if the endpoint refuses the
+            connection.
         is_dry_run: True if no request will be made. In that case, a missing key is a notice instead of an error.
 
     Attributes:
         notice: a function that receives a line when an endpoint goes down, recovers, or limits the rate.
         gave_up: a function that is called once, with the reason, when further requests are pointless: the endpoint has
-            not answered in time, or the key, the account or the host is rejected. It is called outside of any request
-            and before the waiting requests fail, so that it can cancel them.
+            not answered in time, or the key, the account or the host is rejected. The function is called outside of any
+            request and before the waiting requests fail, so it can cancel those requests.
 
     Raises:
         ConfigError: If `outage_time_s` is not a positive number.
@@ -61,16 +64,19 @@ class ProviderSession:
 
     @property
     def is_replaying(self) -> bool:
-        """True if all answers come from a recording."""
+        """True if all responses come from a recording."""
         return self.cassette is not None and self.cassette.is_replaying
 
     @property
     def is_down(self) -> bool:
-        """True if an endpoint is down, so that requests wait for it."""
+        """True if an endpoint is down and requests are waiting for it to recover."""
         return any(queue.is_down for queue in self._queues.values())
 
     def longest_wait(self) -> tuple[float, str] | None:
-        """Return the longest wait of a request in seconds, and a description of it. None if there are no requests."""
+        """Return how many seconds the longest-waiting request has waited, and a description of that request.
+
+        Return None if there are no requests.
+        """
         waits = ((wait, model) for (_, model), queue in self._queues.items() if (wait := queue.longest_wait()))
         wait, model = max(waits, default=(None, ""))
         if wait is None:
@@ -78,10 +84,10 @@ class ProviderSession:
         return wait.seconds, f"a queued request to {model}" if wait.is_queued else f"an answer from {model}"
 
     def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
-        """Return the queue for a model at an endpoint. The same pair always has the same queue.
+        """Return the queue for a model at an endpoint. The same pair always gets the same queue.
 
         Raises:
-            ConfigError: If the queue exists with different rates.
+            ConfigError: If the queue already exists with different rates.
         """
         rates = rates or Rates()
         queue = self._queues.get((url, model))
@@ -89,7 +95,7 @@ class ProviderSession:
             queue = self._queues[url, model] = RequestQueue(f"{url} ({model})", rates, self)
         if not rates.is_unlimited and queue.rates != rates:
             raise ConfigError(
-                f"two policies use {model!r} at {url} and share its rate limits, but set different ones: "
+                f"two policies use {model!r} at {url} and share the rate limits, but they set different limits: "
                 f"{queue.rates} and {rates}"
             )
         return queue
@@ -125,7 +131,10 @@ def endpoint_for(
     *,
     usual_key: str = OPENAI_KEY,
 ) -> EndpointSettings:
-    """Call `resolve_endpoint` for this session. A replay needs no key. A dry run only reports a missing key."""
+    """Call `resolve_endpoint` with the requirements of a session.
+
+    A replay needs no key. A dry run only reports a missing key.
+    """
     named = (base_url, api_key, api_key_env)
     if traffic is None or not traffic.is_dry_run:
         needs_key = traffic is None or not traffic.is_replaying
@@ -139,16 +148,29 @@ def endpoint_for(
     return settings
 
 
-def key_variable_for(traffic: ProviderSession | None, options: Mapping[str, Any], of_user: Collection[str] = ()) -> Any:
-    """Call `key_variable` for this session. A replay sends no key. A dry run only reports an error."""
+def key_variable_for(
+    traffic: ProviderSession | None,
+    options: Mapping[str, Any],
+    of_user: Collection[str] = (),
+    *,
+    is_default: bool = False,
+) -> Any:
+    """Call `key_variable` with the requirements of a session.
+
+    A replay sends no key. A dry run only reports an error. If `is_default` is true, the variable is the default of the
+    provider. In that case, it is not an error if the user has not configured the variable for the URL. The requests are
+    sent without a key.
+    """
     base_url, named = options.get("base_url"), options.get("api_key_env")
     if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):
-        return named  # the file's own; a wrong value is rejected where it is used
+        return named  # the value in the file; a wrong value is rejected where it is used
     if traffic is not None and traffic.is_replaying:
         return NO_KEY
     try:
         return key_variable(base_url, named, of_user=of_user)
     except ConfigError as error:
+        if is_default:
+            return NO_KEY
         if traffic is None or not traffic.is_dry_run:
             raise
         traffic.report_missing_key(str(error))

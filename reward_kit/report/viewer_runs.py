@@ -189,7 +189,7 @@ class WatchedRun:
         with self._lock:
             try:
                 self._read_header()
-                return self._read_lines()
+                return self.read_lines()
             except RewardKitError:
                 self._forget()  # otherwise the lines before the damaged line would be taken for all lines
                 raise
@@ -298,7 +298,7 @@ class WatchedRun:
             self._credit = is_from, index_credit(self.path)
         return self._credit[1]
 
-    def _read_lines(self) -> bool:
+    def read_lines(self) -> bool:
         # Read scores first, so that lines of episodes that already have a score are read only once.
         memory = self._memory
         scores, episodes, labels = memory.scores.news(), memory.episodes.news(), memory.label_lines.news()

@@ -255,7 +255,7 @@ def _resolve_one_reward(
         if isinstance(model := options.get("model"), str):  # a judge may name its provider
             settings = complete_model(model, settings)[1]
         try:
-            variable = key_variable_for(CURRENT_PROVIDER_SESSION.get(), settings, typed)
+            variable = key_variable_for(CURRENT_PROVIDER_SESSION.get(), settings, typed, is_default=named is None)
         except ConfigError as error:
             raise ConfigError(f"client.api_key_env: {error}") from error
         loaded = load_task_reward(definition, located.path.resolve().parent)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
+_FINISH_REASONS = {"tool_calls": "tool_call", "function_call": "tool_call"}  # those of messages, by those of models
 
 
 class RecordClock:
@@ -126,7 +127,8 @@ def conversation(record: Record, t: int, finish_reason: str | None) -> dict[str,
     if turn is None:
         return {}
     messages = [_message(message) for message in record["messages"][: turn + 1]]
-    output = {**messages[-1], "finish_reason": finish_reason or "unknown"}
+    reason = _FINISH_REASONS.get(finish_reason or "", finish_reason or "unknown")
+    output = {**messages[-1], "finish_reason": reason}
     return {
         "gen_ai.input.messages": json.dumps(messages[:-1], ensure_ascii=False),
         "gen_ai.output.messages": json.dumps([output], ensure_ascii=False),
@@ -147,6 +149,14 @@ def _part(part: Record) -> Record:
     return {"type": "uri", "modality": "image", "uri": url}
 
 
+def _parsed(arguments: Any) -> Any:
+    """Return the arguments of a tool call as a value, or unchanged if they are not JSON."""
+    try:
+        return json.loads(arguments)
+    except (TypeError, ValueError, RecursionError):
+        return arguments
+
+
 def _message(message: Record) -> dict[str, Any]:
     content = message.get("content")
     parts: list[Record] = []
@@ -160,6 +170,6 @@ def _message(message: Record) -> dict[str, Any]:
         parts.append({"type": "text", "content": content})
     for call in message.get("tool_calls") or ():
         function = call["function"]
-        facts = {"id": call.get("id"), "name": function["name"], "arguments": function.get("arguments")}
+        facts = {"id": call.get("id"), "name": function["name"], "arguments": _parsed(function.get("arguments"))}
         parts.append({"type": "tool_call", **facts})
     return {"role": message.get("role"), "parts": parts}

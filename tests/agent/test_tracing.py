@@ -226,6 +226,23 @@ def test_messages_have_the_form_of_the_conventions(application: Application, mon
     assert json.loads(attributes["gen_ai.output.messages"]) == expected
 
 
+@pytest.mark.parametrize(("text", "value"), [('{"city": "Bern"}', {"city": "Bern"}), ("{city", "{city")])
+def test_tool_calls_of_messages_have_the_form_of_the_conventions(
+    application: Application, monkeypatch: Any, text: str, value: Any
+) -> None:
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": text}}
+    messages = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    info = {"usage": {"prompt_tokens": 1, "completion_tokens": 1}, "finish_reason": "tool_calls"}
+    steps = [{"assistant_turn": 1, "reward": None}]
+    Telemetry(application.provider).finish_episode(record(messages=messages, steps=steps, final={"info": info}))
+    attributes = application.span("chat").attributes
+    part = {"type": "tool_call", "id": "c", "name": "look", "arguments": value}
+    expected = [{"role": "assistant", "parts": [part], "finish_reason": "tool_call"}]
+    assert json.loads(attributes["gen_ai.output.messages"]) == expected
+    assert attributes["gen_ai.response.finish_reasons"] == ("tool_calls",)  # as the model returned it
+
+
 def test_transcript_without_times_is_traced() -> None:
     application = Application(derived_ids())
     start = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -39,6 +39,12 @@ def test_task_of_the_new_project_runs_and_is_solved(project: Path) -> None:
     assert policy["mean_steps"] > 2
 
 
+def test_policy_of_the_new_project_runs_under_a_limit_on_cost(project: Path) -> None:
+    done = command_line.call("run", "task.yaml", "--max-cost", "1", "--json", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["policies"][0]["errors"] == {}
+
+
 def test_task_and_reward_of_the_new_project_pass_the_checks(project: Path) -> None:
     done = command_line.call("check", "task.yaml", "--gold-policy", "agent.py:Clerk", cwd=project)
     assert done.returncode == 0 and "error:" not in done.stdout, done.stdout + done.stderr

@@ -126,6 +126,8 @@ async def test_task_file_cannot_send_the_key_of_a_provider_elsewhere(project: Pr
     async with ChatServer(lambda _: answer("2.5")) as server:
         policy = {"type": "anthropic", "model": "m", "base_url": server.base_url}
         project.write_task(policy=policy)
+        planned = await call(project, "task.yaml", "--dry-run", ANTHROPIC_API_KEY=KEY)
+        assert planned.returncode == 0 and "not configured" not in planned.stdout + planned.stderr
         done = await call(project, "task.yaml", *ONE, ANTHROPIC_API_KEY=KEY)
         assert done.returncode == 0, done.stderr
         (request,) = server.requests

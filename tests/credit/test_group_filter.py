@@ -163,7 +163,7 @@ def test_group_id_may_repeat_in_a_later_collection():
 
 def test_filter_result_for_other_groups_is_rejected():
     refill = GroupRefill(wanted=2, max_tries=2)
-    with pytest.raises(ConfigError, match=r"found only in one of them: \['a', 'b'\]"):
+    with pytest.raises(ConfigError, match=r"groups in only one of them: \['a', 'b'\]"):
         refill.add({"a": ""}, verdict(b=True))
 
 

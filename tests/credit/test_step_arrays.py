@@ -50,7 +50,7 @@ def test_overflowing_return_is_rejected() -> None:
 
 
 def test_invalid_batch_or_score_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="a list of trajectories, each a list of steps, got a list of steps"):
+    with pytest.raises(ConfigError, match=r"a list of trajectories \(lists of steps\), got a single list"):
         StepArrays.from_batch(trajectory("a", [1.0]), [1.0])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"the score of trajectory 1 must be a number, .* got '1'"):
         StepArrays.from_batch([[step()], [step()]], [1.0, "1"])  # type: ignore[list-item]

@@ -95,7 +95,7 @@ def test_rows_of_a_trajectory_form_one_episode() -> None:
         ({"step_rewards": REWARDS[:, :3]}, r"step_rewards has the shape \(3, 3\), but action_mask has \(3, 4\)"),
         ({"step_rewards": REWARDS[:, [0, 2, 1, 3]]}, r"step_rewards\[0, 2\] is 0.5, but the token is not part of an"),
         ({"step_rewards": [[1.0], [1.0, 2.0], []]}, r"step_rewards\[0\] must be a list with one item for each of the"),
-        ({"step_rewards": [[None, 1.0], [1.0, 2.0], []]}, "step_rewards has actions without a reward"),
+        ({"step_rewards": [[None, 1.0], [1.0, 2.0], []]}, "step_rewards has no reward for some actions"),
         ({"step_rewards": None}, "there are neither step_rewards nor scores"),
         ({"traj_uid": "xxy", "scores": [1.0, 0.0, 0.0]}, "rows 0 and 1 of one trajectory have the scores 1 and 0"),
         ({"estimator": "gigpo"}, "gigpo needs 'state_keys' for every row, .* 'turn_level_grpo'"),

@@ -102,6 +102,6 @@ def test_a_key_is_never_shown(tmp_path):
         with pytest.raises(ConfigError, match="invalid in an HTTP header") as caught:
             resolve(tmp_path, LOCAL, key)
         assert "hush" not in str(caught.value)
-    with pytest.raises(ConfigError, match="api_key: expected text, got a value of type int") as caught:
+    with pytest.raises(ConfigError, match="api_key: expected a string, got a value of type int") as caught:
         resolve(tmp_path, LOCAL, 1234567)
     assert "1234567" not in str(caught.value)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean, install_hint
 from reward_kit.loading import load_object
-from reward_kit.providers.keys import NO_KEY, PRESETS, complete_model
+from reward_kit.providers.keys import PRESETS, complete_model
 
 if TYPE_CHECKING:
     from reward_kit.providers.session import ProviderSession
@@ -73,11 +73,9 @@ def make_policy(
         from reward_kit.providers.session import key_variable_for
 
         try:
-            variable = key_variable_for(traffic, options, of_user)
+            variable = key_variable_for(traffic, options, of_user, is_default=not names_key)
         except ConfigError as error:
-            if names_key:
-                raise ConfigError(f"{section}.api_key_env: {error}") from error
-            variable = NO_KEY  # the key of the provider is not configured for the URL in the file
+            raise ConfigError(f"{section}.api_key_env: {error}") from error
         if variable != options.get("api_key_env"):
             options = {**options, "api_key_env": variable}
     arguments = dict(options)
