@@ -59,7 +59,7 @@ class Demonstrations:
     """Writes actions as the tokens of a model. Use the same options as for the `HFAgentPolicy` that will act later.
 
     Args:
-        tokenizer: the tokenizer of the model, with a chat template.
+        tokenizer: the tokenizer of the model, which must have a chat template.
         action_format: the name of the format of tool calls.
         constrain: whether to record the ids that the constraint of the policy would have allowed for each token. With
             `use_allowed_ids` in `SFTConfig`, training then uses the same masks as the policy will use when it acts.
@@ -399,7 +399,7 @@ def fit(
     on_failure: OnFailure | None = None,
     device: torch.device | str = "cpu",
 ) -> list[EpochReport]:
-    """Train a model on the actions of episodes, in place and without dropout. The same seed gives the same weights.
+    """Train a model on the actions of episodes, in place and without dropout. The same seed produces the same weights.
 
     Half-precision weights are converted to float32, as in `PPOLearner`. On a CPU, denormal numbers are treated as 0
     during training, because they can make a badly initialized model 40 times slower. The process also keeps freed
