@@ -74,7 +74,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class ClipRange(NamedTuple):
-    """The bounds on the distance of a ratio from 1, and the factor c of the dual clip or None."""
+    """The bounds on the distance of a ratio from 1, and the factor c of the dual clip, or None without one."""
 
     low: float
     high: float
@@ -217,7 +217,7 @@ def sapo_loss(
 ) -> Loss:
     """Return the loss of soft adaptive policy optimization (Gao et al. 2025, equation 5).
 
-    A smooth gate replaces the clip, so that the gradient of a token fades as its ratio leaves 1.
+    A smooth gate replaces the clip so that the gradient of a token fades as its ratio moves away from 1.
 
         r_t = exp(logprobs_t - old_logprobs_t), the exponent clipped to ±20
         L_t = -A_t (4 / τ) sigmoid(τ (r_t - 1)),   τ = temperature_positive if A_t > 0, else temperature_negative

@@ -1,10 +1,10 @@
 """Training schedules, and a simulation of the time that each schedule saves by overlapping work with reward calls.
 
 The simulation is exact and uses no clock. A step rolls out a batch, sends it to the reward agent, computes
-log-probabilities, updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a
-time. Up to `max_concurrency` reward calls run in parallel and start in the order in which they were submitted, as in a
-batch of `AsyncRewardAgent`. `docs/concepts/overlap.md` proves that, for equal latencies, `both` takes no longer than
-`minibatch` and `one_step_off`, which take no longer than `sync`.
+log-probabilities, updates the policy on each mini-batch, and publishes the weights. The machine performs only one of
+these tasks at a time. Up to `max_concurrency` reward calls run in parallel and start in the order in which they were
+submitted, as in a batch of `AsyncRewardAgent`. `docs/concepts/overlap.md` proves that, for equal latencies, `both`
+takes no longer than `minibatch` and `one_step_off`, which take no longer than `sync`.
 """
 
 from __future__ import annotations
@@ -447,7 +447,7 @@ def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s
 
     Args:
         latencies_C: the duration of each call in seconds.
-        slots: a heap with the times at which slots become free. It is updated in place.
+        slots: a heap of the times at which slots become free. It is updated in place.
         not_before_s: the earliest time at which a call may start.
     """
     begins = np.empty(len(latencies_C))

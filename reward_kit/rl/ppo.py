@@ -111,9 +111,9 @@ class _StepRecord(NamedTuple):
 class _StepCounts(NamedTuple):
     """The divisors of the losses of an optimizer step."""
 
-    policy: GlobalBatch  # Of the policy loss; "decoupled" excludes some tokens
-    tokens: GlobalBatch  # Of losses over all tokens
-    actions: GlobalBatch  # Of the critic's loss, in which an action counts once
+    policy: GlobalBatch  # for the policy loss; "decoupled" excludes some tokens
+    tokens: GlobalBatch  # for losses over all tokens
+    actions: GlobalBatch  # for the critic's loss, in which an action counts once
 
 
 class PPOLearner:
@@ -372,7 +372,7 @@ class PPOLearner:
             is_own = self._reference is self._model
             with without_adapters(self.module) if is_own else nullcontext():
                 columns["reference"] = score_rows(self._reference, flat, self._context)[0]
-        # In the loss's dtype, so that both comparisons with the cap agree.
+        # Use the dtype of the loss so that both comparisons with the cap agree.
         old, sampler = (
             torch.from_numpy(one.astype(columns["old"].dtype))[None] for one in (columns["old"], recorded["logprobs"])
         )
@@ -516,7 +516,7 @@ def _micro_batch_loss(
     If `policy` is false, during the warm-up of the critic, only the value head learns.
     """
     row_ids, chosen = _row(part.rows_N), part.columns.get(CHOICE)
-    # All tokens with a choice, as one row; `row_ids` separate sequences.
+    # All tokens with a choice form one row, in which `row_ids` separates the sequences.
     over = _LossArguments(
         loss_mask_BT=torch.ones_like(row_ids) if chosen is None else _row(chosen > 0),
         aggregation=config.reduction,
@@ -535,7 +535,7 @@ def _micro_batch_loss(
         coefficient = config.entropy_coefficient if policy else 0.0
         terms["entropy_loss"] = (coefficient, entropy_loss(_row(scores.entropies_N), **over))
     if scores.values_M is not None and config.value_coefficient:
-        # Each action is one token here, in the row of its episode.
+        # Here, each action is one token in the row of its episode.
         action_rows = _row(part.rows_N.index_select(0, part.firsts_M))
         old, returns = (_row(part.columns[key].index_select(0, part.firsts_M)) for key in ("old_values", "returns"))
         term = value_loss(
@@ -596,7 +596,7 @@ _CLIPPED: dict[str, Callable[..., Loss]] = {
     "dppo_tv": partial(dppo_loss, divergence="tv"),
     "dppo_kl": partial(dppo_loss, divergence="kl"),
 }
-"""The losses with a clip range and without a dual clip."""
+"""The losses that have a clip range but no dual clip."""
 
 
 def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
@@ -630,7 +630,7 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
         return {}
     parts = [part for step in steps for part in step.parts]
     if statistics := [statistic for part in parts for statistic in part.statistics.values()]:
-        # Copied once, to float64 on the host.
+        # Copy only once, to float64 on the host.
         flat = torch.cat([statistic.parts for statistic in statistics]).cpu().double()
         pieces = iter(torch.split(flat, [len(statistic.parts) for statistic in statistics]))
         parts = [

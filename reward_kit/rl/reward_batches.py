@@ -31,7 +31,7 @@ _GREATEST = float(np.finfo(np.float32).max)  # A larger float32 is infinite.
 
 
 class TokenRewards(NamedTuple):
-    """Rewards with their rows and columns. Each position has at most one reward."""
+    """Rewards, and their rows and columns. Each position has at most one reward."""
 
     rows: Ints
     columns: Ints
@@ -305,7 +305,7 @@ def _by_blocks(mask_BT: Tensor) -> Ints:
     values = (mask != 0 if mask.is_floating_point() else mask).numpy()
     rows, width = values.shape
     head, blocks = width % _BLOCK, width // _BLOCK
-    # Columns that do not fill a block come first, so that the others are a view with an axis of blocks.
+    # Columns that do not fill a block come first so that the other columns form a view with an axis of blocks.
     by_block = values[:, head:].reshape(rows, blocks, _BLOCK)
     bits = np.bitwise_or.reduce(by_block, axis=2)
     _check_binary("the mask of actions", bits, values[:, :head])

@@ -179,7 +179,7 @@ class RewardManager(ABC):
         _check_whole("num_examine", num_examine, 0)
         _check_whole("seed", seed, 0)
         if echo is not None and not callable(echo):
-            raise ConfigError(f"echo must be a function of one line, got {echo!r:.80}")
+            raise ConfigError(f"echo must be a function that takes one line, got {echo!r:.80}")
         if num_examine:
             check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
@@ -277,8 +277,8 @@ class EpisodeRewardManager(RewardManager):
     visual scorer is applied first, and then the normalization. Step rewards are added unchanged.
 
     Args:
-        rows: "last" to add the score to the final row only, or "each" to add it to the last valid token of every row,
-            as in verl-agent, whose trainer expects the score of the whole episode in every row.
+        rows: "last" to add the score to the final row only, or "each" to add it to the last valid token of every row.
+            The trainer of verl-agent requires "each", because it expects the score of the whole episode in every row.
         normalize_by_length: a shorthand for normalization_type="length".
         normalization_type: "none"; "length", which divides by `episode_lengths`; or "variance", which computes (score -
             mean) / (std + 1e-8) over all episodes so far, including this batch. If you use "variance", save
@@ -320,7 +320,7 @@ class EpisodeRewardManager(RewardManager):
                 raise ConfigError(f"{name} must be True or False, got {flag!r}")
         if visual_scorer is not None and (not callable(visual_scorer) or inspect.iscoroutinefunction(visual_scorer)):
             raise ConfigError(
-                f"visual_scorer must be a synchronous function of the inputs of one row, got {visual_scorer!r:.80}"
+                f"visual_scorer must be a synchronous function that takes one row's inputs, got {visual_scorer!r:.80}"
             )
         kind = normalization_type
         if kind is None:

@@ -23,7 +23,7 @@ import anyio
 
 from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
-from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PastTurn, PolicyOutput
 from reward_kit.credit.options import check_choice
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError
@@ -192,6 +192,10 @@ class ServedPolicy(AgentPolicy):
 class _ServedSession(AgentPolicy):
     def __init__(self, policy: ServedPolicy, acting: AgentPolicy) -> None:
         self._policy, self._acting = policy, acting
+
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Resume the session of the endpoint."""
+        await self._acting.resume(turns)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None

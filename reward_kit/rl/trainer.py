@@ -117,7 +117,7 @@ class Trainer:
         return episodes
 
     def requests(self, samples: Sequence[Sample]) -> list[GroupRequest]:
-        """Return the samples of the next groups, each with the seed for its group."""
+        """Return a request for each of the next groups, which consists of the sample and the seed of the group."""
         # Seeds count groups, since a sample that occurs twice in a batch forms two groups.
         first, self.collected = self.collected, self.collected + len(samples)
         return [(one, derive_seed("collect", self.run_seed, first + index)) for index, one in enumerate(samples)]
@@ -158,7 +158,7 @@ class Trainer:
             return self.credit.advantages(aligned)
 
     def batch(self, episodes: Sequence[SingleAgentEpisode], credited: CreditBatch) -> TokenBatch:
-        """Build the rows of tokens with their advantages."""
+        """Build the rows of tokens and their advantages."""
         with self.meter.time("batch"):
             self.meter.add_credit(credited)
             if self.kept is not None:

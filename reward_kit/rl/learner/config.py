@@ -150,9 +150,9 @@ class PPOConfig:
         critic_warmup: the number of initial updates that train only the value head.
         lr: the learning rate.
         value_lr: the learning rate of the value head. If None, it is `lr`.
-        lr_by_name: learning rates for parameters by name, such as {"*norm*": 1e-2}. The keys are `fnmatch` patterns for
-            the names in `named_parameters`. The first pattern that matches is used, instead of `value_lr` or `lr`. All
-            learning rates follow the same schedule.
+        lr_by_name: learning rates keyed by parameter name, such as {"*norm*": 1e-2}. The keys are `fnmatch` patterns
+            for the names in `named_parameters`. The first pattern that matches is used, instead of `value_lr` or `lr`.
+            All learning rates follow the same schedule.
         betas: the betas of AdamW.
         adam_epsilon: the epsilon of AdamW.
         weight_decay: the weight decay of AdamW, which is applied to matrices but not to biases, norms and other
@@ -235,14 +235,14 @@ class PPOConfig:
         return self.aggregation or ("seq-mean-token-mean" if self.loss in _OF_SEQUENCES else "token-mean")
 
     def for_weights(self, dtype: torch.dtype) -> PPOConfig:
-        """Return the options with the precision for a module whose weights have the given type."""
+        """Return the options with `precision` set; the default depends on the type of the module's weights."""
         if self.precision is not None:
             return self
         return replace(self, precision="bfloat16" if dtype == torch.bfloat16 else "float32")
 
     @property
     def of_critic(self) -> tuple[str, ...]:
-        """The names of the options of the critic that are set."""
+        """The names of the critic options that are set."""
         names = ("critic_warmup", "value_coefficient", "value_clip", "value_lr", "old_values")
         return tuple(name for name in names if _is_set(self, name))
 

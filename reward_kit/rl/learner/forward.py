@@ -191,7 +191,7 @@ def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction 
 
 
 def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logits_1V: Tensor) -> AfterHead:
-    """Return the operation between the head and the logits, such as a soft cap, found by a trial on one token."""
+    """Return the operation between the head and the logits, such as a soft cap. It is found by a trial on one token."""
     config = getattr(module, "config", None)
     known: list[AfterHead] = []
     # The configuration is read first: a cap has no visible effect on small logits, but matters once they grow.

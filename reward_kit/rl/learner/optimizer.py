@@ -47,7 +47,7 @@ def check_critic(config: PPOConfig, *, has_values: bool) -> None:
 
 
 def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """Create an AdamW optimizer with the groups of `parameter_groups`."""
+    """Create an AdamW optimizer for the groups that `parameter_groups` returns."""
     groups = parameter_groups(module, config)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
 
@@ -186,5 +186,5 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 
 
 def _is_adapter(layer: nn.Module) -> bool:
-    # Tested by attributes, so that peft is imported only if it is used.
+    # Test attributes so that peft is imported only if it is used.
     return hasattr(layer, "lora_A") and hasattr(layer, "enable_adapters")

@@ -219,7 +219,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
 
 def _shard_like(value: Any, like: Any) -> Any:
-    """Return a copy of a tensor that is sharded like `like`. Other values are returned unchanged."""
+    """Return a copy of a tensor that is sharded in the same way as `like`. Other values are returned unchanged."""
     if not isinstance(value, Tensor):
         return value
     if not (isinstance(like, DTensor) and value.shape == like.shape):
@@ -242,7 +242,7 @@ class ProcessGroup:
 
     def __init__(self, processes: Processes, store: Any) -> None:
         self.processes, self._store = processes, store
-        # A group on the CPU, with a separate time limit.
+        # Create a group on the CPU that has a separate time limit.
         self._orders = dist.new_group(backend="gloo", timeout=_ORDERS_WAIT)
 
     def order(self, *order: Any) -> None:
@@ -259,7 +259,7 @@ class ProcessGroup:
     def call(self, make: Callable[[], Value]) -> Value:
         """Make a call in which all processes take part.
 
-        If another process fails, a `TrainingError` with the reason is raised.
+        If another process fails, a `TrainingError` that contains the reason is raised.
         """
         made = _in_thread(make)
         while not wait([made], timeout=_LOOK_S).done:
@@ -313,7 +313,7 @@ class ProcessGroup:
         reason = str(error) if isinstance(error, RewardKitError) else f"{type(error).__name__}: {error}"
         note = f"process {self.processes.rank + 1} of {self.processes.size}: {reason}"
         with suppress(RuntimeError):  # see `_is_noted`
-            self._store.compare_set(_BROKEN, "", note)  # The first failure causes the later ones.
+            self._store.compare_set(_BROKEN, "", note)  # The first failure causes the later failures.
         return self.is_over_within(_GRACE_S)
 
     def is_over_within(self, seconds: float) -> bool:
@@ -342,15 +342,15 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
                 "start the processes with torchrun"
             )
         stores: Any = dist
-        # A separate connection, since a waiting collective operation may occupy the other one.
+        # Use a separate connection, since a waiting collective operation may occupy the other connection.
         store = stores.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-        # All processes create equally many groups; the number separates records of different groups.
+        # All processes create the same number of groups. The number separates the records of different groups.
         number = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_groups)}"
         group = ProcessGroup(processes, stores.PrefixStore(f"reward-kit/{number}", store))
         try:
             yield group
             if processes.is_first:
-                group.call(group.order)  # An empty order is the last one.
+                group.call(group.order)  # An empty order is the last order.
         finally:
             if processes.is_first:
                 group.end()
@@ -455,7 +455,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
                 extra = {"keep": False} if name == "state_dict" else {}
                 getattr(learner, name)(*arguments, **options, **extra)
             except RewardKitError:
-                # All processes raise the same error, and the first one reports it.
+                # All processes raise the same error, and the first process reports it.
                 if not group.is_over_within(5.0):
                     raise
                 return

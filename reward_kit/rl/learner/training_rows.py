@@ -19,7 +19,10 @@ from reward_kit.tokens import PackedBatch, TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
 CHOICE = "is_choice"
-"""The column that is 1 for tokens with a choice. Without this column, every token has a choice."""
+"""The column that is 1 for tokens at which the policy had a choice.
+
+Without this column, it had a choice at every token.
+"""
 _COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "value_mask")
 
 

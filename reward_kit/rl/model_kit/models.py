@@ -91,8 +91,9 @@ TERSE_TEMPLATE = """\
 {{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-"""The shortest chat template, for models of a single task. All text outside of the answers of the assistant comes from
-the environment.
+"""The shortest chat template, for models of a single task.
+
+All text other than the messages of the assistant comes from the environment.
 
     Your task is: …<|assistant|>go to fridge 1<|end|> You arrive.<|assistant|>
 
@@ -118,7 +119,7 @@ def build_tokenizer(
     If `level` is "word", text is split into units, words (`\w+`) and single symbols, each with at most one preceding
     space. Other white space is split into characters. The vocabulary contains white space and all pieces of `texts` and
     `words`, both with and without a preceding space. Other pieces become `<|unknown|>`, and `unknown_pieces` counts
-    them. The text of a sequence is the concatenation of the texts of its tokens, as constrained decoding requires.
+    them. The text of a sequence is the concatenation of the strings of its tokens, as constrained decoding requires.
 
     If `level` is "byte", a token is a byte of UTF-8, and no piece is unknown.
 
@@ -131,8 +132,8 @@ def build_tokenizer(
         level: "word" or "byte".
         spaces: "kept" keeps white space. "single" replaces every run of white space with one space, and removes white
             space at both ends of a string. With "none", white space only separates pieces, so that a word has only one
-            form, and tokens are joined with one space. A tokenizer with "none" supports no grammars, only choices from
-            a list.
+            form, and tokens are joined with one space. A tokenizer with "none" does not support grammars; it supports
+            only choices from a list.
         dropped: regular expressions (Oniguruma syntax) whose matches are removed from every string first, in this
             order, such as `(?i)\b(?:a|the)\b`. The model does not see the matches, so it cannot distinguish choices
             that differ only in them.

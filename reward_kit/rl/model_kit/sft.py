@@ -25,13 +25,12 @@ from reward_kit.agent.policies.hf.action_formats import (
     FORMATS,
     ActionFormat,
     Plain,
-    ToolSchema,
     find_action_format,
     tools_of,
 )
 from reward_kit.agent.policies.hf.chat_layout import ChatLayout, TokenConversation, tools_given
 from reward_kit.agent.policies.hf.constraints import TurnConstraints
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, get_tool_calls
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes.segments import REWRITTEN, EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -60,7 +59,7 @@ class Demonstrations:
     """Writes actions as the tokens of a model. Use the same options as for the `HFAgentPolicy` that will act later.
 
     Args:
-        tokenizer: the tokenizer of the model, with a chat template.
+        tokenizer: the tokenizer of the model, which must have a chat template.
         action_format: the name of the format of tool calls.
         constrain: whether to record the ids that the constraint of the policy would have allowed for each token. With
             `use_allowed_ids` in `SFTConfig`, training then uses the same masks as the policy will use when it acts.
@@ -184,7 +183,7 @@ class DemonstrationWriter:
                 raise PolicyError(str(options.form))
             form = options.form
             form.check(tools)
-        text = _write_action(action, tools, form)
+        text = form.write_action(action, tools)
         if _as_chat(read := form.action(text, tools)) != _as_chat(action):
             raise PolicyError(
                 f"action_format {form.name} parses {text!r} as {read!r}, not as {action!r}; use another action_format"
@@ -281,18 +280,8 @@ def episode_texts(
     for episode in episodes:
         turns = set(episode.assistant_turns)
         texts += (message.text for index, message in enumerate(episode.messages) if index not in turns)
-        texts += (_write_action(episode.get_actions(step), known, form) for step in range(len(episode)))
+        texts += (form.write_action(episode.get_actions(step), known) for step in range(len(episode)))
     return texts
-
-
-def _write_action(action: Action, tools: Sequence[ToolSchema], form: ActionFormat) -> str:
-    def tool(name: str) -> ToolSchema:
-        return next((tool for tool in tools if tool.name == name), ToolSchema(name, {"type": "object"}))
-
-    calls = [form.write(tool(call["name"]), call.get("arguments") or {}) for call in get_tool_calls(action)]
-    text = "\n".join([*([action["content"]] if action.get("content") else []), *calls])
-    reasoning = action.get("reasoning_content")
-    return f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text
 
 
 def _as_chat(action: Action) -> dict[str, Any]:
@@ -410,7 +399,7 @@ def fit(
     on_failure: OnFailure | None = None,
     device: torch.device | str = "cpu",
 ) -> list[EpochReport]:
-    """Train a model on the actions of episodes, in place and without dropout. The same seed gives the same weights.
+    """Train a model on the actions of episodes, in place and without dropout. The same seed produces the same weights.
 
     Half-precision weights are converted to float32, as in `PPOLearner`. On a CPU, denormal numbers are treated as 0
     during training, because they can make a badly initialized model 40 times slower. The process also keeps freed

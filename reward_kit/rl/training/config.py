@@ -45,7 +45,7 @@ def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
 
 
 def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield each unknown key of a mapping and of the mappings in it, with the keys that the dataclass has."""
+    """Yield each unknown key of a mapping and of nested mappings, and the keys that the dataclass accepts there."""
     hints = get_type_hints(kind)
     for key, value in data.items() if isinstance(data, dict) else ():
         if key not in hints:
@@ -281,7 +281,7 @@ class WandbModel(BaseModel):
 
 
 class LogsModel(BaseModel):
-    """The outputs of figures in addition to `metrics.jsonl`, which is always written."""
+    """Additional outputs for figures. `metrics.jsonl` is always written."""
 
     model_config = _STRICT
 

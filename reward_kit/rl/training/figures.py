@@ -146,7 +146,7 @@ class Meter:
         self.totals["sampled_tokens"] += sum(map(sampled_tokens, episodes))
 
     def add_scored(self, episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch) -> None:
-        """Add scored episodes of the batch, including those of dropped groups."""
+        """Add scored episodes of the batch, including episodes of dropped groups."""
         self.episodes += episodes
         self._scores += aligned.scores
         self._failures += aligned.failures.values()
@@ -229,11 +229,12 @@ class UpdateRecorder:
         return redaction.redact_line(json.dumps(hooked).encode("ascii")) + b"\n"
 
     def record(self, episode: SingleAgentEpisode) -> dict[str, Any]:
-        """Return the record of an episode as in `episodes.jsonl`, with the results of the update under `training`.
+        """Return the record of an episode in the format of `episodes.jsonl`. The key `training` contains the results.
 
-        The results are its `score`, its `credit` as in the lines of `credit.jsonl`, and the `advantages` and `ratios`
-        of each action with recorded tokens, in order. The advantage is one number, or null if the action is not in the
-        loss. There is one ratio for each token, or null if a log-probability is unknown. Unknown parts are omitted.
+        The results are the `score` of the episode, its `credit` in the format of the lines of `credit.jsonl`, and, in
+        order, the `advantages` and `ratios` of each action with recorded tokens. The advantage is one number, or null
+        if the action is not in the loss. There is one ratio for each token, or null if a log-probability is unknown.
+        Unknown parts are omitted.
         """
         record, made = episode_to_record(episode), self._made[episode.id_]
         ratios, advantages = self._ratios[episode.id_], self._advantages[episode.id_]

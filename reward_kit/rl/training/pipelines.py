@@ -2,8 +2,8 @@
 
     sync          collect, score and learn; nothing overlaps
     minibatch     train on a part of the batch as soon as its groups are scored
-    one_step_off  roll out the next batch while this one is scored and trained on; its weights are then one version
-                  older than the weights that learn from it
+    one_step_off  roll out the next batch while the current batch is scored and trained on; the weights that sample the
+                  next batch are then one version older than the weights that are trained on it
     both          minibatch and one_step_off combined
 
 In every order, each token records the version of the weights that sampled it.
@@ -325,7 +325,7 @@ def _arithmetic() -> dict[str, Any]:
 
 
 def why_not_reproducible(checkpoint: Checkpoint) -> str:
-    """Return why a resumed run will differ from an uninterrupted run in the last bits.
+    """Return the reason why a resumed run will differ from an uninterrupted run in the last bits.
 
     The result is "" if the runs will not differ.
     """

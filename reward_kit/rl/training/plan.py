@@ -63,9 +63,9 @@ class TrainingPlan:
     overrides: Mapping[str, Any]  # The overridden keys
     config: TrainModel
     task: LoadedTask
-    samples: tuple[Sample, ...]  # The task's samples, without the held-out ones
+    samples: tuple[Sample, ...]  # The samples of the task, excluding held-out samples
     credit: CreditAssigner
-    held_out: HeldOut | None  # None without evaluation
+    held_out: HeldOut | None  # None if there is no evaluation
     digests: Mapping[str, str]  # SHA-256 of every input that affects the result, except for the policy's own files
     redaction: Redaction  # Redacts the secrets of the file, the tasks and the overrides in the run's files
     of_user: frozenset[str]  # The keys of `overrides` set by the user now, not by an earlier run's file

@@ -153,7 +153,7 @@ class Collector:
     ) -> list[list[SingleAgentEpisode]]:
         """Collect a group for each sample, in the order of the samples. Failures are recorded in the episodes.
 
-        `finished` is called with the index and the episodes of each group as soon as it is finished.
+        `finished` is called with the index and the episodes of each group as soon as the group is finished.
         """
         groups: list[list[SingleAgentEpisode]] = [[] for _ in requests]
         most = len(requests) * self._group_size
@@ -194,7 +194,7 @@ class Collector:
 class HeldOutEvaluation:
     """Evaluates the current weights on held-out samples. The random choices are always the same."""
 
-    worker: TrainingWorker  # a worker whose policy acts as in evaluations
+    worker: TrainingWorker  # a worker whose policy acts as it does in evaluations
     reward_agent: AsyncRewardAgent
     samples: Sequence[Sample]
     rollouts: int  # the number of episodes per sample

@@ -201,7 +201,7 @@ def use_threads(threads: int | None) -> None:
 def sharded_learner_factory(
     group: ProcessGroup,
 ) -> Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], ShardedLearner]:
-    """Return the function that creates the learner in the first of several processes."""
+    """Return the function that creates the learner in the first of multiple processes."""
 
     def make(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> ShardedLearner:
         orders = (str(plan.path.resolve()), dict(plan.overrides))
