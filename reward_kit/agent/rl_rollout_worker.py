@@ -9,24 +9,24 @@ the failure is recorded in that episode and does not affect the others.
 
 from __future__ import annotations
 
-import datetime
+import copy
 import logging
 import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import anyio
 
 from reward_kit.agent.actions import as_text, assistant_message, to_plain_data
+from reward_kit.agent.branches import Branch, check_started
 from reward_kit.agent.limits import ActionUsage, EpisodeClock, RunBudget
-from reward_kit.agent.models import LOG_PROBS_KEYS, History, StepData, StopReason, episode_steps, write_log_probs
+from reward_kit.agent.live_episode import LiveEpisode
+from reward_kit.agent.models import LOG_PROBS_KEYS, History, StepData, StopReason, episode_steps
 from reward_kit.agent.policy_interface import (
-    OWN_ACCOUNT,
     AgentPolicy,
     EpisodeContext,
     PolicyOutput,
@@ -35,14 +35,14 @@ from reward_kit.agent.policy_interface import (
     open_session,
 )
 from reward_kit.agent.samples import Prompt, Sample
-from reward_kit.agent.starts import CLOSE_SECONDS, EpisodeStart, GroupStart, SharedEnvironment, environment_call
+from reward_kit.agent.starts import CLOSE_SECONDS, GroupStart, Past, SharedEnvironment, environment_call
 from reward_kit.agent.tool_execution import Execution, Toolbox
 from reward_kit.environments.base import ForkableResource, StateSnapshot, ToolSpec, hash_key
 from reward_kit.environments.elicitation import CURRENT_USER, UserAnswer, without_deadline
 from reward_kit.environments.state_changes import state_changes
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.episodes.record import EpisodeFacts, episode_to_record, get_facts
+from reward_kit.episodes.record import episode_to_record, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import (
     ConfigError,
@@ -56,9 +56,9 @@ from reward_kit.errors import (
     type_name,
 )
 from reward_kit.models import Message, TaskDefinitionModel
-from reward_kit.providers.model_calls import MODEL_CALLS, ModelCall, calls_of
+from reward_kit.providers.model_calls import MODEL_CALLS, calls_of
 from reward_kit.providers.request_queue import WHILE_WAITING
-from reward_kit.telemetry.current import CURRENT_TELEMETRY, EpisodeSpans
+from reward_kit.telemetry.current import CURRENT_TELEMETRY
 
 if TYPE_CHECKING:
     from reward_kit.agent.simulated_user import SimulatedUser, UserSession, UserTurn
@@ -154,6 +154,7 @@ class RLRolloutWorker:
         policy_label: str | None = None,
     ) -> None:
         kind, sample = None, None
+        samples: Sequence[Sample] = ()
         if isinstance(task_definition, type) and issubclass(task_definition, ForkableResource):
             kind, task_definition = task_definition, TaskDefinitionModel(name=task_definition.__name__)
         elif not isinstance(task_definition, TaskDefinitionModel):
@@ -163,7 +164,7 @@ class RLRolloutWorker:
                     "task_definition must be a Task, a TaskDefinitionModel or a subclass of "
                     f"ForkableResource, got {type_name(task)}; use Task.from_file to load a task file"
                 )
-            task_definition, sample = task.definition, task.samples[0]
+            task_definition, sample, samples = task.definition, task.samples[0], task.samples
             tools, user = tools or task.tools, user or task.user
         _check_loaded(task_definition, tools, user)
         for name, value in (("agent_policy", agent_policy), ("environment", environment)):
@@ -176,6 +177,7 @@ class RLRolloutWorker:
         self.max_episode_steps = max_episode_steps or task_definition.max_episode_steps
         self.environment = environment
         self.sample = sample or Sample.from_task(task_definition)
+        self._samples = samples or (self.sample,)
         self.tools = tools
         self.user = user
         self.budget = budget or RunBudget()
@@ -325,6 +327,107 @@ class RLRolloutWorker:
         live.record_facts(self.policy_label)
         return live.episode
 
+    async def continue_from(
+        self,
+        episode: SingleAgentEpisode,
+        step: int,
+        n: int = 1,
+        *,
+        policy: AgentPolicy | None = None,
+        seed: int = 0,
+        sample: Sample | None = None,
+    ) -> list[SingleAgentEpisode]:
+        """Collect `n` episodes that begin with the first `step` steps of a recorded one, and continue it from there.
+
+        The recorded actions are repeated in a new resource, and their results must be equal. Each continuation runs in
+        a fork of it, with its own seeds, and with the exact tokens of the recorded steps if the policy recorded them.
+        The limit on steps includes the repeated ones.
+
+        Args:
+            episode: the recorded episode.
+            step: the first step that is taken again, from 0 to the number of steps minus 1.
+            n: the number of continuations.
+            policy: the policy that continues. By default, that of the worker. The caller closes it.
+            seed: a seed for the continuations. Equal calls with different seeds are independent.
+            sample: the sample of the episode. By default, the one of the task with its id.
+
+        Returns:
+            (n,) the episodes, including the repeated steps. They form a group.
+
+        Raises:
+            ConfigError: If the episode has no such step, or was not collected by a worker.
+            RewardKitError: If a continuation cannot start, for example because a repeated action has a different
+                result.
+        """
+        worker = self if policy is None else self._with_policy(policy)
+        barrier: Any = worker.agent_policy if hasattr(worker.agent_policy, "give_up") else None
+
+        async def collect(index: int) -> SingleAgentEpisode:
+            continued = await worker.collect_episode(branch, index)
+            if barrier is not None and not continued.messages:
+                barrier.give_up()
+            return continued
+
+        async with worker.branch(episode, step, seed=seed, sample=sample) as branch:
+            if barrier is not None:  # a LockstepBarrier
+                barrier.expect(n)
+            episodes = await gather(collect, range(n))
+        for continued in episodes:
+            check_started(continued, step)
+        return episodes
+
+    def branch(
+        self,
+        episode: SingleAgentEpisode,
+        step: int,
+        *,
+        seed: int = 0,
+        sample: Sample | None = None,
+        before: Branch | None = None,
+    ) -> Branch:
+        """Return a step of a recorded episode as a `group` for `collect_episode`.
+
+        Use it instead of `continue_from` to collect the continuations one by one. Pass each of them to `check_started`.
+
+        Args:
+            episode: the recorded episode.
+            step: the first step that is taken again.
+            seed: a seed for the continuations.
+            sample: the sample of the episode. By default, the one of the task with its id.
+            before: an open branch at an earlier step of the same episode, whose resource is forked to save repeating
+                the steps before it.
+
+        Raises:
+            ConfigError: If the episode has no such step, was not collected by a worker, or has an unknown sample.
+        """
+        return Branch(
+            self.task_definition,
+            sample or self._sample_of(episode),
+            episode,
+            step,
+            tools=self.tools,
+            policy_label=self.policy_label,
+            seed=seed,
+            environment=self._shared,
+            kind=self._kind,
+            before=before,
+        )
+
+    def _sample_of(self, episode: SingleAgentEpisode) -> Sample:
+        sample_id = get_facts(episode).get("sample_id")
+        sample = next((sample for sample in self._samples if sample.id == sample_id), None)
+        if sample is None:
+            raise ConfigError(
+                f"episode {episode.id_} belongs to sample {sample_id!r}, which task {self.task_definition.name!r} does "
+                "not contain; pass sample="
+            )
+        return sample
+
+    def _with_policy(self, policy: AgentPolicy) -> RLRolloutWorker:
+        worker = copy.copy(self)
+        worker.agent_policy, worker.policy_label = policy, type(policy).__name__
+        return worker
+
     def group(self, sample: Sample, run_seed: int = 0) -> GroupStart:
         """Return the start that all episodes of a sample share."""
         return self._group_start(sample, run_seed)
@@ -350,7 +453,10 @@ class RLRolloutWorker:
             with boundary(PolicyError, f"open of {self.policy_label}"), anyio.fail_after(self._policy_limit(live)[0]):
                 user = live.user = await self.user.open(live.start) if self.user is not None else None
                 session = await open_session(self.agent_policy, self._context(live, tools))
-            await self._reset(live, user)
+            if live.start.past is None:
+                await self._reset(live, user)
+            else:
+                await self._resume(live, live.start.past, session, user)
             while live.stop_reason is None:
                 with live.spans.step(len(live.episode)):
                     await self._step(live, session, tools, user)
@@ -368,7 +474,9 @@ class RLRolloutWorker:
                 except RewardKitError as error:
                     logger.warning("%s", error)
         if resource is not None and live.failure is None and live.is_state_known:
-            with self._environment_call("final_state", resource):
+            with self._environment_call("state_key and final_state", resource):
+                if live.episode.is_reset:
+                    live.episode.get_infos(-1)["state_key"] = await resource.state_key()
                 snapshot = await resource.final_state()
                 if not isinstance(snapshot, StateSnapshot | None):
                     raise EnvironmentFailure(
@@ -422,6 +530,15 @@ class RLRolloutWorker:
         live.episode.add_env_reset(observation or "\n".join(message.text for message in messages), infos)
         if stop_reason is not None:
             live.stop(stop_reason)
+
+    async def _resume(self, live: LiveEpisode, past: Past, session: AgentPolicy, user: UserSession | None) -> None:
+        """Continue after the steps of a recorded episode."""
+        live.resume(past)
+        with boundary(PolicyError, f"resume of {self.policy_label}"), anyio.fail_after(self._policy_limit(live)[0]):
+            if session is not self.agent_policy:
+                await session.resume(past.turns)
+            if user is not None:
+                await user.resume(past)
 
     async def _observe(self, resource: ForkableResource | None) -> str:
         """Return the first observation of the environment, or "" if it has none or the task hides it."""
@@ -614,123 +731,6 @@ class RLRolloutWorker:
 
     def _policy_timeout(self) -> TimeoutError:
         return TimeoutError(f"no response within {self.task_definition.limits.policy_time_s} s (limits.policy_time_s)")
-
-
-@dataclass(slots=True)
-class LiveEpisode:
-    """The state of a running episode. Its methods write the record of the episode."""
-
-    start: EpisodeStart
-    episode: SingleAgentEpisode
-    tokens_used: int = 0
-    policy_s: float = 0.0
-    # For each step, the times when it began, the policy was called, the policy returned, and it ended. An aborted step
-    # has fewer times.
-    step_times: list[list[float]] = field(default_factory=list)
-    tool_spans: list[list[tuple[float, float]]] = field(default_factory=list)  # per step
-    model_calls: list[ModelCall] = field(default_factory=list)
-    environment_s: float = 0.0  # time spent outside of the policy
-    usage: dict[str, float] = field(default_factory=dict)  # the sum of the usage that the policy reported
-    user_usage: dict[str, float] = field(default_factory=dict)
-    own_calls: Execution | None = None  # calls executed by the policy itself in the current turn
-    stop_reason: StopReason | None = None
-    failure: Failure | None = None
-    is_state_known: bool = True  # False once a call to the resource was cancelled
-    clock: EpisodeClock = field(default_factory=EpisodeClock)
-    tools: Toolbox | None = None
-    user: UserSession | None = None
-    spans: EpisodeSpans = field(default_factory=EpisodeSpans)
-    _began: float = field(default_factory=time.perf_counter)
-    began_at: datetime.datetime = field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
-
-    @property
-    def cost(self) -> float:
-        """The cost so far in US dollars, including the cost of the simulated user."""
-        return self.usage.get("cost", 0.0) + self.user_usage.get("cost", 0.0)
-
-    def stop(self, reason: StopReason, failure: Failure | None = None) -> None:
-        self.stop_reason, self.failure = reason, failure or self.failure
-        self.episode.is_terminated, self.episode.is_truncated = reason.is_terminal, not reason.is_terminal
-
-    def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float]) -> ActionUsage:
-        """Add the usage of one action to `account`, and return the number of tokens and the cost.
-
-        If the endpoint reported no usage, the token ids are counted instead.
-        """
-        facts = facts or {}
-        usage = facts.get("usage") or {}
-        for key, value in usage.items():
-            if isinstance(value, int | float):
-                account[key] = account.get(key, 0) + value
-        reported = usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0)
-        ids = (facts.get("prompt_ids"), facts.get("token_ids"))
-        tokens = int(reported) or sum(len(token_ids) for token_ids in ids if token_ids is not None)
-        self.tokens_used += tokens
-        return ActionUsage(tokens, usage.get("cost"))
-
-    def add_step(self, output: PolicyOutput, message: Message, execution: Execution, stop: StopReason | None) -> None:
-        """Record one action and its results."""
-        episode, action = self.episode, output.action_structured
-        outputs: dict[str, Any] = {
-            "raw_policy_output": output.raw_policy_output,
-            "value_estimate": output.value_estimate,
-            # The messages already contain the values, so a replay needs only the keys to repeat the action.
-            "own_account": [key for key in ("results", "is_final") if action.get(key) not in (None, False)] or None,
-        }
-        if episode.assistant_turns:
-            outputs["prompt_messages"] = action.get("prompt_messages")
-        outputs |= write_log_probs(output.log_probs, episode, execution.info)
-        episode.add_assistant_message(message)
-        episode.add_messages(execution.messages)
-        episode.add_env_step(
-            "\n".join(result.text for result in execution.messages),
-            {key: value for key, value in action.items() if key not in OWN_ACCOUNT},
-            execution.reward,
-            execution.info,
-            terminated=stop is not None and stop.is_terminal,
-            truncated=stop is not None and not stop.is_terminal,
-            extra_model_outputs={key: value for key, value in outputs.items() if value is not None},
-        )
-
-    def record_facts(self, policy_label: str) -> None:
-        """Record the identity, the start, the end and the timing of the episode."""
-        start, reason = self.start, self.stop_reason or StopReason.ERROR
-        zero = self._began
-        steps = [[round(time_s - zero, 6) for time_s in times] for times in self.step_times]
-        tools = [
-            [[round(began - zero, 6), round(ended - zero, 6)] for began, ended in spans] for spans in self.tool_spans
-        ]
-        calls = [call.to_json(zero) for call in self.model_calls]
-        facts = EpisodeFacts(
-            final_state=get_facts(self.episode).get("final_state"),
-            sample_id=start.sample.id,
-            group_id=start.group_id,
-            rollout_index=start.rollout_index,
-            attempt=0,
-            policy=policy_label,
-            stop_reason=reason.value,
-            failure=self.failure.to_json() if self.failure else None,
-            seeds=asdict(start.seeds),
-            start={"fork": start.fork, "state_key": start.state_key, "verified": start.verified},
-            sample=dict(start.sample.row),
-            ground_truth=start.sample.ground_truth,
-            usage=dict(self.usage),
-            timing={
-                "started_at": self.began_at.isoformat(timespec="microseconds"),
-                "duration_s": round(time.perf_counter() - self._began, 6),
-                "policy_s": round(self.policy_s, 6),
-                "steps_policy_s": [round(times[2] - times[1], 6) for times in self.step_times if len(times) == 4],
-                "environment_s": round(self.environment_s, 6),
-                **({"waited_s": round(self.clock.waited_s, 6)} if self.clock.waited_s else {}),
-                "steps": steps,
-                **({"tools": tools} if any(tools) else {}),
-                **({"model_calls": calls} if calls else {}),
-                **({"traceparent": self.spans.traceparent} if self.spans.traceparent else {}),
-            },
-        )
-        if self.user_usage:
-            facts["user_usage"] = dict(self.user_usage)
-        self.episode.custom_data.update(facts)
 
 
 class RolloutWorker(Protocol):

@@ -293,13 +293,13 @@ def choice_answer(
 
     Args:
         messages: the conversation. Only the last assistant message is read.
-        ground_truth: a letter, a letter with its text ("B) Paris"), or the text or index of one of the sample's
-            options.
+        ground_truth: a letter, a letter followed by the text of the option ("B) Paris"), or the text or index of one of
+            the sample's options.
         sample: the row of the dataset. Its field `choices` or `options` contains the options as a list of strings, as a
             mapping from letters to strings, or as ARC's mapping with `label` and `text`.
         letters: the letters of the options, in the order of the options.
-        unmarked: the treatment of a longer reply without a marked answer: "refuse" it, or use the "last_letter" that is
-            in brackets, in bold, or alone on its line.
+        unmarked: what to do with a longer reply that has no marked answer: "refuse" it, or use the "last_letter" that
+            is in brackets, in bold, or alone on its line.
         zero_based: True if an index in the ground truth counts from 0, as in MMLU, or False if it counts from 1.
 
     Raises:
@@ -478,7 +478,7 @@ def list_answer(
         "jaccard": common / union if union else 1.0,
     }
     in_order = " in order" if ordered else ""
-    reason = f"{common} of {len(expected)} expected items are listed{in_order}, {len(stated)} items in all"
+    reason = f"{common} of {len(expected)} expected items are listed{in_order}; the list has {len(stated)} items"
     metrics = {name: MetricResult(score=share, reason=reason) for name, share in shares.items()}
     return EvaluateResult(score=shares.get(partial, float(is_right)), reason=reason, metrics=metrics)
 

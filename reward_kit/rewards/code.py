@@ -455,7 +455,7 @@ def _message(outcome: Outcome) -> str:
 
 
 def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, unfenced: str) -> str:
-    """Return the program in a reply, or "" if none exists.
+    """Return the program in a reply, or "" if there is none.
 
     Lone surrogates are replaced with question marks, as they would be if the program were written to a file.
     """

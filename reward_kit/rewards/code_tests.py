@@ -124,7 +124,7 @@ def _name(key: Any) -> str:
 def _key(got: Any) -> str:
     """Return a string that is equal for equal data.
 
-    Numbers are written by their value, and the items of sets and dictionaries are written in a fixed order.
+    Equal numbers are written in the same way, and the items of sets and dictionaries are written in a fixed order.
     """
     if isinstance(got, bool) or got is None or isinstance(got, str):
         return json.dumps(got)
@@ -265,7 +265,7 @@ class Condition(NamedTuple):
     """An assertion that is split into calls and a condition on their answers.
 
     Attributes:
-        calls: the calls, each with the keys "args" and "kwargs" in the format of `encode`.
+        calls: the calls. Each call has the keys "args" and "kwargs" in the format of `encode`.
         test: the asserted expression, in which a name replaces each call.
         names: the values of all other names in the expression.
         text: the original expression.

@@ -1,7 +1,7 @@
 """Rewards that combine other rewards: a weighted mean, a gate, a clip, and the first reward that returns a score.
 
-Each part is a pointwise reward with its options and resources. If a part that was called is unscored, the result is
-unscored too, except in `first_of`. A missing score is never treated as zero.
+Each part is a pointwise reward, including its options and resources. If a part that was called is unscored, the result
+is unscored too, except in `first_of`. A missing score is never treated as zero.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
     parts are added up with the same weights.
 
     Args:
-        id: the name of the reward in files.
-        parts: the parts by name. Each part is a reward, which has weight 1, or a pair of a reward and its weight. The
-            weights are normalized so that they sum to 1.
+        id: the name under which the reward is recorded.
+        parts: the parts, keyed by name. Each part is a reward, which has weight 1, or a pair of a reward and its
+            weight. The weights are normalized so that they sum to 1.
 
     Raises:
         ConfigError: If there are no parts, if a weight is negative, or if all weights are 0.
@@ -209,8 +209,8 @@ def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awa
     """Return a pointwise reward that combines other rewards.
 
     Args:
-        id: the name of the reward in files.
-        parts: the rewards by name.
+        id: the name under which the reward is recorded.
+        parts: the rewards, keyed by name.
         combine: a function that returns the result for one rollout. Its argument is a function that calls a part by its
             name on that rollout.
 

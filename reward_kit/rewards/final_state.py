@@ -49,7 +49,7 @@ def final_state_matches(
     | composite | `{name of the resource: any of these}` | the items of the resources |
 
     The content of a file is a string, `{"base64": …}` for bytes, true for any content, or null if the file must not
-    exist. Each row is a list, or an object with the column names as its keys.
+    exist. Each row is a list, or an object whose keys are the column names.
 
     Args:
         messages: the conversation, which is ignored.

@@ -122,8 +122,8 @@ def regex_format(
 ) -> EvaluateResult:
     r"""Score 1 if the last message of the agent matches a regular expression, or 0 if it does not.
 
-    Backtracking can take unlimited time on malicious text, so tasks run this reward in the sandbox with its limits. If
-    a reply exceeds a limit, the rollout is unscored. A direct call has no limit.
+    Backtracking can take unlimited time on malicious text, so tasks run this reward in the sandbox, where limits apply.
+    If a reply exceeds a limit, the rollout is unscored. A direct call has no limit.
 
     Args:
         messages: the conversation.
@@ -325,7 +325,7 @@ def _checked(keywords: Sequence[str]) -> Sequence[str]:
 
 
 def _plain(text: str, ignore_case: bool) -> str:
-    """Return the text with composed characters and single spaces, and with folded case if `ignore_case` is set."""
+    """Normalize characters and white space in `text`, and fold its case if `ignore_case` is set."""
     folded = composed(text, "NFC").casefold() if ignore_case else text
     return " ".join(composed(folded, "NFC").split())
 
@@ -377,7 +377,7 @@ def no_repetition(
             penalizes "one of the".
         unit: "words", which are separated by white space, or "characters" for languages without spaces. For such
             languages, 10 to 20 is a good value of `ngram`. Case is ignored. A word of more than 40 characters is
-            counted in pieces of 10, so that leaving out spaces does not hide repetition.
+            counted in pieces of 10, so that omitting spaces does not hide repetition.
         max_penalty: the penalty for a reply that consists only of repetition.
         of: the part of the reply to check: the "whole" reply, its "thought" or its "answer".
 
@@ -442,7 +442,7 @@ def reasoning_steps(
     openers: tuple[str, ...] = OPENERS,
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Score the number of explicit reasoning steps divided by `at_least`, with a maximum of 1.
+    """Score the number of explicit reasoning steps divided by `at_least`, up to a maximum of 1.
 
     A step starts with a number ("1.", "2)", "(3)") or a bullet at the start of a line, with "Step 4", or with an opener
     such as "First," at the start of a sentence or after a comma. Steps without words are ignored, and identical steps

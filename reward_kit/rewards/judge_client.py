@@ -150,7 +150,7 @@ class JudgeUsage:
         self.reasoning_tokens += answer.reasoning_tokens or 0
 
     def as_metric(self) -> MetricResult:
-        """Return the usage as a metric. Its reason is a list of the form `name=value`."""
+        """Return the usage as a metric. The reason of the metric is a list of `name=value` pairs."""
         figures = {
             "calls": self.calls,
             "cached": self.cached,
@@ -404,7 +404,7 @@ class JudgeClient:
         return f"JudgeClient({self._model!r}, {self._url!r})"
 
     async def ask(self, question: Question, usage: JudgeUsage, votes: int = 1) -> list[dict[str, Any]]:
-        """Return the verdicts of all votes. If fewer than half of the votes fail, the failed votes are left out.
+        """Return the verdicts of all votes. If fewer than half of the votes fail, the failed votes are omitted.
 
         Raises:
             ProviderError: If at least half of the votes fail. The first failure is raised.

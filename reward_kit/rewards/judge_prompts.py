@@ -135,7 +135,7 @@ def as_text(value: Any) -> str:
 def truncate_to_fit(value: Any, longest: int) -> Any:
     """Shorten the strings in `value` to a total length of about `longest` characters.
 
-    Strings are cut in the middle, and a visible mark replaces the removed part. All shortened strings get the same
+    Strings are cut in the middle, and a visible mark replaces the removed part. All shortened strings have the same
     length.
     """
     texts: list[str] = []

@@ -93,7 +93,7 @@ async def llm_judge(
         base_url: the URL of the endpoint. If None, the endpoint of the provider is used. Without a provider, it is
             OPENAI_BASE_URL or, if this variable is not set, the endpoint of OpenAI.
         rubric: a mapping from names to descriptions or to `{description, weight}`. If None, the rubric of the sample or
-            the task is used. If neither has one, the dimensions are helpfulness, factuality and safety.
+            the task is used. If there is no rubric, the dimensions are helpfulness, factuality and safety.
         rubric_key: the field of the sample that contains a rubric for this sample.
         judged: "answer" to judge the last answer, or "conversation" to judge everything that the assistant did.
         scale: the lowest and the highest grade.
@@ -194,7 +194,7 @@ async def grounded_judge(
 ) -> EvaluateResult:
     """Score how much of the last answer is supported by the retrieved passages.
 
-    The answer is split into sentences, and the judge labels each of them as supported, contradicted, not found or no
+    The answer is split into sentences, and the judge labels each sentence as supported, contradicted, not found or no
     claim. The score is the share of supported sentences among those that make a claim. If `score_by` is "attribution",
     a supported sentence counts only if it cites a passage that supports it, as in "[2]". The metrics report both
     shares. An empty answer scores 0 without a request. An answer that makes no claims scores `abstaining`.

@@ -164,7 +164,7 @@ class _Target(NamedTuple):
 
 
 class _Sentence(NamedTuple):
-    """The number and the text of the words in a sentence, keyed by their script."""
+    """The number and the text of the words in a sentence, keyed by script."""
 
     words: Mapping[str, int]
     texts: Mapping[str, str]
@@ -284,7 +284,7 @@ def _sentences(text: str) -> Iterator[_Sentence]:
             position = end if closing == "\\end{" else end + len(closing)  # followed by the name of the environment
         text = " ".join([*kept, text[position:]])
     plain = _NOT_LANGUAGE.sub(" ", composed(text, "NFKC").lower())
-    scripts = {}  # by letter, from the start of its Unicode name
+    scripts = {}  # the script of each letter, from the start of its Unicode name
     for char in set(plain):
         name = re.split("[ -]", unicodedata.name(char, ""))[0] if char.isalpha() else ""
         scripts[char] = "CJK" if name == "IDEOGRAPHIC" else name

@@ -58,12 +58,13 @@ def length_within(
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
-        unit: "characters" or "words". A text without spaces is one word, so use characters if that could evade a limit.
+        unit: "characters" or "words". A string without spaces counts as one word, so use characters if omitting spaces
+            could evade a limit.
         at_least: the smallest length that scores 1.
         at_most: the largest length that scores 1. If None, there is no upper bound.
         below: the distance below `at_least` at which the score reaches 0.
         above: the distance above `at_most` at which the score reaches 0.
-        as_penalty: True to subtract 1, which gives a penalty in [-1, 0] that can be added to another score. If this
+        as_penalty: True to subtract 1. The result is a penalty in [-1, 0] that can be added to another score. If this
             option is False, an empty reply scores 0; if it is True, an empty reply is scored like any other.
         of: the part of the reply to measure: the "whole" reply, its "thought" or its "answer".
 
@@ -138,7 +139,7 @@ def cosine_length(
         wrong: the scores r_0 and r_L of a wrong reply.
         exceed: the score of a reply of length L_max or more.
         at_least: the lowest score of `reward` that counts as correct.
-        id: the name of the reward in files.
+        id: the name under which the reward is recorded.
 
     Raises:
         ConfigError: If `max_length` is less than 1, or if a number is not finite.
@@ -198,7 +199,7 @@ def shortest_in_group(
         form: "share" or "kimi".
         weight: the weight of the length. For "share", it must be at most 1.
         at_least: the lowest score of `reward` that counts as correct.
-        id: the name of the reward in files.
+        id: the name under which the reward is recorded.
 
     Raises:
         ConfigError: If `reward` is a batch reward, if `weight` is negative or too large, or if another argument has an

@@ -74,11 +74,11 @@ def math_answer(
     `<answer>`, or the whole reply if it is one short line. Boxes that are offered as alternatives ("\boxed{3} or
     \boxed{4}") count as multiple values, which equal neither of the two.
 
-    Numbers with units are compared as fractions, and words as text. Multiple values, tuples, intervals and sets are
-    compared item by item, according to their brackets. Equations are compared by their sides, so x = 5 equals 5. Other
-    expressions are compared by math-verify. Without a tolerance, 3.14 does not equal π, and 0.333 does not equal 1/3.
-    An expression that could be huge, such as 9^{9^9}, scores 0 unless it is written as expected. The same applies to an
-    expression that math-verify cannot decide within a fixed number of calls.
+    Numbers with units are compared as fractions, and words are compared as text. Multiple values, tuples, intervals and
+    sets are compared item by item, according to their brackets. Equations are compared by their sides, so x = 5 equals
+    5. Other expressions are compared by math-verify. Without a tolerance, 3.14 does not equal π, and 0.333 does not
+    equal 1/3. An expression that could be huge, such as 9^{9^9}, scores 0 unless it is written as expected. The same
+    applies to an expression that math-verify cannot decide within a fixed number of calls.
 
     Args:
         messages: the conversation. Only the last assistant message is read, and its reasoning is ignored.

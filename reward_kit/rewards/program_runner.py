@@ -29,7 +29,10 @@ _RECURSION_LIMIT = sys.getrecursionlimit()
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """Encode a value as JSON with explicit kinds. An unsupported value becomes `["other", name of its type]`."""
+    """Encode a value as JSON that states the kind of each value.
+
+    An unsupported value becomes `["other", name of its type]`.
+    """
     kind = type(value)
     if kind is bool or value is None:
         return value

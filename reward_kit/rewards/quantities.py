@@ -271,7 +271,7 @@ _PIECE: Final = re.compile(
 
 
 def read_quantity(text: str) -> Quantity:
-    """Split a cleaned text into a value and a unit. A scale word belongs to the value, as in "5 million"."""
+    """Split a cleaned string into a value and a unit. A scale word belongs to the value, as in "5 million"."""
     value, unit = split_unit(text)
     head, _, last = value.rpartition(" ")
     scale = _SCALES.get(last.casefold())
@@ -282,7 +282,7 @@ def read_quantity(text: str) -> Quantity:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    """Split a cleaned text into a value and a unit. The unit is `None` if the text has no unit."""
+    """Split a cleaned string into a value and a unit. The unit is `None` if the text has no unit."""
     bare = text.lstrip("+-")
     for prefix, name in _PREFIXES.items():
         if bare.startswith(prefix):

@@ -53,7 +53,7 @@ def quoted(text: str, limit: int = 60) -> str:
 
 
 def last_text(messages: Sequence[Message]) -> str:
-    """Return the text of the last assistant message, or "" if none exists."""
+    """Return the text of the last assistant message, or "" if there is none."""
     return next((message.text for message in reversed(messages) if message.role == "assistant"), "")
 
 
@@ -91,7 +91,7 @@ def message_part(message: Message, part: Part) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Split a text into its reasoning and its answer at the last `</think>`."""
+    """Split a reply into its reasoning and its answer at the last `</think>`."""
     if _THOUGHT_ENDS in text:
         thought, _, answer = text.rpartition(_THOUGHT_ENDS)
         return thought.strip().removeprefix(_THOUGHT_BEGINS).strip(), answer.strip()

@@ -114,7 +114,7 @@ def sql_result(
         ties: "unscored" to leave the rollout unscored if the gold query is ambiguous, or "any" to accept any of the
             possible results that are found.
         empty: "compare" to compare an empty gold result like any other, or "unscored" to leave the rollout unscored,
-            because equal empty results prove little.
+            because an empty result can match by chance.
         unfenced: what to do with a reply that has no block: "refuse" it, or use the "whole" reply as the query.
         resource: the name of the database, if the environment has multiple resources.
         time_s: the time limit for one query, in seconds.

@@ -192,7 +192,7 @@ _VARIABLE: Final = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 
 
 def _latex(text: str) -> str:
-    """Convert a cleaned text to LaTeX for math-verify.
+    """Convert a cleaned string to LaTeX for math-verify.
 
     Decimals become fractions, 2(3) becomes a product, and the names of functions become commands.
     """

@@ -97,7 +97,7 @@ def tool_calls_match(
         ground_truth: the expected calls. A call has the form `{"name": …, "arguments": {…}}` or `{"type": "function",
             "function": {…}}`, where the arguments are an object or a JSON string. Multiple calls are written as a list
             or as `{"tool_calls": […]}`. Allowed values are written as `[{"function": {"argument": [allowed
-            values…]}}]`, where "" allows the argument to be left out. All of these can also be a JSON string. `[]`
+            values…]}}]`, where "" allows the argument to be omitted. All of these can also be a JSON string. `[]`
             scores 1 only if no call is made, even with `extra="ignore"`.
         sample: the row of the dataset. If `tools` is `None`, the tool specifications are read from its field `tools`,
             `functions` or `function`.
@@ -327,7 +327,7 @@ def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
 
 
 def best_in_order(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """Pair rows with columns like `best_pairs`, but in order.
+    """Pair rows with columns as in `best_pairs`, but preserve the order.
 
     The column of a row comes after the columns of all earlier rows.
     """
@@ -429,7 +429,7 @@ class ToolSchema:
         return keys
 
     def properties(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-        """Return the schemas of the fields of an object by name."""
+        """Return the schemas of the fields of an object, keyed by field name."""
         inner = [facet.get("properties") for facet in self._facets(schema, fields)]
         return {name: part for one in inner if isinstance(one, Mapping) for name, part in one.items()}
 

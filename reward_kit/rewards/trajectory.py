@@ -56,7 +56,7 @@ def _check_steps(options: Mapping[str, Any]) -> None:
 @reward_function
 @checks_options(_check_steps)
 def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int = 1, worst: int = 50) -> EvaluateResult:
-    """Score 1 for up to `best` actions and 0 for `worst` or more, with a linear decrease in between.
+    """Score 1 for up to `best` actions and 0 for at least `worst` actions. In between, the score decreases linearly.
 
     An agent that has not acted scores 0. This reward does not measure success, so combine it with a `gate`.
     """
@@ -143,8 +143,8 @@ def milestones(
     Options:
         reach: the milestones, each of the form `{name, tool, arguments}` or `{name, observed}`, with an optional
             `weight`.
-        ordered: True to count a milestone only if all earlier ones have been reached. Multiple milestones that are
-            reached in one step count as reached in order.
+        ordered: True to count a milestone only if all earlier milestones have been reached. Multiple milestones that
+            are reached in one step count as reached in order.
 
     Example, in a task file:
         reward_function_path: reward_kit.rewards:milestones

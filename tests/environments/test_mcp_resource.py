@@ -59,7 +59,7 @@ async def test_unserved_url_is_one_failure() -> None:
         ({"command": "a", "url": "http://a"}, "exactly one of command"),
         ({"comand": ["a"]}, "comand: unknown key; did you mean 'command'"),
         ({"command": ["a", True]}, "command.1: YAML reads this as true"),
-        ({"command": "a", "env": {"A": False}}, "env.A: YAML reads this as false; put the text in quotes"),
+        ({"command": "a", "env": {"A": False}}, "env.A: YAML reads this as false; put the value in quotes"),
         ({"command": "a", "headers": {"a": "b"}}, "headers does not apply to command"),
         ({"url": "http://a", "env": {"a": "b"}}, "env does not apply to url"),
         ({"url": "ftp://a"}, "must start with http://"),

@@ -70,7 +70,7 @@ async def test_different_specifications_start_different_servers() -> None:
 
 async def test_numeric_variables_become_text_and_booleans_are_rejected() -> None:
     assert spec(env={"NUMBER": 0, "SHARE": 0.5})[0].env == {"NUMBER": "0", "SHARE": "0.5"}
-    with pytest.raises(ValidationError, match="YAML reads this as true; put the text in quotes"):
+    with pytest.raises(ValidationError, match="YAML reads this as true; put the value in quotes"):
         spec(env={"FLAG": True})
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import anyio.to_thread
 
 from reward_kit.agent.models import read_log_probs
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, ToolAnswer
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PastTurn, PolicyOutput, ToolAnswer
 from reward_kit.display_text import first_difference
 from reward_kit.environments.base import ToolSpec, hash_key
 from reward_kit.episodes.record import episode_from_record, get_attempt, get_facts
@@ -155,6 +155,16 @@ class _ReplaySession(AgentPolicy):
         self._compared = recorded.assistant_turns[step]
         log_probs = read_log_probs(recorded, step, self._turns.get(step))
         return PolicyOutput(action, outputs.get("raw_policy_output"), log_probs, outputs.get("value_estimate"))
+
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Skip the actions of earlier turns, which have been repeated already.
+
+        Raises:
+            PolicyError: If the recorded episode is shorter.
+        """
+        if len(turns) > len(self._episode):
+            raise PolicyError(f"{self._name}: it has {len(self._episode)} actions, fewer than the {len(turns)} to skip")
+        self._next = len(turns)
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
         """Compare the messages after the last action with the recorded messages.
