@@ -91,7 +91,8 @@ class StepArrays:
     @property
     def turns_S(self) -> Codes:
         """(S,) The index of each step in its trajectory."""
-        return np.arange(len(self.steps)) - self.to_steps(np.cumsum(self.lengths_B) - self.lengths_B)
+        starts_B: Codes = np.cumsum(self.lengths_B) - self.lengths_B
+        return np.asarray(np.arange(len(self.steps)) - self.to_steps(starts_B), dtype=np.int64)
 
     @property
     def values_S(self) -> Floats:
