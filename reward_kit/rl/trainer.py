@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import anyio
 import anyio.to_thread
+import numpy as np
 import torch
 
-from reward_kit.agent.branches import Branch
+from reward_kit.agent.branches import Branch, repeated_steps
+from reward_kit.agent.models import StepData
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -67,6 +70,8 @@ class Trainer:
         max_concurrency: the maximum number of concurrent episodes. If None, all episodes of a batch run concurrently.
         branching: the choice of steps from which additional groups continue the episodes of an update. If None, there
             are no such groups.
+        continuations: the number of continuations that measure the value of the state before each step, for the
+            estimator vine. If it is 0, nothing is measured.
 
     Attributes:
         version: the version of the current weights, which each update increments.
@@ -89,11 +94,13 @@ class Trainer:
         reward_manager: RewardManager | None = None,
         max_concurrency: int | None = None,
         branching: Branching | None = None,
+        continuations: int = 0,
     ) -> None:
         self.policy = trainable(worker.agent_policy)
         self.worker, self.reward_agent, self.credit, self.learner = worker, reward_agent, credit, learner
         self.group_size, self.run_seed, self.reward_manager = group_size, run_seed, reward_manager
-        self.collector, self.branching = Collector(group_size, max_concurrency), branching
+        self.collector, self.max_concurrency = Collector(group_size, max_concurrency), max_concurrency
+        self.branching, self.continuations = branching, continuations
         self.version, self.collected, self.meter = 0, 0, Meter(worker.task_definition.pass_threshold)
         self.kept: UpdateRecorder | None = None
 
@@ -105,6 +112,8 @@ class Trainer:
         episodes = await self.collect(samples)
         scored = await self.score(episodes)
         aligned = self.align(episodes, scored)
+        if self.continuations:
+            await self.measure(samples, episodes, aligned)
         credited = self.advantages(aligned)
         rows = self.batch(episodes, credited)
         diagnostics = await self.update(rows)
@@ -168,6 +177,43 @@ class Trainer:
                 for rollout_id, score in zip(aligned.rollout_ids, aligned.scores, strict=True)
             ]
             return replace(aligned, scores=scores)
+
+    async def measure(
+        self, samples: Sequence[Sample], episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch
+    ) -> None:
+        """Store the measured value of the state before each step in its `step_info["measured_value"]`.
+
+        The value is the mean score of `continuations` episodes that continue from there or, before the first step, of
+        the other episodes of the group. It is None if none of them is scored.
+        """
+        assert isinstance(self.worker, RLRolloutWorker)
+        seed = derive_seed("measure", self.run_seed, self.collected)
+        branches: list[Branch] = []
+        measured: list[StepData] = []
+        for index, (episode, steps) in enumerate(zip(episodes, aligned.steps, strict=True)):
+            first = index - index % self.group_size
+            others = [
+                score
+                for other, score in enumerate(aligned.scores[first : first + self.group_size], first)
+                if other != index and score is not None
+            ]
+            for t, step in enumerate(steps):
+                if t == 0:
+                    step.step_info["measured_value"] = float(np.mean(others)) if others else None
+                elif aligned.scores[index] is not None:
+                    sample = samples[index // self.group_size]
+                    branches.append(self.worker.branch(episode, t, seed=seed, sample=sample))
+                    measured.append(step)
+        with self.meter.time("collect"):
+            collector = Collector(self.continuations, self.max_concurrency)
+            groups = await collector.collect(self.worker, branches)
+        self.meter.totals["env_steps"] += sum(len(one) - repeated_steps(one) for group in groups for one in group)
+        requests = [ScoringRequest.from_episode(one, self.worker.task_definition) for group in groups for one in group]
+        with self.meter.time(SCORING), self.meter.time(WAIT):
+            scored = iter(await self.reward_agent.score_all(requests, self.continuations))
+        for step in measured:
+            scores = [one.score for one in islice(scored, self.continuations) if one.score is not None]
+            step.step_info["measured_value"] = float(np.mean(scores)) if scores else None
 
     def advantages(self, aligned: CreditBatch) -> CreditBatch:
         """Compute the advantage of each step."""
