@@ -24,7 +24,15 @@ import anyio
 
 from reward_kit.agent.actions import as_text, assistant_message, to_plain_data
 from reward_kit.agent.limits import ActionUsage, EpisodeClock, RunBudget
-from reward_kit.agent.models import LOG_PROBS_KEYS, History, StepData, StopReason, episode_steps, write_log_probs
+from reward_kit.agent.models import (
+    LOG_PROBS_KEYS,
+    History,
+    SeenResults,
+    StepData,
+    StopReason,
+    episode_steps,
+    write_log_probs,
+)
 from reward_kit.agent.policy_interface import (
     OWN_ACCOUNT,
     AgentPolicy,
@@ -438,7 +446,10 @@ class RLRolloutWorker:
         live.step_times.append(times)
         with self._environment_call("state_key and get_tools_spec", resource):
             if resource is not None:
-                episode.get_infos(-1)["state_key"] = await resource.state_key()
+                before = episode.get_infos(-1)
+                before["state_key"] = state_key = await resource.state_key()
+                if not resource.state_key_covers_results:
+                    before["state_and_results"] = live.seen.key_with(state_key)
             specs = await tools.specs()
         if not len(episode):
             self._report_missing_tools(tools.missing)
@@ -631,6 +642,7 @@ class LiveEpisode:
     environment_s: float = 0.0  # time outside of the policy
     usage: dict[str, float] = field(default_factory=dict)  # sums over the policy's reports
     user_usage: dict[str, float] = field(default_factory=dict)
+    seen: SeenResults = field(default_factory=SeenResults)
     own_calls: Execution | None = None  # calls executed by the policy itself in the current turn
     stop_reason: StopReason | None = None
     failure: Failure | None = None
@@ -676,6 +688,8 @@ class LiveEpisode:
         if episode.assistant_turns:
             outputs["prompt_messages"] = action.get("prompt_messages")
         outputs |= write_log_probs(output.log_probs, episode, execution.info)
+        if "state_and_results" in episode.get_infos(-1):
+            self.seen.add(execution.messages, (call["answer"] for call in execution.info.get("own_calls", ())))
         episode.add_assistant_message(message)
         episode.add_messages(execution.messages)
         episode.add_env_step(

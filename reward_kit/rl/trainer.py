@@ -5,6 +5,7 @@ The pipelines in `rl.training.pipelines` make the same calls in other orders.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -14,6 +15,7 @@ import anyio.to_thread
 import torch
 
 from reward_kit.agent.samples import Sample, derive_seed
+from reward_kit.credit.diagnostics import merged_states_warning
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
@@ -23,6 +25,8 @@ from reward_kit.rl.training.figures import SCORING, WAIT, Meter, UpdateRecorder
 from reward_kit.rl.training.rollouts import Collector, GroupRequest, TrainingWorker
 from reward_kit.rl_processing import CreditAssigner, CreditBatch
 from reward_kit.tokens import TokenBatch, build_rows
+
+logger = logging.getLogger("reward_kit.rl")
 
 
 @runtime_checkable
@@ -90,6 +94,7 @@ class Trainer:
         self.collector = Collector(group_size, max_concurrency)
         self.version, self.collected, self.meter = 0, 0, Meter(worker.task_definition.pass_threshold)
         self.kept: UpdateRecorder | None = None
+        self._has_warned = False
 
     async def train_step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Make one update.
@@ -155,7 +160,12 @@ class Trainer:
     def advantages(self, aligned: CreditBatch) -> CreditBatch:
         """Compute the advantage of each step."""
         with self.meter.time("credit"):
-            return self.credit.advantages(aligned)
+            credited = self.credit.advantages(aligned)
+        if credited.credit is not None and not self._has_warned:
+            if warning := merged_states_warning(credited.steps, credited.credit.anchors_S):
+                logger.warning("%s", warning)
+            self._has_warned = warning is not None
+        return credited
 
     def batch(self, episodes: Sequence[SingleAgentEpisode], credited: CreditBatch) -> TokenBatch:
         """Build the rows of tokens with their advantages."""

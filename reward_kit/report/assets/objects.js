@@ -212,7 +212,8 @@
       const weights = ["omega", "step_weight"]
         .filter((key) => number(settings[key]) !== null)
         .map((key) => `${key} ${settings[key]}`);
-      const how = [settings.estimator, ...weights].join(", ");
+      const hash = settings.state_hash ? [`state hash ${settings.state_hash}`] : [];
+      const how = [settings.estimator, ...weights, ...hash].join(", ");
       return {
         is_credited: true,
         gamma,
