@@ -46,7 +46,7 @@ def system_apply_gigpo_to_batch_steps(
         state_hashing_function: returns a hashable key; steps with equal keys share an anchor state. It is called with
             the conversation that the policy saw before the action, as a shared `History` (for a step without messages,
             its `observation_data`), or with the whole `StepData` if its parameter is named `step`. A string names a
-            built-in function (see `gigpo_credit`); None uses the recorded state key.
+            built-in function (see `gigpo_credit`); None uses the recorded `state_and_results` or `state_key`.
         default_step_reward: see `gigpo_credit`, also for the options below.
         group_ids: one id per trajectory. None uses `step_info["group_id"]` of the steps; without any, all trajectories
             form one group.

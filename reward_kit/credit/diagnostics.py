@@ -26,7 +26,7 @@ _ALL_TIED = (
 )
 _FEW_SHARED = (
     "only {:.1%} of the steps share their state with another step, so nearly all step advantages are 0; the "
-    "state key probably contains something that never repeats, such as a time, a step count, an id or the history; "
+    "state key or a tool result probably contains something that never repeats, such as a time, an id or the history; "
     "exclude that part or choose a different state_hash (regex, canonical_json, similarity)"
 )
 _NEVER_MEET = (
