@@ -1,6 +1,6 @@
 """A training update, in reading order: collect, score, align, advantages, batch, update and publish.
 
-The pipelines in `rl.training.pipelines` make the same calls in other orders.
+The pipelines in `rl.training.pipelines` make the same calls in different orders.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import anyio
 import anyio.to_thread
 import torch
 
+from reward_kit.agent.branches import Branch
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.credit.diagnostics import merged_states_warning
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -21,6 +23,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
+from reward_kit.rl.training.branching import Branching
 from reward_kit.rl.training.figures import SCORING, WAIT, Meter, UpdateRecorder
 from reward_kit.rl.training.rollouts import Collector, GroupRequest, TrainingWorker
 from reward_kit.rl_processing import CreditAssigner, CreditBatch
@@ -37,7 +40,7 @@ class TrainablePolicy(Protocol):
     pad_token_id: int
 
     async def publish(self, version: int) -> None:
-        """Act with the current weights of `module` from the next forward pass on, as the given version."""
+        """Act with the current weights of `module`, as the given version, from the next forward pass on."""
 
 
 class Learner(Protocol):
@@ -66,11 +69,13 @@ class Trainer:
         reward_manager: a reward manager that changes scores before advantages are computed, for example to normalize
             them. If None, scores are unchanged.
         max_concurrency: the maximum number of concurrent episodes. If None, all episodes of a batch run concurrently.
+        branching: the choice of steps from which additional groups continue the episodes of an update. If None, there
+            are no such groups.
 
     Attributes:
         version: the version of the current weights, which each update increments.
         meter: the object that collects the figures of the current update.
-        kept: the object that collects the records of the episodes in this update. None if records are not kept.
+        kept: the object that collects the records of the episodes in this update, or None if records are not kept.
 
     Raises:
         ConfigError: If the policy of the worker cannot be trained.
@@ -87,19 +92,20 @@ class Trainer:
         run_seed: int = 0,
         reward_manager: RewardManager | None = None,
         max_concurrency: int | None = None,
+        branching: Branching | None = None,
     ) -> None:
         self.policy = trainable(worker.agent_policy)
         self.worker, self.reward_agent, self.credit, self.learner = worker, reward_agent, credit, learner
         self.group_size, self.run_seed, self.reward_manager = group_size, run_seed, reward_manager
-        self.collector = Collector(group_size, max_concurrency)
+        self.collector, self.branching = Collector(group_size, max_concurrency), branching
         self.version, self.collected, self.meter = 0, 0, Meter(worker.task_definition.pass_threshold)
         self.kept: UpdateRecorder | None = None
         self._has_warned = False
 
     async def train_step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Make one update.
+        """Perform one update.
 
-        The result contains its diagnostics, the mean `score` and the number of `unscored` episodes.
+        The result contains the diagnostics of the update, the mean `score` and the number of `unscored` episodes.
         """
         episodes = await self.collect(samples)
         scored = await self.score(episodes)
@@ -117,12 +123,23 @@ class Trainer:
         """
         with self.meter.time("collect"):
             groups = await self.collector.collect(self.worker, self.requests(samples))
+            if self.branching is not None:
+                groups += await self.collector.collect(self.worker, self._branches(samples, groups))
         episodes = [episode for group in groups for episode in group]
         self.meter.add_collected(episodes)
         return episodes
 
+    def _branches(self, samples: Sequence[Sample], groups: Sequence[Sequence[SingleAgentEpisode]]) -> list[Branch]:
+        """Return the steps from which additional groups continue the episodes of this update."""
+        assert self.branching is not None and isinstance(self.worker, RLRolloutWorker)
+        seed = derive_seed("branch", self.run_seed, self.collected)
+        return [
+            self.worker.branch(groups[point.group][point.episode], point.step, seed=seed, sample=samples[point.group])
+            for point in self.branching.choose(groups, seed)
+        ]
+
     def requests(self, samples: Sequence[Sample]) -> list[GroupRequest]:
-        """Return the samples of the next groups, each with the seed for its group."""
+        """Return a request for each of the next groups, which consists of the sample and the seed of the group."""
         # Seeds count groups, since a sample that occurs twice in a batch forms two groups.
         first, self.collected = self.collected, self.collected + len(samples)
         return [(one, derive_seed("collect", self.run_seed, first + index)) for index, one in enumerate(samples)]
@@ -130,7 +147,7 @@ class Trainer:
     async def score(self, episodes: Sequence[SingleAgentEpisode]) -> list[Scored]:
         """Score the episodes and return the results in the same order.
 
-        Without a score, the result contains the failure.
+        The result of an unscored episode contains the failure.
         """
         with self.meter.time(SCORING), self.meter.time(WAIT):
             requests = [ScoringRequest.from_episode(episode, self.worker.task_definition) for episode in episodes]
@@ -161,6 +178,10 @@ class Trainer:
         """Compute the advantage of each step."""
         with self.meter.time("credit"):
             credited = self.credit.advantages(aligned)
+            for steps in credited.steps:
+                for step in steps:
+                    if step.step_info.get("is_repeated"):  # a part of the episode that this one continues
+                        step.advantage = step.return_to_go = None
         if credited.credit is not None and not self._has_warned:
             if warning := merged_states_warning(credited.steps, credited.credit.anchors_S):
                 logger.warning("%s", warning)
@@ -168,7 +189,7 @@ class Trainer:
         return credited
 
     def batch(self, episodes: Sequence[SingleAgentEpisode], credited: CreditBatch) -> TokenBatch:
-        """Build the rows of tokens with their advantages."""
+        """Build the rows of tokens and their advantages."""
         with self.meter.time("batch"):
             self.meter.add_credit(credited)
             if self.kept is not None:
@@ -184,7 +205,7 @@ class Trainer:
         return diagnostics
 
     async def publish(self) -> None:
-        """Act with the new weights from now on, as the next version."""
+        """Switch to the new weights, which become the next version."""
         with self.meter.time("publish"):
             self.version += 1
             await self.policy.publish(self.version)

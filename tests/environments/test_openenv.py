@@ -186,8 +186,8 @@ async def test_invalid_call_is_a_tool_error_and_changes_nothing(server: OpenEnvS
 
 FAULTS = {
     "hang_up": r"step at ws://127.0.0.1:\d+/ws: the connection was closed \(code 1011\)",
-    "html": r"the answer is not JSON \(.*\): <html>hello</html>",
-    "nan": "the answer is not JSON .NaN is not JSON.",
+    "html": r"the response is not JSON \(.*\): <html>hello</html>",
+    "nan": "the response is not JSON .NaN is not JSON.",
     "list": r'expected {"type": "observation", "data": {…}}, got \[1\]',
     "other": 'got {"type": "state"',
     "binary": "a binary message",
@@ -209,10 +209,10 @@ async def test_server_fault_is_one_failure(server: OpenEnvServer, fault: str, me
 
 async def test_missing_answer_is_a_timeout_and_ends_the_session(server: OpenEnvServer) -> None:
     resource = await made(server, reset={"fault": "hang"}, timeout=0.1)
-    with pytest.raises(DeadlineError, match=r"step at .*: no answer within 0.1 s") as failed:
+    with pytest.raises(DeadlineError, match=r"step at .*: no response within 0.1 s") as failed:
         await act(resource, 1)
     assert failed.value.failure_class == "timeout"
-    with pytest.raises(EnvironmentFailure, match="the session is closed: no answer within"):
+    with pytest.raises(EnvironmentFailure, match="the session is closed: no response within"):
         await resource.state_key() and await resource.final_state()
     await resource.close()
 
@@ -319,7 +319,7 @@ WRONG = {
     "base_url: must not contain a user name or password; use headers_env": {
         "base_url": "http://me:hunter2@127.0.0.1:1"
     },
-    "needs a resource_server that uses {port}, which the task does not have": {"base_url": "http://x:{port}"},
+    "needs a resource_server that uses {port}, but the task has no such server": {"base_url": "http://x:{port}"},
     "reset: seed is set by the run": {"base_url": "http://x", "reset": {"seed": 1}},
     "headers_env: A: the environment variable NO_SUCH_ONE is not set": {
         "base_url": "http://x",

@@ -313,7 +313,7 @@ def _invalid(message: str) -> RefusedError:
 
 
 def _read_json(body: bytearray) -> Any:
-    """Parse strict JSON, without duplicate keys and lone surrogates."""
+    """Parse strict JSON, rejecting duplicate keys and lone surrogates."""
     text = ""
     try:
         text = body.decode("utf-8")

@@ -28,6 +28,7 @@ from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.rl.learner.config import PPOConfig, schema_bounds
 from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.reward_manager import NormalizationType
+from reward_kit.rl.training.branching import BranchChoice
 from reward_kit.task_parts import BY_NAME, CreditModel, PolicyModel
 
 _STRICT = ConfigDict(extra="forbid")
@@ -45,7 +46,7 @@ def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
 
 
 def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield each unknown key of a mapping and of the mappings in it, with the keys that the dataclass has."""
+    """Yield each unknown key of a mapping and of nested mappings, and the keys that the dataclass accepts there."""
     hints = get_type_hints(kind)
     for key, value in data.items() if isinstance(data, dict) else ():
         if key not in hints:
@@ -91,6 +92,25 @@ Metric = Annotated[
 ]
 
 
+class BranchingModel(BaseModel):
+    """Additional groups, which continue the episodes of an update from one of their steps.
+
+    The episodes of such a group begin with the same recorded steps, which are not trained on again. Their advantages
+    compare only what was done differently from there.
+    """
+
+    model_config = _STRICT
+
+    groups: int = Field(ge=1, description="number of additional groups per update")
+    where: BranchChoice = Field(
+        default="uniform",
+        description=(
+            "the steps to continue from: `uniform` draws any step; `first_visits` draws among the first visits of "
+            "states within their group; `uncertainty` prefers actions with a low probability per token"
+        ),
+    )
+
+
 class RolloutModel(BaseModel):
     """The episodes that are collected for one update."""
 
@@ -107,6 +127,9 @@ class RolloutModel(BaseModel):
     )
     max_concurrency: int | None = Field(
         default=None, ge=1, description="maximum number of concurrent episodes; default: all episodes of a batch"
+    )
+    branching: BranchingModel | None = Field(
+        default=None, description="additional groups that continue episodes of the update; requires pipeline: sync"
     )
 
 
@@ -242,7 +265,7 @@ class EvaluationModel(BaseModel):
 
 
 class CheckpointsModel(BaseModel):
-    """The checkpoints. One is also written at the end and when training is interrupted."""
+    """The checkpoints. A checkpoint is also written at the end and when training is interrupted."""
 
     model_config = _STRICT
 
@@ -281,7 +304,7 @@ class WandbModel(BaseModel):
 
 
 class LogsModel(BaseModel):
-    """The outputs of figures in addition to `metrics.jsonl`, which is always written."""
+    """Additional outputs for figures. `metrics.jsonl` is always written."""
 
     model_config = _STRICT
 
@@ -317,7 +340,8 @@ class TrainModel(BaseModel):
     reward: RewardModel = Field(default_factory=RewardModel)
     reward_manager: RewardManagerModel = Field(default_factory=RewardManagerModel)
     credit: CreditModel | None = Field(
-        default=None, description="the credit estimator; default: that of the task, or gigpo if the task has none"
+        default=None,
+        description="the credit estimator; default: the estimator of the task, or gigpo if the task has none",
     )
     dynamic_sampling: DynamicSamplingModel | None = None
     ppo: PPO = Field(default_factory=PPOConfig)

@@ -29,6 +29,7 @@ from reward_kit.rl.learner.sharding import ProcessGroup, ShardedLearner, follow
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.rl.trainer import Learner, Trainer, trainable
+from reward_kit.rl.training.branching import Branching
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
 from reward_kit.rl.training.plan import TrainingPlan, load_plan, with_temperature
 from reward_kit.rl.training.rollouts import (
@@ -112,7 +113,10 @@ def _local_scorer(task: LoadedTask) -> Scorer:
 
 @dataclass(frozen=True, slots=True)
 class Factories:
-    """Functions that create the components of a run, possibly in other processes. By default, all are in this one."""
+    """Functions that create the components of a run, possibly in other processes.
+
+    By default, all are in this process.
+    """
 
     learner: Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], Learner] = make_learner
     actors: Callable[[TrainingPlan, AgentPolicy], AbstractAsyncContextManager[Workers]] = _local_workers
@@ -159,6 +163,7 @@ async def open_components(
             run_seed=config.seed,
             reward_manager=None if normalization == "none" else manager,
             max_concurrency=rollout.max_concurrency,
+            branching=Branching(branching.groups, branching.where) if (branching := rollout.branching) else None,
         )
         evaluation = None
         if config.evaluation is not None and plan.held_out is not None and workers.held_out is not None:
@@ -190,7 +195,7 @@ async def open_components(
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of threads that torch uses. If None, it is unchanged."""
+    """Set the number of threads that torch uses. If `threads` is None, the number is unchanged."""
     if threads is not None:
         torch.set_num_threads(threads)
 
@@ -198,7 +203,7 @@ def use_threads(threads: int | None) -> None:
 def sharded_learner_factory(
     group: ProcessGroup,
 ) -> Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], ShardedLearner]:
-    """Return the function that creates the learner in the first of several processes."""
+    """Return the function that creates the learner in the first of multiple processes."""
 
     def make(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> ShardedLearner:
         orders = (str(plan.path.resolve()), dict(plan.overrides))
@@ -216,7 +221,7 @@ def follow_training(group: ProcessGroup) -> bool:
         policy = plan.make_policy()
         module, ppo = trainable(policy).module, with_temperature(plan.config.ppo, policy)
         anyio.run(policy.close)
-        del policy  # without the copy of the weights with which it would act
+        del policy  # this process does not act, so it needs no copy of the weights for acting
         return make_learner(module, ppo, plan, plan.folder)
 
     return follow(group, make)
