@@ -127,6 +127,20 @@ class TestSources:
         assign_credit(run, CreditModel.model_validate({"state_hash": "state_and_results"}))
         assert [row["peers"] for row in read_credit(run)] == peers(group, None)
 
+    @pytest.mark.parametrize("is_stored", [False, True])
+    def test_continued_episode_has_the_keys_of_the_recorded_one(self, is_stored: bool) -> None:
+        worker = RLRolloutWorker(
+            TaskDefinitionModel(
+                name="t", resource_type="sqlite", base_resource_config={"seed_sql": SHOP}, on_text="end"
+            ),
+            ScriptedPolicy([LOOK_UP, REFUND, LIE]),
+        )
+        episode = anyio.run(worker.collect_episode)
+        known = episode_from_record(json.loads(json.dumps(episode_to_record(episode)))) if is_stored else episode
+        (continued,) = anyio.run(worker.continue_from, known, 2)
+        keys = [[step.step_info["state_and_results"] for step in episode_steps(one)] for one in (episode, continued)]
+        assert keys[0] == keys[1] and len(set(keys[0])) == 3
+
     def test_results_of_calls_by_the_policy_itself_count(self) -> None:
         class Caller(AgentPolicy):
             async def open(self, context: EpisodeContext) -> AgentPolicy:
