@@ -255,7 +255,7 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-_REFUSED = re.compile(r"answered HTTP (?:400|422|501)\b")
+_REFUSED = re.compile(r"(?:answered|returned) HTTP (?:400|422|501)\b")
 _RETRY_SEEDS = 10_000
 _CUT = {"length": "it was truncated at its token limit", "content_filter": "it was withheld by a content filter"}
 

@@ -132,7 +132,7 @@ class TestRetried:
         assert scored.score == 0.5 and requests == 2 and loop.time() - began >= 0.3
         scored, requests = await scored_by(says({}, 429, **{"Retry-After": "3600"}), scores())
         assert scored.failure is not None and requests == 1
-        assert "its Retry-After of 3600 s exceeds what is left" in scored.failure.message
+        assert "its Retry-After of 3600 s exceeds the time that is left" in scored.failure.message
         assert scored.retry_after_s == 3600.0
 
     async def test_refused_connection_is_retried(self) -> None:
@@ -151,7 +151,7 @@ class TestNotRetried:
         scored, requests = await scored_by(never_answers, timeout_s=0.05)
         assert scored.failure is not None and requests == 1
         assert scored.failure.failure_class == "timeout"
-        assert scored.failure.message.endswith("/score did not answer within timeout_s=0.05")
+        assert scored.failure.message.endswith("/score did not respond within timeout_s=0.05")
 
     @pytest.mark.parametrize("status", [400, 404, 405, 413, 415, 422])
     async def test_rejected_request_reports_the_reason(self, status: int) -> None:
