@@ -8,7 +8,7 @@ read from a file.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -112,3 +112,14 @@ def _json_default(value: Any) -> Any:
 # Created once, because `json.dumps` with options creates an encoder per call.
 _TEXT_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_json_default)
 _STORED_ENCODER = json.JSONEncoder(default=_json_default)
+
+
+def action_text(action: Mapping[str, Any]) -> str:
+    """Format an action: its text, or its tool calls."""
+    texts = []
+    for call in action.get("calls") or ([action] if "name" in action else []):
+        given = call.get("arguments")
+        if isinstance(given, Mapping):
+            given = ", ".join(f"{name}={json.dumps(value, default=str)}" for name, value in given.items())
+        texts.append(f"{call.get('name')}({given or ''})")
+    return "; ".join(texts) or str(action.get("content", action.get("type", action)))

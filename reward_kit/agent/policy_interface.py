@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 import pydantic
 
 from reward_kit.agent.message_actions import parse_action
+from reward_kit.display_text import first_difference
 from reward_kit.environments.base import ForkableResource, ToolSpec
+from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.errors import PolicyError, ProviderError, RewardKitError, boundary, type_name
 from reward_kit.models import PROVIDER_ITEMS, Message
 from reward_kit.providers.faults import AccessError, TransientError, client_errors
@@ -125,6 +127,20 @@ class PolicyOutput(NamedTuple):
         return policy_output(read)._replace(value_estimate=value_estimate)
 
 
+class PastTurn(NamedTuple):
+    """A turn of an episode that a session continues.
+
+    Attributes:
+        observation: the conversation before the action.
+        tools: the tools that could be called.
+        output: the recorded action, with its text and its tokens if they are known.
+    """
+
+    observation: Sequence[Message]
+    tools: list[ToolSpec] | None
+    output: PolicyOutput
+
+
 class AgentPolicy(ABC):
     """The base class of agents. Subclass it to run your own agent in an episode.
 
@@ -161,6 +177,30 @@ class AgentPolicy(ABC):
             observation: the whole conversation so far, with the new messages at its end. It must not be changed.
             available_tools_specs: the tools that can be called now, in OpenAI format, or None.
         """
+
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Continue an episode as if this session had already taken these turns.
+
+        This is called once, after `open`, when a new episode continues a recorded one. By default, `get_action` is
+        called for each turn and must return the recorded action. A session that calls a model or draws random numbers
+        should override this method. If it needs nothing but the conversation, the body is `return`.
+
+        Args:
+            turns: the earlier turns, of this policy or of a different one.
+
+        Raises:
+            PolicyError: If the session cannot continue these turns.
+        """
+        for number, turn in enumerate(turns):
+            output = check_output(await self.get_action(turn.observation, turn.tools))
+            now = {key: value for key, value in output.action_structured.items() if key not in OWN_ACCOUNT}
+            if difference := first_difference(
+                to_json_value(turn.output.action_structured), to_json_value(now), f"action {number}"
+            ):
+                raise PolicyError(
+                    f"{type(self).__name__} cannot continue this episode, because it does not repeat the recorded "
+                    f"actions{difference}; define resume(turns) to set the state of the session"
+                )
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
         """Inspect the conversation of a successful episode, before `close`.

@@ -18,11 +18,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reward_kit.agent.actions import to_plain_data
-from reward_kit.agent.models import write_log_probs
+from reward_kit.agent.models import LOG_PROBS_KEYS, write_log_probs
 from reward_kit.agent.policies.simple_policies import ScriptedPolicy
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, next_action, open_session
+from reward_kit.agent.policy_interface import (
+    Action,
+    AgentPolicy,
+    EpisodeContext,
+    PastTurn,
+    PolicyOutput,
+    next_action,
+    open_session,
+)
 from reward_kit.agent.samples import Prompt, Sample, derive_seed
-from reward_kit.agent.starts import EpisodeStart
+from reward_kit.agent.starts import EpisodeStart, Past
 from reward_kit.episodes.episode_data import REWARD
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary
@@ -214,6 +222,38 @@ class UserSession:
         if speaks_first := _speaks_first(self._opens, messages, observation):
             self._first.append(Message(role="user", content=GREETING))
         return speaks_first
+
+    async def resume(self, past: Past) -> None:
+        """Continue a conversation whose earlier messages of the user are recorded. Call this instead of `speaks_first`.
+
+        Raises:
+            PolicyError: If the policy of the user cannot continue these turns.
+        """
+        episode, self._observation = past.episode, past.observation
+        opening = episode.get_infos(0).get("user")
+        if opening is not None:
+            self._first.append(Message(role="user", content=GREETING))
+        answers = [(episode.assistant_turns[t] + 1, episode.get_infos(t + 1).get("user")) for t in range(len(episode))]
+        if opening is not None:
+            end = episode.assistant_turns[0] if len(episode) else len(episode.messages)
+            spoke = UserTurn(opening["raw"], facts=opening).messages() if opening else []
+            answers.insert(0, (end - len(spoke), opening))
+        turns = []
+        for end, facts in answers:
+            if facts is None:
+                continue
+            heard = (to_user_view(message, self._observation) for message in episode.messages[:end])
+            output = PolicyOutput(
+                {"type": "text", "content": facts["raw"]},
+                facts["raw"],
+                {key: facts[key] for key in LOG_PROBS_KEYS & facts.keys()},
+            )
+            turns.append(PastTurn([*self._first, *(message for message in heard if message)], None, output))
+        if turns:
+            self._unrecorded = ""
+        if not self._is_shared:
+            with _named_failures():
+                await self._policy.resume(turns)
 
     async def reply(self, messages: Sequence[Message], form: str | None = None) -> UserTurn:
         """Return the next message of the user, given the conversation as the agent sees it.

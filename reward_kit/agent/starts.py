@@ -12,12 +12,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Self
 
 import anyio
 
+from reward_kit.agent.policy_interface import PastTurn
 from reward_kit.agent.samples import Sample, Seeds, derive_seeds, make_group_id, make_rollout_id
 from reward_kit.environments.base import ForkableResource, StateSnapshot, hash_key
 from reward_kit.environments.config import merged_config, resource_class
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import EnvironmentFailure, RewardKitError, boundary
 from reward_kit.models import TaskDefinitionModel
 
@@ -59,7 +62,7 @@ class environment_call:
             return None
         swallowed = self._scope.__exit__(kind, error, trace)
         if self._scope.cancelled_caught:
-            late = TimeoutError(f"no answer within {self._seconds} s ({self._limit})")
+            late = TimeoutError(f"no response within {self._seconds} s ({self._limit})")
             self._boundary.__exit__(TimeoutError, late, None)
         elif not swallowed:
             self._boundary.__exit__(kind, error, trace)
@@ -99,6 +102,23 @@ class SharedEnvironment:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """The steps of a recorded episode that a new episode begins with.
+
+    Attributes:
+        episode: the recorded episode, cut before the step from which the new one continues.
+        turns: the turns of the policy in these steps.
+        rollout_id: the id of the recorded episode.
+        observation: the first observation of the environment, or "".
+    """
+
+    episode: SingleAgentEpisode
+    turns: tuple[PastTurn, ...]
+    rollout_id: str
+    observation: str
+
+
+@dataclass(frozen=True, slots=True)
 class EpisodeStart:
     """The identity of an episode, its seeds, and its private resource.
 
@@ -115,6 +135,7 @@ class EpisodeStart:
     state_key: str | None = None
     verified: bool | None = None  # whether the start equals the group's
     state: StateSnapshot | None = None  # the initial state, if the resource has a cheap one
+    past: Past | None = None  # the steps that a branch of a recorded episode begins with
 
 
 class GroupStart:
@@ -150,7 +171,7 @@ class GroupStart:
         self._state: StateSnapshot | None = None
         self._lock = anyio.Lock()
 
-    async def __aenter__(self) -> GroupStart:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -180,13 +201,13 @@ class GroupStart:
             # Fork one at a time, since resources need not support concurrent forks.
             async with self._lock:
                 if self._base is None:
-                    made = self._fresh(kind, config, start.seeds) if shared is None else self._fork_shared(shared)
-                    base = await made
+                    base = await self._make_base(kind, config, start.seeds)
                     async with _closing_on_error(base):
-                        self._key = await self._state_key(base)
-                        if kind.has_cheap_state:
+                        if kind.has_cheap_state and self._state is None:
                             with self._call(f"final_state of {kind.__name__} at the start"):
                                 self._state = await base.final_state()
+                        await self._advance(base, start.seeds)
+                        self._key = await self._state_key(base)
                     self._base = base
                 with self._call(f"fork of {kind.__name__}"):
                     resource = await self._base.fork()
@@ -197,14 +218,15 @@ class GroupStart:
         start = replace(start, resource=resource, fork=fork_kind, verified=fork_kind != "none", state=self._state)
         async with AsyncExitStack() as on_error:
             on_error.push_async_callback(self.finish, start)
+            if fork_kind == "none":
+                await self._advance(resource, start.seeds)
             key = await self._state_key(resource)
             if self._key is not None and key != self._key:
                 raise EnvironmentFailure(
                     f"{type(resource).__name__}: a fork has the state key {key}, but the original has "
                     f"{self._key}; fork() does not copy the state"
                 )
-            with self._call(f"reseed_noise of {type(resource).__name__}"):
-                await resource.reseed_noise(start.seeds.noise)
+            await self._reseed(resource, start.seeds)
             on_error.pop_all()
         return replace(start, group_id=self._group_of(key), state_key=key)
 
@@ -231,6 +253,22 @@ class GroupStart:
             else "the state of the resource passed as environment= has changed in between",
         )
         return f"{self.group_id}-{hash_key(key)[:8]}"
+
+    async def _make_base(
+        self, kind: type[ForkableResource], config: dict[str, object], seeds: Seeds
+    ) -> ForkableResource:
+        """Return a resource in the state at the start of an episode. It is forked after `_advance`."""
+        if self._shared is None:
+            return await self._fresh(kind, config, seeds)
+        return await self._fork_shared(self._shared)
+
+    async def _advance(self, resource: ForkableResource, seeds: Seeds) -> None:
+        """Move a resource from the start of an episode to the start of this group. Here, the two are the same."""
+        return
+
+    async def _reseed(self, resource: ForkableResource, seeds: Seeds) -> None:
+        with self._call(f"reseed_noise of {type(resource).__name__}"):
+            await resource.reseed_noise(seeds.noise)
 
     async def _fork_shared(self, shared: SharedEnvironment) -> ForkableResource:
         async with shared.lock:

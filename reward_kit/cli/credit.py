@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from reward_kit.agent.actions import action_text
 from reward_kit.cli.echo import echo_json
 from reward_kit.cli.options import (
     WholeNumber,
@@ -182,17 +182,6 @@ def _steps_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
         state = f"{key[:_DIGEST_SHOWN]}…" if _DIGEST.fullmatch(key) else _short(key, _LONGEST_STATE)
         table.add_row(*figures, peers, *map(Text, (row["rollout_id"], str(row["step"]), state, action)))
     return table
-
-
-def action_text(action: Mapping[str, Any]) -> str:
-    """Format an action: its text, or its tool calls."""
-    texts = []
-    for call in action.get("calls") or ([action] if "name" in action else []):
-        given = call.get("arguments")
-        if isinstance(given, Mapping):
-            given = ", ".join(f"{name}={json.dumps(value, default=str)}" for name, value in given.items())
-        texts.append(f"{call.get('name')}({given or ''})")
-    return "; ".join(texts) or str(action.get("content", action.get("type", action)))
 
 
 def _short(text: str, length: int) -> str:

@@ -131,7 +131,7 @@ def _describe_error(error: Exception) -> tuple[str, str]:
     if isinstance(error, aiohttp.ClientSSLError):
         return "untrusted", "TLS connection failed: check the certificate, or use http:// if the server has none"
     if isinstance(error, TimeoutError):
-        return "silent", f"no answer within {_TIMEOUT_S:g} s"
+        return "silent", f"no response within {_TIMEOUT_S:g} s"
     if isinstance(error, aiohttp.ClientConnectorError):
         if isinstance(error.os_error, ConnectionRefusedError):
             return "refused", "connection refused; is the server running?"

@@ -30,6 +30,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "view": "Show the live pages of all runs in a browser, or write the page of one run.",
         "compare": "Compare runs, with confidence intervals and gates for CI.",
         "credit": "Compute the credit of each step of a run.",
+        "why": "Find the steps at which episodes were lost or won, by continuing them from there.",
         "export": "Export a run as tables (Parquet, CSV, JSON Lines) or as chats for fine-tuning.",
         "check": "Check a task, a reward or a resource before a run, or a finished run.",
         "calibrate": "Compare a reward, such as an LLM judge, with human labels.",

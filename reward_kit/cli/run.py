@@ -210,7 +210,7 @@ def command(**options: Any) -> None:
             raise click.UsageError("pass a task file, or --resume")
         else:
             overrides |= sandbox_keys(asked.sandbox)
-            require_trust_in_file(asked.task, {**overrides, **_keys_for_trust(asked.policies, asked.base_url)})
+            require_trust_in_file(asked.task, {**overrides, **keys_for_trust(asked.policies, asked.base_url)})
             given = {one.name: getattr(asked, one.name) for one in fields(RunArgs) if hasattr(asked, one.name)}
             args = RunArgs(**{**given, "task_path": asked.task, "overrides": overrides})
         traffic = _traffic(asked)
@@ -224,8 +224,8 @@ def command(**options: Any) -> None:
             if unknown := threshold.unknown_reward(task.definition):
                 raise ConfigError(f"--fail-under: {unknown}")
         if path is not None and header is not None:
-            _refuse_changes(path, header, task, asked.force)
-        task = _with_run_limits(task, header, overrides, asked.max_cost)
+            refuse_changes(path, header, task, asked.force)
+        task = with_run_limits(task, header, overrides, asked.max_cost)
         planned = without_model_weights(task) if asked.engine == "ray" else task
         plan = plan_run(planned, args, max_concurrency=asked.max_concurrency, traffic=traffic)
         engine = _ray_engine(asked, task, args, plan, traffic) if asked.engine == "ray" else None
@@ -279,7 +279,7 @@ agent_eval.params = [
 ]
 
 
-def _keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, Any]:
+def keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, Any]:
     """Return the options other than -T that refer to code or an endpoint, as task keys for the trust prompt."""
     return {"--policy": list(policies), **({"--base-url": base_url} if base_url is not None else {})}
 
@@ -307,15 +307,15 @@ def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Pa
         )
     hidden = report_hidden_secrets(header.overrides, overrides, ", or set it in the environment")
     args = RunArgs.from_header(header).with_changes(overrides, asked.base_url, hidden)
-    typed = {**overrides, **_keys_for_trust((), asked.base_url)}
-    stored = {**header.overrides, **_keys_for_trust(header.policies, None if asked.base_url else header.base_url)}
+    typed = {**overrides, **keys_for_trust((), asked.base_url)}
+    stored = {**header.overrides, **keys_for_trust(header.policies, None if asked.base_url else header.base_url)}
     if require_trust_in_file(args.task_path, typed, stored):
         return path, header, args, set()
     own = {*args.overrides} - {*overrides} | ({"base_url"} if asked.base_url is None else set())
     return path, header, args, own
 
 
-def _refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool) -> None:
+def refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool) -> None:
     """Reject changed inputs of a resumed run, or report them with --force, since results would not be comparable."""
     changes = "\n".join(differences(path, header.digests, task.digests, task.inputs))
     if changes and not force:
@@ -327,7 +327,7 @@ def _refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool
         echo(f"--force: resuming {path} although its inputs changed:\n{changes}", err=True)
 
 
-def _with_run_limits(
+def with_run_limits(
     task: LoadedTask, header: RunHeader | None, overrides: Mapping[str, Any], max_cost: float | None
 ) -> LoadedTask:
     """Return the task with the limits of the task file, the earlier run, -T and --max-cost."""

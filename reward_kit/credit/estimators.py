@@ -515,13 +515,16 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "gpg": gpg_credit,
     "turn_level_grpo": turn_level_grpo_credit,
 }
-"""The estimators by name. They differ in their keyword-only options, but all of them return a `StepCredit`."""
+"""A mapping from names to estimators.
+
+They differ in their keyword-only options, but all of them return a `StepCredit`.
+"""
 USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
 """Default values for options that an estimator requires. `omega` applies only if the combination uses it."""
 
 
 def resolve_options(estimator: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the given options of an estimator, and return all of its options, including defaults, by name."""
+    """Validate the given options of an estimator, and return all options, including defaults, keyed by name."""
     function = ESTIMATORS[estimator]
     parameters = inspect.signature(function).parameters
     known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}

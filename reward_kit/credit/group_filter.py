@@ -157,7 +157,7 @@ class RefillOutcome:
         return not self.missing
 
     def describe(self) -> str:
-        """Return one line with the number of kept and missing groups and the reasons for dropped groups."""
+        """Return a one-line summary of the kept and missing groups and of the reasons for dropped groups."""
         wanted = len(self.groups) + self.missing
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items()) or "none"
         return f"{len(self.groups)} of {wanted} groups after {self.tries} collections; dropped: {reasons}"

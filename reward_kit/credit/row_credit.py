@@ -94,7 +94,7 @@ def token_advantages(
         "episode_rewards": scores,
     }
     columns: dict[str, Any] = {name: values for name, values in given.items() if values is not None}
-    for name in {"uid", "traj_uid"} & columns.keys():  # the items of a tensor are not hashed by their values
+    for name in {"uid", "traj_uid"} & columns.keys():  # the items of a tensor are not hashed by value
         columns[name] = columns[name].tolist() if hasattr(columns[name], "tolist") else columns[name]
     check_lengths(columns, len(mask))
     if step_rewards is not None:

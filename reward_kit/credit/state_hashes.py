@@ -257,7 +257,7 @@ def hash_references(state_hash: Any) -> list[str]:
 
 
 def locate_references(state_hash: Any, folder: Path) -> Any:
-    """Return the state hash with the file paths in its function references made absolute, relative to `folder`."""
+    """Return the state hash with absolute paths in its function references, resolved relative to `folder`."""
     if isinstance(state_hash, list | tuple):
         return [locate_references(one, folder) for one in state_hash]
     is_file = _is_reference(state_hash) and state_hash.rpartition(":")[0].endswith(".py")

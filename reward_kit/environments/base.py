@@ -1,8 +1,8 @@
 """The interface of all environments.
 
-A resource is one private environment: call `setup(config)` once, `reset(seed)` to go to an initial state, `step` until
-the episode ends, then `close`. `fork` returns an independent copy in the same state, so that all episodes of a group
-begin in the same state. `fork_kind` declares how it does this:
+A resource is one private environment. Call `setup(config)` once, `reset(seed)` to go to an initial state, `step` until
+the episode ends, and then `close`. `fork` returns an independent copy in the same state, so that all episodes of a
+group begin in the same state. `fork_kind` declares how the copy is made:
 
 - `native`: the state is copied. Changes in one copy are never visible in another.
 - `replay`: the recorded actions are repeated in a new environment, and every observation is compared with the recorded
@@ -10,9 +10,9 @@ begin in the same state. `fork_kind` declares how it does this:
 - `none`: the resource acts on something external that cannot be copied. Each episode of a group then starts from a
   separate reset, and the group is recorded as unverified.
 
-`state_key` identifies the state for credit assignment: two states with the same key have the same future. It covers
-everything that affects future outcomes and excludes time, step counts, session ids and noise. `check_resource` verifies
-these declarations.
+`state_key` identifies the state for credit assignment: two states with the same key have the same future. The key
+covers everything that affects future outcomes, and excludes time, step counts, session ids and noise. `check_resource`
+verifies these declarations.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from reward_kit.errors import ConfigError, ToolError, did_you_mean
 
 ForkKind = Literal["native", "replay", "none"]
-"""How a resource forks: by copying its state, by repeating the actions, or not at all."""
+"""The way in which a resource forks: it copies its state, repeats the actions, or cannot be forked."""
 ToolSpec = dict[str, Any]
-"""A tool in OpenAI form: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+"""A tool in OpenAI format: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 _SET_BY_RUNNER = frozenset({"task_folder", "resource_server"})
 """Keys that a row can never set, even if a resource lists them in `per_sample_keys`."""
 
@@ -44,10 +44,11 @@ class StepOutcome:
 
     Attributes:
         observation: what the agent sees: text, or a value that is shown to the agent as JSON.
-        reward: the environment's reward; None if it defines no reward.
-        terminated: the task has ended, in success or failure.
-        truncated: the environment stopped for a reason outside the task, such as a time limit.
-        info: further JSON-safe values. `is_action_valid: False` marks an action that could not be executed.
+        reward: the environment's reward, or None if it defines no reward.
+        terminated: True if the task has ended in success or failure.
+        truncated: True if the environment stopped for a reason outside the task, such as a time limit.
+        info: additional values that can be stored as JSON. `is_action_valid: False` marks an action that could not be
+            executed.
     """
 
     observation: Any
@@ -59,7 +60,7 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
-    """A stored final state; `payload` is in the format of `kind` ("json", "sqlite", "files")."""
+    """A stored final state. The format of `payload` depends on `kind` ("json", "sqlite", "files" or "composite")."""
 
     kind: str
     payload: bytes
@@ -76,23 +77,26 @@ class StateSnapshot:
 
 
 class ForkableResource(ABC):
-    """A private, forkable environment. Subclass it, and run `reward-kit check module:Class` on the result.
+    """A private environment that can be forked.
+
+    Subclass it, and check the subclass with `reward-kit check module:Class`.
 
     A subclass defines `step` and `get_tools_spec`, or declares its tools as methods with `@tool`.
 
     Attributes:
         fork_kind: how `fork` works; see the docstring of the module.
-        deterministic: whether the same seed and actions give the same observations, rewards and state keys.
-        never_waits: whether the methods never await. The runner then sets no time limit, since it could not interrupt
-            them.
+        deterministic: whether the same seed and actions produce the same observations, rewards and state keys.
+        never_waits: whether the methods never await anything. The runner then sets no time limit, because it could not
+            interrupt the methods.
         takes_task_folder: whether to add the directory of the task file as the configuration key `task_folder`. Paths
-            are relative to it, and paths that leave it are rejected.
+            are relative to this directory, and paths outside it are rejected.
         takes_resource_server: whether to add the task's `resource_server` as the configuration key `resource_server`.
-        has_cheap_state: whether `final_state` takes little time and memory. The runner then also calls it at the start
-            of a group, and records the changes of each episode.
-        per_sample_keys: the configuration keys that a row of a dataset may set in its `resource_config`; a dotted name
+        has_cheap_state: whether `final_state` takes little time and memory. The runner then also calls `final_state` at
+            the start of a group, and records the changes that each episode made.
+        per_sample_keys: the configuration keys that a row of a dataset may set in its `resource_config`. A dotted name
             (`env_kwargs.desc`) declares one key of a mapping. Rows are untrusted data, so list only keys whose whole
-            value is data (a level, a seed, an initial state), never a command, an address, a path or the name of code.
+            value is data (a level, a seed, an initial state), and never a command, an address, a path or the name of
+            code.
     """
 
     fork_kind: ClassVar[ForkKind] = "none"
@@ -107,7 +111,7 @@ class ForkableResource(ABC):
         if cls.__abstractmethods__:
             raise TypeError(f"{cls.__name__} {describe_missing_methods(cls)}")
         if cls.__init__ is object.__init__:
-            return super().__new__(cls, *args, **kwargs)  # Python's own error for superfluous arguments
+            return super().__new__(cls, *args, **kwargs)  # Python then raises the error for superfluous arguments
         return super().__new__(cls)
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -118,24 +122,33 @@ class ForkableResource(ABC):
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
-        """Return how an environment with this configuration forks; override it if that depends on the configuration."""
+        """Return how an environment with this configuration forks.
+
+        Override this method if the fork kind depends on the configuration.
+        """
         return cls.fork_kind
 
     @classmethod
     def is_deterministic_for(cls, config: Mapping[str, Any]) -> bool:
-        """Return True if an environment with this configuration is deterministic; override it like `fork_kind_for`."""
+        """Return True if an environment with this configuration is deterministic.
+
+        Override this method if that depends on the configuration.
+        """
         return cls.deterministic
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return the keys that a row may set, given the task's configuration; override it like `fork_kind_for`."""
+        """Return the keys that a row may set, given the task's configuration.
+
+        Override this method if the keys depend on the configuration.
+        """
         return cls.per_sample_keys
 
     @classmethod
     def keys_refused_to_rows(
         cls, config: Mapping[str, Any], row: Mapping[str, Any]
     ) -> Iterator[tuple[str, type[ForkableResource]]]:
-        """Yield the dotted keys of a row's `resource_config` that it may not set, each with the class that rejects it.
+        """Yield the dotted keys that a row may not set in its `resource_config`, each with the class that rejects it.
 
         Raises:
             ConfigError: `per_sample_keys` is not a set of names.
@@ -152,17 +165,17 @@ class ForkableResource(ABC):
         The default implementation is for a resource without options.
 
         Raises:
-            ConfigError: a key is unknown or a value is invalid; the message names the key.
+            ConfigError: a key is unknown or a value is invalid. The message names the key.
         """
         if config:
             raise ConfigError(f"{type(self).__name__} has no options; got {', '.join(map(str, config))}")
 
     @abstractmethod
     async def reset(self, seed: int | None = None) -> None:
-        """Go to an initial state; the same seed gives the same state."""
+        """Go to an initial state. The same seed always leads to the same state."""
 
     async def fork(self) -> ForkableResource:
-        """Return an independent environment in this state.
+        """Return an independent environment in the current state.
 
         Raises:
             NotImplementedError: `fork_kind` is "none".
@@ -182,24 +195,25 @@ class ForkableResource(ABC):
         """Execute one tool call.
 
         Raises:
-            ToolError: the call cannot be executed (unknown tool, invalid arguments). The agent reads the message; the
-                state is unchanged. Any other exception ends the episode.
+            ToolError: the call cannot be executed, for example because the tool is unknown or the arguments are
+                invalid. The state is unchanged, and the agent receives the message. Any other exception ends the
+                episode.
         """
 
     async def get_observation(self) -> Any:
-        """Return the first observation of an agent that starts in the current state, or None."""
+        """Return the first observation of an agent that starts in the current state, or None if there is none."""
         return None
 
     @abstractmethod
     async def get_tools_spec(self) -> list[ToolSpec]:
-        """Return the tools that can be called now, in OpenAI form."""
+        """Return the tools that can be called in the current state, in OpenAI format."""
 
     @abstractmethod
     async def state_key(self) -> str:
-        """Return the key of the current state; states with equal keys have equal futures."""
+        """Return the key of the current state. States with equal keys have equal futures."""
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return the state for reward functions, or None; called before `close`."""
+        """Return the state that reward functions receive, or None if there is none. Called before `close`."""
         return None
 
     async def close(self) -> None:
@@ -207,34 +221,39 @@ class ForkableResource(ABC):
         return
 
     async def reseed_noise(self, seed: int) -> None:
-        """Draw all further randomness from `seed`; a deterministic environment need not override this."""
+        """Draw all further randomness from `seed`. A deterministic environment need not override this method."""
         return
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return all sensible actions in this state as `{"name", "arguments"}`; None if they cannot be listed."""
+        """Return all sensible actions in this state as `{"name", "arguments"}`, or None if they cannot be listed."""
         return None
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the action that an expert would take now; None if the resource has no expert."""
+        """Return the action that an expert would take now, or None if the resource has no expert."""
         return None
 
     def seen_by_tool(self, kind: type[ForkableResource], parameter: str) -> ForkableResource:
-        """Return the resource to pass to a task's tool for its parameter named `parameter`, which is annotated with
-        `kind`.
+        """Return the resource to pass to a tool of the task.
+
+        The tool receives it in the parameter named `parameter`, which is annotated with `kind`.
         """
         return self
 
 
 def describe_missing_methods(kind: type[ForkableResource]) -> str:
-    """Describe the methods that an abstract class does not define, and how to declare tools if those are missing."""
+    """Describe the methods that an abstract class does not define.
+
+    If `get_tools_spec` is one of them, also explain how to declare tools.
+    """
     missing = sorted(kind.__abstractmethods__)
     fix = "; declare its tools as methods with @tool, or define these methods"
     return f"is abstract: it does not define {', '.join(missing)}{fix if 'get_tools_spec' in missing else ''}"
 
 
 class CopyForkResource(ForkableResource):
-    """Base class of resources that reassign their attributes but never mutate the values, so that copies can share
-    them.
+    """Base class of resources that reassign their attributes but never mutate the values.
+
+    Copies can therefore share the values.
     """
 
     fork_kind = "native"
@@ -262,7 +281,7 @@ def _undeclared(row: Mapping[str, Any], allowed: set[tuple[str, ...]]) -> Iterat
 
 
 def tool_spec(name: str, description: str, parameters: Mapping[str, Any] | None = None) -> ToolSpec:
-    """Return a tool in OpenAI form; `parameters` is a JSON schema, by default one without properties."""
+    """Return a tool in OpenAI format; `parameters` is a JSON schema, by default one with no properties."""
     schema = dict(parameters or {"type": "object", "properties": {}})
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
@@ -273,7 +292,7 @@ def tools_by_name(*specs: ToolSpec) -> dict[str, ToolSpec]:
 
 
 def strict_tool(name: str, description: str, /, **properties: Mapping[str, Any]) -> ToolSpec:
-    """Return a tool that accepts only these parameters; a parameter is required unless its schema has a default."""
+    """Return a tool that accepts only these parameters. A parameter is required unless its schema has a default."""
     schema: dict[str, Any] = {"type": "object", "properties": properties}
     if required := [key for key, given in properties.items() if "default" not in given]:
         schema["required"] = required
@@ -283,7 +302,7 @@ def strict_tool(name: str, description: str, /, **properties: Mapping[str, Any])
 def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call to one of the strict tools in `specs`, with defaults filled in.
 
-    Only strings and enumerations are type-checked; the caller checks all other types.
+    Only strings and enumerations are checked. The caller must check the types of all other arguments.
 
     Raises:
         ToolError: the tool is unknown, or an argument is unknown, missing or invalid.
@@ -307,7 +326,7 @@ def check_call(specs: Mapping[str, ToolSpec], tool: str, given: Mapping[str, Any
 
 
 def check_schema(spec: ToolSpec, arguments: Mapping[str, Any]) -> None:
-    """Validate the arguments of a server's tool against its schema.
+    """Validate the arguments of a server's tool against the tool's schema.
 
     Raises:
         ToolError: an argument is unknown or missing, or is not a JSON value.
@@ -332,12 +351,18 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 
 def canonical_json(value: Any) -> str:
-    """Return canonical JSON: equal values give equal texts (sorted keys, no spaces, unescaped Unicode)."""
+    """Return the canonical JSON of a value, with sorted keys, no spaces and unescaped Unicode.
+
+    Equal values produce equal strings.
+    """
     return _CANONICAL.encode(value)
 
 
 def hash_key(*parts: str) -> str:
-    """Return a 128-bit hash of a sequence of texts; moving a boundary between texts changes it."""
+    """Return a 128-bit hash of a sequence of strings.
+
+    Moving a character from one string to the next changes the hash.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")

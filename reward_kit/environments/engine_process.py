@@ -126,7 +126,7 @@ class EngineProcess:
             with anyio.fail_after(timeout):
                 line = await self._answers.receive_until(b"\n", ENGINE_ANSWER_BYTES)
         except TimeoutError:
-            await self._fail(f"no answer within {timeout:g} s")
+            await self._fail(f"no response within {timeout:g} s")
         except anyio.DelimiterNotFound:
             await self._fail(f"an answer larger than the limit of {format_size(ENGINE_ANSWER_BYTES)}")
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):

@@ -399,7 +399,7 @@ class JsonClient:
         except TooLargeError as error:
             raise EnvironmentFailure(f"{source}: the answer is larger than the limit of {error}") from None
         except TimeoutError as error:
-            raise await self._server.failure(f"{source}: no answer within {self._timeout:g} s") from error
+            raise await self._server.failure(f"{source}: no response within {self._timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             problem = f"{source}: {type(error).__name__}: {error}".removesuffix(": ")
             raise await self._server.failure(problem) from error

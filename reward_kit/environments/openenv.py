@@ -387,7 +387,7 @@ class OpenEnvSession:
                     await self._socket.send_str(message)
                 text = await self._answers.get()
         except TimeoutError as error:
-            self._broken = f"no answer within {self._timeout:g} s"
+            self._broken = f"no response within {self._timeout:g} s"
             raise DeadlineError(f"{source}: {self._broken}") from error
         self._broken = ""
         if text is None:

@@ -1,8 +1,10 @@
-"""Forking by replay, for environments that cannot be copied: repeat the actions in a new environment and compare the
-outcomes.
+"""Forking by replay, for environments that cannot be copied.
 
-A subclass implements `_setup`, `_reset` and `_step` instead of `setup`, `reset` and `step`, and its constructor takes
-no arguments. The environment must be private, because replayed actions take effect again. If `fork_kind_for` returns
+To fork an environment, the recorded actions are repeated in a new environment, and the outcomes are compared with the
+recorded ones.
+
+A subclass implements `_setup`, `_reset` and `_step` instead of `setup`, `reset` and `step`. Its constructor takes no
+arguments. The environment must be private, because replayed actions take effect again. If `fork_kind_for` returns
 "none" for a configuration, nothing is recorded and `fork` raises an error.
 """
 
@@ -19,11 +21,11 @@ from reward_kit.environments.base import ForkableResource, ForkKind, StepOutcome
 from reward_kit.errors import EnvironmentFailure, ToolError
 
 Event = tuple[str, Mapping[str, Any], StepOutcome | None]
-"""An action, its arguments and its outcome; the outcome is `None` for `reseed_noise`."""
+"""An action, its arguments and its outcome. The outcome is `None` for `reseed_noise`."""
 
 
 class ReplayForkResource(ForkableResource):
-    """A resource whose `fork`, `checkpoint` and `restore` repeat the recorded actions."""
+    """A resource whose `fork` and `restore` methods repeat the recorded actions."""
 
     fork_kind: ClassVar[ForkKind] = "replay"
 
@@ -39,7 +41,7 @@ class ReplayForkResource(ForkableResource):
 
     @abstractmethod
     async def _reset(self, seed: int) -> None:
-        """Implement `reset`; the seed is never None, so that the reset can be repeated."""
+        """Implement `reset`. The seed is never None, so the reset can be repeated."""
 
     @abstractmethod
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:

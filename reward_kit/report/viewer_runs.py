@@ -189,7 +189,7 @@ class WatchedRun:
         with self._lock:
             try:
                 self._read_header()
-                return self._read_lines()
+                return self.read_lines()
             except RewardKitError:
                 self._forget()  # otherwise the lines before the damage would count as all lines
                 raise
@@ -290,7 +290,7 @@ class WatchedRun:
             self._credit = is_from, index_credit(self.path)
         return self._credit[1]
 
-    def _read_lines(self) -> bool:
+    def read_lines(self) -> bool:
         # Scores first, so that lines of episodes scored from the start are read once.
         memory = self._memory
         scores, episodes, labels = memory.scores.news(), memory.episodes.news(), memory.label_lines.news()

@@ -3,10 +3,10 @@ r"""Rewards for final answers (strings, options and lists), and extraction of th
 The final answer is the first of the following that exists:
 
 1. The last `\boxed{…}` or `\fbox{…}` that is not empty. Boxes that are separated only by "and", "or" or a comma form
-   one answer with several values, so "\boxed{3} or \boxed{4}" does not equal 4.
+   one answer that has multiple values, so "\boxed{3} or \boxed{4}" does not equal 4.
 2. The text after the last explicit mark: "#### 42", "the answer is …", "final answer: …" or "<answer>…</answer>".
 3. The whole reply, if it is one short line.
-4. The last number of the reply, but only if the option `unmarked` asks for it.
+4. The last number of the reply, but only if the option `unmarked` allows it.
 
 In a multiple-choice question, a letter counts only if it is stated as a choice. "A dog" and "I think" do not choose an
 option.
@@ -30,7 +30,7 @@ from reward_kit.rewards.replies import composed, last_answer, last_text, passed,
 from reward_kit.typed_interface import reward_function
 
 Unmarked = Literal["refuse", "last_number"]
-"""The treatment of a reply without a marked answer."""
+"""The handling of a reply that has no marked answer."""
 LONGEST_LINE = 200
 _BOX = re.compile(r"\\f?boxed\s*(?:(\{)|([0-9]+|[A-Za-z])(?![0-9A-Za-z]))")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -59,7 +59,7 @@ class FinalAnswer(NamedTuple):
 
     Attributes:
         text: the answer, or "" if the reply has no final answer.
-        how: the way in which the answer was marked.
+        how: how the answer was marked.
         why: the reason why the reply has no final answer, or "" if it has one.
     """
 
@@ -69,7 +69,7 @@ class FinalAnswer(NamedTuple):
 
 
 def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
-    """Return the final answer of a reply by the rules of this module. This takes linear time."""
+    """Return the final answer of a reply according to the rules of this module. This takes linear time."""
     if (boxed := _boxed(text)) is not None:
         return boxed
     if marked := _marked(text):
@@ -83,7 +83,7 @@ def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
 
 
 def last_number(text: str) -> str:
-    """Return the last number in `text` as it is written, or "" if none exists."""
+    """Return the last number as it is written in `text`, or "" if there is no number."""
     last = ""
     for match in _NUMBER.finditer(text):
         last = match[0]
@@ -170,7 +170,7 @@ def _marked(text: str) -> str:
 
 
 LONGEST = 100_000
-"""The maximum number of characters in an answer. A longer answer is wrong."""
+"""The maximum number of characters in an answer. A longer answer counts as wrong."""
 Normalization = Literal["strip", "casefold", "nfkc", "punctuation", "articles", "whitespace", "numbers"]
 SQUAD: Final[tuple[Normalization, ...]] = ("casefold", "punctuation", "articles", "whitespace")
 """The normalization steps of the SQuAD 1.1 evaluation (Rajpurkar 2016), in order."""
@@ -182,8 +182,8 @@ def normalize_text(text: str, steps: tuple[Normalization, ...]) -> str:
 
     "strip" removes white space at both ends. "whitespace" also replaces each run of white space with one space.
     "casefold" ignores case. "nfkc" unifies compatible Unicode characters. "punctuation" removes the characters of the
-    Unicode class P and the ASCII characters of class S. "articles" removes "a", "an" and "the". "numbers" writes equal
-    numbers in the same way.
+    Unicode class P and the ASCII characters of class S. "articles" removes "a", "an" and "the". "numbers" replaces
+    equal numbers with the same string.
     """
     for step in steps:
         text = _STEPS[step](text)
@@ -214,10 +214,10 @@ def exact_answer(
     """Score 1 if the answer is one of the accepted strings, or 0 if it is not.
 
     Args:
-        messages: the conversation. Only the last assistant message is read, without its reasoning.
+        messages: the conversation. Only the last assistant message is read, and its reasoning is ignored.
         ground_truth: the accepted string, or a list of accepted strings.
-        normalise: the normalization steps that are applied in order to both sides: "strip", "casefold", "nfkc",
-            "punctuation", "articles", "whitespace" and "numbers". The exact match of SQuAD uses ("casefold",
+        normalise: the normalization steps, which are applied in order to both sides: "strip", "casefold", "nfkc",
+            "punctuation", "articles", "whitespace" and "numbers". The exact match metric of SQuAD uses ("casefold",
             "punctuation", "articles", "whitespace").
         answer: "whole" to compare the whole reply, or "marked" to compare the final answer, which is the content of the
             last box, the text after "the answer is" or "####", the content of `<answer>`, or a reply of one short line.
@@ -234,7 +234,7 @@ def exact_answer(
     accepted = [str(item) for item in (truth if isinstance(truth, list | tuple) else [truth])]
     wanted = {normalize_text(text, normalise) for text in accepted}
     if not wanted:
-        raise RewardError("exact_answer needs a ground_truth, but the list of the sample is empty")
+        raise RewardError("exact_answer needs a ground_truth, but the list in the sample is empty")
     if "" in wanted and any(text.strip() for text in accepted):
         raise RewardError(f"exact_answer: a ground_truth is empty after normalization ({', '.join(normalise)})")
     text = last_text(messages)
@@ -288,19 +288,19 @@ def choice_answer(
 
     The choice is read from the last `\boxed{…}`, from the text after the last "the answer is" or "answer:", or from a
     reply of one short line. It is a letter ("B", "(B)", "b", "**B**", "B) Paris", `\text{B}`, "option B") or the text
-    of an option, if the sample or the ground truth contains it. A reply that chooses several different options scores
-    0, and so does a letter that is followed by the text of another option. See MMLU (Hendrycks 2021) and MMLU-Pro.
+    of an option, if the sample or the ground truth contains it. A reply that chooses multiple different options scores
+    0, and so does a letter that is followed by the text of a different option. See MMLU (Hendrycks 2021) and MMLU-Pro.
 
     Args:
         messages: the conversation. Only the last assistant message is read.
-        ground_truth: a letter, a letter with its text ("B) Paris"), or the text or index of one of the sample's
-            options.
+        ground_truth: a letter, a letter followed by the text of the option ("B) Paris"), or the text or index of one of
+            the sample's options.
         sample: the row of the dataset. Its field `choices` or `options` contains the options as a list of strings, as a
             mapping from letters to strings, or as ARC's mapping with `label` and `text`.
-        letters: the letters of the options, in order.
-        unmarked: the treatment of a longer reply without a marked answer: "refuse" it, or use the "last_letter" that is
-            in brackets, in bold, or alone on its line.
-        zero_based: True if the index in a ground truth starts at 0, as in MMLU, or False if it starts at 1.
+        letters: the letters of the options, in the order of the options.
+        unmarked: what to do with a longer reply that has no marked answer: "refuse" it, or use the "last_letter" that
+            is in brackets, in bold, or alone on its line.
+        zero_based: True if an index in the ground truth counts from 0, as in MMLU, or False if it counts from 1.
 
     Raises:
         ConfigError: If `letters` are not distinct capital letters.
@@ -333,7 +333,7 @@ def choice_answer(
 
 
 def _letters_in(text: str, letters: str, texts: Mapping[str, str]) -> set[str]:
-    """Return the letters that a stated answer chooses."""
+    """Return the letters that are chosen in a stated answer."""
     plain = unwrap(_COMMAND.sub(" ", text).strip())
     chosen = _letters_in_piece(plain, letters, texts)
     pieces = [piece for piece in _BETWEEN.split(plain) if piece]
@@ -346,7 +346,7 @@ def _letters_in(text: str, letters: str, texts: Mapping[str, str]) -> set[str]:
 
 
 def _letters_in_piece(piece: str, letters: str, texts: Mapping[str, str]) -> set[str]:
-    """Return the letter that a part of the answer chooses.
+    """Return the letter that is chosen in a part of the answer.
 
     If the letter and the option text in this part disagree, both letters are returned.
     """
@@ -373,7 +373,7 @@ def _letters_with_text(text: str, texts: Mapping[str, str]) -> set[str]:
 
 
 def _right(truth: Any, letters: str, texts: Mapping[str, str], zero_based: bool) -> tuple[str, str]:
-    """Return the right letter and the option text that the ground truth gives for it, or "" if it gives none."""
+    """Return the correct letter and the option text in the ground truth, or "" if it contains no text."""
     if isinstance(truth, int) and not isinstance(truth, bool):
         position = truth - (not zero_based)
         if 0 <= position < len(letters):
@@ -386,7 +386,7 @@ def _right(truth: Any, letters: str, texts: Mapping[str, str], zero_based: bool)
         return alone[1].upper(), ""
     if (labeled := _LABELED.fullmatch(text)) and (letter := (labeled[1] or labeled[2]).upper()) in letters:
         return letter, labeled[3].strip()
-    raise RewardError(f"choice_answer: the ground_truth {quoted(text)} is neither a letter of {letters} nor an option")
+    raise RewardError(f"choice_answer: the ground_truth {quoted(text)} is neither a letter in {letters} nor an option")
 
 
 def _option_texts(sample: Any, letters: str) -> dict[str, str]:
@@ -428,10 +428,11 @@ def list_answer(
     Args:
         messages: the conversation. Only the last assistant message is read.
         ground_truth: a list, or a string that is parsed in the same way as the reply.
-        ordered: True to compare the order too. The right items are then those in the longest common subsequence.
-        duplicates: "count" to require repeated items as often as expected, or "ignore" to remove duplicates.
-        partial: the metric that is used as the score of a list that is not exactly right. "recall" rewards listing
-            every conceivable item; "f1" and "jaccard" do not.
+        ordered: True to compare the order too. In this case, the correct items are those in the longest common
+            subsequence.
+        duplicates: "count" to require that items are repeated as often as expected, or "ignore" to remove duplicates.
+        partial: the metric that is used as the score if the list is not exactly right. "recall" rewards listing every
+            conceivable item; "f1" and "jaccard" do not.
         normalise: the normalization steps for each item on both sides; see `exact_answer`. "numbers" makes 1,000 and
             1000.0 equal.
 
@@ -477,17 +478,18 @@ def list_answer(
         "jaccard": common / union if union else 1.0,
     }
     in_order = " in order" if ordered else ""
-    reason = f"{common} of {len(expected)} expected items are listed{in_order}, {len(stated)} items in all"
+    reason = f"{common} of {len(expected)} expected items are listed{in_order}; the list has {len(stated)} items"
     metrics = {name: MetricResult(score=share, reason=reason) for name, share in shares.items()}
     return EvaluateResult(score=shares.get(partial, float(is_right)), reason=reason, metrics=metrics)
 
 
 def read_list(text: str) -> list[Any] | None:
-    """Parse the items of a list. Return None if the text contains no list or is too long."""
+    """Parse the items of a list. Return None if `text` contains no list or is too long."""
     text = text.strip()
     if not text or len(text) > LONGEST:
         return None
-    # A JSON array: the whole text, its last code block, or its last bracket at the start of a line.
+    # The candidates for a JSON array are the whole text, its last code block, and the text from the last bracket at the
+    # start of a line.
     candidates = [text, *_FENCE.findall(text)[-1:]]
     if (opened := text.rfind("\n[")) >= 0 or (opened := text.find("[")) >= 0:
         candidates.append(text[opened:].lstrip("\n")[: text.rfind("]") - opened + 1])
@@ -525,7 +527,7 @@ def _in_order(left: Sequence[str], right: Sequence[str]) -> int:
 
 
 def _bare(item: str) -> str:
-    """Remove quotes or bold marks around an item, and a comma or semicolon at its end."""
+    """Remove quotes or bold marks around an item, and remove a comma or semicolon at the end."""
     item = item.strip().rstrip(",;").strip()
     for start, end in (('"', '"'), ("'", "'"), ("`", "`"), ("**", "**"), ("“", "”")):
         if len(item) > len(start) + len(end) and item.startswith(start) and item.endswith(end):

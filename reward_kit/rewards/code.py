@@ -1,10 +1,10 @@
 """Rewards that run model-written programs in the sandbox on hidden tests.
 
-Each test sends an input to the program. The answer of the program is plain data, and it is compared with the expected
+Each test sends an input to the program. The answer of the program is plain data, which is compared with the expected
 answer outside of the sandbox. The program never sees the expected answers, so nothing that it prints, raises or patches
-can fake a passed test. The semantics are those of HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al.
-2021, arXiv:2108.07732), APPS (Hendrycks et al. 2021, arXiv:2105.09938) and LiveCodeBench (Jain et al. 2024,
-arXiv:2403.07974), without the loopholes through which wrong programs can pass those benchmarks.
+can fake a passed test. The semantics follow HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al. 2021,
+arXiv:2108.07732), APPS (Hendrycks et al. 2021, arXiv:2105.09938) and LiveCodeBench (Jain et al. 2024,
+arXiv:2403.07974), but without the loopholes through which incorrect programs can pass those benchmarks.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _REFUSAL = "model-written programs run only in a sandbox"
 _SLOTS_PER_CPU = 2
 """The number of sandbox slots per CPU.
 
-Programs that sleep leave the processor to other programs. With more than two slots, correct programs could exceed their
-limits of wall time.
+While a program sleeps, other programs can use the CPU. With more than two slots, correct programs could exceed their
+wall-time limits.
 """
 _TOOL_PATH = "/usr/local/bin:/usr/bin:/bin"
 _HEADERS = ("/usr/include", "/usr/local/include", "/usr/libexec/gcc", "/etc/alternatives")
@@ -129,7 +129,7 @@ def _check_order(options: Mapping[str, Any]) -> None:
 class CodeSandboxes:
     """The sandbox of one worker, for use in an `async with` statement.
 
-    The sandbox is opened on first use. Without a sandbox, code is never run.
+    The sandbox is opened on first use. If no sandbox is available, no code is run.
     """
 
     def __init__(self) -> None:
@@ -159,10 +159,10 @@ class CodeSandboxes:
             await sandboxes._opened()
 
     async def ask(self, program: Program, inputs: Sequence[Any], limits: Limits) -> list[Outcome]:
-        """Call `Sandbox.ask`, and try once more if the sandbox lost the call.
+        """Call `Sandbox.ask`, and retry once if the sandbox lost the call.
 
         Raises:
-            ConfigError: If no sandbox is available on this machine. The rollout is then unscored with the class
+            ConfigError: If no sandbox is available on this machine. The rollout is then unscored, with the error class
                 `refused`.
             RewardError: If the call was lost twice. The rollout is then unscored.
         """
@@ -188,7 +188,7 @@ class CodeSandboxes:
                 sandbox = Sandbox(slots=_SLOTS_PER_CPU * len(os.sched_getaffinity(0)))
                 try:
                     self._sandbox = await self._stack.enter_async_context(sandbox)
-                # Keep the reason. Trying again is slow and would fail in the same way for every rollout.
+                # Keep the reason. A further attempt would be slow and would fail in the same way for every rollout.
                 except ConfigError as error:
                     self._refusal = (
                         f"{_REFUSAL}: {error}; alternatively, serve the reward from a Linux container and use its URL"
@@ -229,7 +229,7 @@ async def python_code(
     reasoning is ignored. The ground truth contains calls (`{"function": "solve", "tests": [{"args": […], "expected":
     …}]}`), runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}`), or a row of APPS, LiveCodeBench, MBPP or HumanEval; see
     `rewards/code_tests.py`. The program runs isolated in the sandbox. On a machine without a sandbox, the rollout is
-    unscored with the class `refused`.
+    unscored, with the error class `refused`.
 
     The score is 1 if every test passes, and 0 if no test passes or if the reply contains no program.
 
@@ -242,18 +242,18 @@ async def python_code(
         ground_truth: the hidden tests.
         sandbox: the sandbox of the worker. If None, a sandbox is opened for this call.
         pass_rate: "fraction" to score the share of passed tests, or "all" to score 1 only if all tests pass.
-        block: the block to use if several match: the "last" or the "first", or all of them "joined" in order.
-        unfenced: the treatment of a reply without a block: "refuse" it, or run the "whole" reply.
+        block: the block to use if multiple blocks match: the "last" or the "first", or all of them "joined" in order.
+        unfenced: what to do with a reply that has no block: "refuse" it, or run the "whole" reply.
         tolerance: the largest allowed difference between two numbers, absolute or relative.
         unordered: True to accept a returned list in any order.
         stdout: "lines" to ignore spaces at the ends of lines and blank lines at the end of the output, "tokens" to
             compare words, or "exact" to compare exactly.
-        runs: "fresh" to make each run in a new process, or "together" to make all runs in one process, each in a fresh
-            module. The latter is ten times as fast, but changes to shared modules, such as a random seed, persist
+        runs: "fresh" to perform each run in a new process, or "together" to perform all runs in one process, each in a
+            new module. The latter is ten times as fast, but changes to shared modules, such as a random seed, persist
             between runs.
-        time_s: the limit of CPU time in seconds, for all calls together or for each run.
-        wall_s: the limit of wall time in seconds, for all calls together or for each run. If None, it is 3 * `time_s` +
-            1.
+        time_s: the CPU time limit in seconds. It applies to all calls together, or to each run.
+        wall_s: the wall time limit in seconds. It applies to all calls together, or to each run. If None, the limit is
+            3 * `time_s` + 1.
         memory_mb: the memory limit in MiB.
         preload: installed modules that programs use and that are slow to import, such as numpy.
         tell_expected: True to show the failed test and the expected answer in the reason.
@@ -327,10 +327,10 @@ async def program_code(
     Args:
         messages: the conversation. Only the last assistant message is read.
         ground_truth: the hidden tests.
-        sandbox: the sandbox of the worker, as in `python_code`.
+        sandbox: the sandbox of the worker; see `python_code`.
         language: the language, which determines the compiler or interpreter and the tags of matching blocks.
-        time_s: the limit of CPU time for each run in seconds. The limit of wall time is 3 * `time_s` + 1.
-        compile_s: the limit of wall time for compiling, in seconds.
+        time_s: the CPU time limit for each run, in seconds. The wall time limit is 3 * `time_s` + 1.
+        compile_s: the wall time limit for the compilation, in seconds.
         memory_mb: the memory limit of each process in MiB.
 
     Raises:
@@ -387,7 +387,7 @@ def missing_tool(language: str) -> str:
 
 
 async def _judge_calls(ask: Ask, tests: Sequence[CallTest], rules: Rules) -> list[_Verdict]:
-    """Make all calls in one child process, one after the other."""
+    """Make all calls sequentially in one child process."""
     outcomes = iter(await ask([call for test in tests for call in test.calls]))
     verdicts = []
     for test in tests:
@@ -403,7 +403,7 @@ async def _judge_calls(ask: Ask, tests: Sequence[CallTest], rules: Rules) -> lis
 
 
 async def _judge_runs(ask: Ask, tests: Sequence[RunTest], rules: Rules, *, stops_early: bool) -> list[_Verdict]:
-    """Make each run in a new child process."""
+    """Perform each run in a new child process."""
     verdicts: list[_Verdict] = []
     for test in tests:
         (outcome,) = await ask([test.stdin])
@@ -449,15 +449,15 @@ def _judge_output(test: RunTest, output: str, is_cut: bool, rules: Rules) -> _Ve
 
 
 def _message(outcome: Outcome) -> str:
-    """Return the reason why a call failed, on one line."""
+    """Return a one-line description of the reason why a call failed."""
     message = outcome.failure.message if outcome.failure is not None else ""
     return " ".join(message.split())[:200]
 
 
 def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, unfenced: str) -> str:
-    """Return the program in a reply, or "" if none exists.
+    """Return the program in a reply, or "" if there is none.
 
-    Lone surrogates become question marks, as they would in a file.
+    Lone surrogates are replaced with question marks, as they would be if the program were written to a file.
     """
     answer = last_answer(messages)
     text = select_block(answer, tags, block)
@@ -467,9 +467,9 @@ def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, 
 
 
 def _limits(suite: Suite, time_s: float, wall_s: float | None, memory_mb: int) -> Limits:
-    """Return limits that are sufficient for the longest right answer.
+    """Return limits that are sufficient for the longest correct answer.
 
-    They are rounded up so that tasks with similar limits can share prepared child processes.
+    The limits are rounded up so that tasks with similar limits can share prepared child processes.
     """
     for name, value, most in (("time_s", time_s, 28_000), ("wall_s", time_s if wall_s is None else wall_s, 86_400)):
         if not 0 < value <= most:

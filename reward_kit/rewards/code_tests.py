@@ -1,8 +1,8 @@
 """Hidden tests for programs: parsing of ground truths, evaluation of assertions, and comparison of answers.
 
-A ground truth has one of these forms, or is a JSON string of one:
+A ground truth has one of these forms, or is a JSON string that contains one of them:
 
-- `{"function": "solve", "tests": [{"args": […], "kwargs": {…}, "expected": …}, …]}`: calls of a function.
+- `{"function": "solve", "tests": [{"args": […], "kwargs": {…}, "expected": …}, …]}`: calls to a function.
 - `{"tests": [{"stdin": "…", "stdout": "…"}, …]}`: runs of a program.
 - APPS and TACO: `{"inputs": […], "outputs": […], "fn_name": …}`. Without `fn_name`, the tests are runs.
 - LiveCodeBench: `[{"input": "…", "output": "…", "testtype": "stdin" | "functional"}, …]`. Functional tests have one
@@ -10,13 +10,13 @@ A ground truth has one of these forms, or is a JSON string of one:
 - MBPP: `{"test_list": ["assert f(1) == 2", …]}`.
 - HumanEval: `{"test": "def check(candidate): …", "entry_point": "f"}`.
 
-A test may have a `"class"`. The results are then also reported for each class. All forms except the bare list may have
-a `"setup"`, which is code that runs in the sandbox before the program. It must not contain expected values.
+A test may have a `"class"`. If it does, the results are also reported for each class. All forms except the bare list
+may have a `"setup"`, which is code that runs in the sandbox before the program. It must not contain expected values.
 
 An assertion such as `assert f(3) == [1, 2, 3]` is split into the call `f(3)` and a condition on the answer. The
 condition is evaluated here, outside of the sandbox, by a small interpreter of Python expressions that works only on
 plain data. It supports constants, comparisons, arithmetic and a few functions, and it rejects all other expressions.
-Running the assertion next to the tested code would be the only alternative, but that code could then read it.
+The only alternative would be to run the assertion next to the tested code, but that code could then read the assertion.
 
 Answers are JSON in the format of `program_runner.encode` and may come from malicious code.
 """
@@ -40,7 +40,7 @@ from reward_kit.rewards.option_types import is_close
 from reward_kit.rewards.program_runner import decode, encode
 
 Stdout = Literal["lines", "tokens", "exact"]
-"""The comparison of outputs.
+"""The method for comparing outputs.
 
 "lines" ignores white space at the ends of lines and of the output, "tokens" compares words, and "exact" compares
 exactly.
@@ -55,7 +55,7 @@ class Rules(NamedTuple):
     Attributes:
         tolerance: the largest allowed difference between two numbers, absolute or relative to the expected number.
         unordered: True to ignore the order of the outermost list. Nested lists stay ordered.
-        stdout: the way in which outputs are compared.
+        stdout: how outputs are compared.
     """
 
     tolerance: float = 0.0
@@ -124,7 +124,7 @@ def _name(key: Any) -> str:
 def _key(got: Any) -> str:
     """Return a string that is equal for equal data.
 
-    Numbers are written by their value, and the items of sets and dictionaries are written in a fixed order.
+    Equal numbers are written in the same way, and the items of sets and dictionaries are written in a fixed order.
     """
     if isinstance(got, bool) or got is None or isinstance(got, str):
         return json.dumps(got)
@@ -265,7 +265,7 @@ class Condition(NamedTuple):
     """An assertion that is split into calls and a condition on their answers.
 
     Attributes:
-        calls: the calls, each with the keys "args" and "kwargs" in the format of `encode`.
+        calls: the calls. Each call has the keys "args" and "kwargs" in the format of `encode`.
         test: the asserted expression, in which a name replaces each call.
         names: the values of all other names in the expression.
         text: the original expression.
@@ -279,8 +279,8 @@ class Condition(NamedTuple):
     def holds(self, answers: Sequence[Any], tolerance: float = 0.0) -> bool:
         """Return True if the assertion holds for these answers.
 
-        If the answers cannot be compared, it does not hold. The tolerance applies to the numbers on both sides of an
-        outermost `==`.
+        An assertion does not hold if its answers cannot be compared. The tolerance applies to the numbers on both sides
+        of an outermost `==`.
         """
         try:
             names = {**self.names, **{f"answer {number}": decode(answer) for number, answer in enumerate(answers)}}
@@ -384,7 +384,7 @@ class _Reader:
 
 
 class _Calls(ast.NodeTransformer):
-    """Replaces calls of the tested function with names, and evaluates the parts that do not depend on an answer."""
+    """Replaces calls to the tested function with names, and evaluates the parts that do not depend on an answer."""
 
     def __init__(self, functions: Collection[str], names: Mapping[str, Any]) -> None:
         self._functions, self._names = functions, names
@@ -392,7 +392,7 @@ class _Calls(ast.NodeTransformer):
         self.answers: set[str] = set()
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replace a call of the tested function with a name for its answer."""
+        """Replace a call to the tested function with a name for the answer."""
         if ast.unparse(node.func) not in self._functions:
             return self.generic_visit(node)
         arguments = [_value(argument, self._names, is_ours=True) for argument in node.args]
@@ -446,7 +446,7 @@ def _value(node: ast.expr | ast.slice, names: Mapping[str, Any], *, is_ours: boo
 
     Args:
         node: the expression.
-        names: the values of its names.
+        names: the values of the names in the expression.
         is_ours: True if the expression involves no answer, so that repeating strings and computing powers is safe.
     """
 
@@ -521,15 +521,16 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """One or more calls of the tested function, with the expected result.
+    """One or more calls to the tested function, and the expected result.
 
-    Only an assertion can have several calls.
+    Only an assertion can contain multiple calls.
 
     Attributes:
         calls: the calls, in the format of `encode`.
         expected: the expected value, or the condition of an assertion.
         label: the class of the test, or "" if it has none.
-        written: the function and the arguments as written in the ground truth. This is not used for assertions.
+        written: the function and the arguments as they are written in the ground truth. Assertions do not use this
+            attribute.
     """
 
     calls: tuple[dict[str, Any], ...]
@@ -570,7 +571,7 @@ class CallTest:
 
 
 class RunTest(NamedTuple):
-    """A run of the program, with its input and the expected output."""
+    """A run of the program: its input and the expected output."""
 
     stdin: str
     stdout: str
@@ -579,7 +580,7 @@ class RunTest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """All tests of a ground truth, which are either calls of `function` or runs.
+    """All tests of a ground truth, which are either calls to `function` or runs.
 
     Attributes:
         function: the name of the tested function, or "" for runs.
@@ -678,7 +679,7 @@ def _parse_test(test: Any, function: str, where: str) -> CallTest | RunTest:
             return _call_test(function, arguments, {}, json.loads(wanted), label)
         except (ValueError, RecursionError) as error:
             raise RewardError(
-                f"{where}: a functional test must have JSON on each line of its input and as its output: {error}"
+                f"{where}: each input line and the output of a functional test must be JSON: {error}"
             ) from None
     if "expected" not in test:
         raise RewardError(f"{where} has neither expected nor stdout; {_FORMS}")

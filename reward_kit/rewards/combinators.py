@@ -1,7 +1,7 @@
 """Rewards that combine other rewards: a weighted mean, a gate, a clip, and the first reward that returns a score.
 
-Each part is a pointwise reward with its options and resources. If a part that was called is unscored, the result is
-unscored too, except in `first_of`. A missing score is never treated as zero.
+Each part is a pointwise reward, including its options and resources. If a part that was called is unscored, the result
+is unscored too, except in `first_of`. A missing score is never treated as zero.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ from reward_kit.typed_interface import RewardSpec, as_function, reward_spec
 
 Reward = Callable[..., Any]
 Call = Callable[[str], Awaitable[EvaluateResult]]
-"""A function that calls the part with the given name on the rollout. It raises an error if the part is unscored."""
-_PART_REASON = 300  # characters of a part's reason that the reason of `weighted` quotes
+"""A function that calls the part with the given name on the rollout.
+
+It raises an error if the part returns no score.
+"""
+_PART_REASON = 300  # maximum length of a part's reason that is quoted in the reason of `weighted`
 _LEVELS: tuple[SandboxLevel | None, ...] = (None, "in_process", "warm", "isolated")
 
 
 def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) -> Reward:
-    """Return a reward that is the weighted mean of several rewards.
+    """Return a reward that is the weighted mean of multiple rewards.
 
-    The score of each part is recorded as a metric under the name of the part. The step outputs of the parts are added
-    up for each step, with the same weights.
+    The score of each part is recorded as a metric under the name of the part. For each step, the step outputs of the
+    parts are added up with the same weights.
 
     Args:
-        id: the name of the reward in files.
-        parts: the parts by name. Each is a reward, which has weight 1, or a pair of a reward and its weight. The
-            weights are normalized to a sum of 1.
+        id: the name under which the reward is recorded.
+        parts: the parts, keyed by name. Each part is a reward, which has weight 1, or a pair of a reward and its
+            weight. The weights are normalized so that they sum to 1.
 
     Raises:
         ConfigError: If there are no parts, if a weight is negative, or if all weights are 0.
@@ -63,7 +66,7 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
 
 
 def weighted_result(results: Mapping[str, EvaluateResult], weights: Mapping[str, float]) -> EvaluateResult:
-    """Return the weighted sum of several results, with a metric for each of them.
+    """Return the weighted sum of multiple results, including a metric for each result.
 
     Step outputs are added up for each step. The reason quotes the reasons of the parts in ascending order of their
     scores; parts with weight 0 come last.
@@ -92,7 +95,7 @@ def _part_reason(name: str, result: EvaluateResult, weight: float) -> str:
 
 
 def gate(condition: Reward, reward: Reward, *, at_least: float = 1.0, id: str = "gate") -> Reward:
-    """Return a reward that scores `reward` only if `condition` scores at least `at_least`.
+    """Return a reward that calls `reward` only if `condition` scores at least `at_least`.
 
     If `condition` scores less, the result is 0 and `reward` is not called.
 
@@ -130,9 +133,9 @@ def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip
 
 
 def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
-    """Return a reward that uses the result of the first of several rewards that returns a score.
+    """Return a reward that tries multiple rewards in order and uses the first result that has a score.
 
-    For example, it can compare the answer exactly if there is a ground truth, and call a judge if none exists.
+    For example, it can compare the answer exactly if there is a ground truth, and call a judge if there is none.
     """
     if not rewards:
         raise ConfigError("first_of() needs at least one reward")
@@ -161,7 +164,7 @@ class CombinedReward:
         self._opened: dict[str, OpenReward] = {}
 
     async def open_parts(self, load: Callable[[str], Any], run: Caller) -> None:
-        """Open all parts. If one of them fails, close those that are already open."""
+        """Open all parts. If a part cannot be opened, close the parts that are already open."""
         async with AsyncExitStack() as stack:
             for name, spec in self.made_of.items():
                 opened = OpenReward(spec, _loader_beside(spec, load), run)
@@ -179,7 +182,7 @@ class CombinedReward:
         return await self._opened[name].call(copies)
 
     async def score(self, **values: Any) -> EvaluateResult:
-        """Return the result for one rollout, with the total usage of all judges that were called."""
+        """Return the result for one rollout, including the total usage of all judges that were called."""
         usages: list[str] = []
 
         async def call(name: str) -> EvaluateResult:
@@ -206,8 +209,8 @@ def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awa
     """Return a pointwise reward that combines other rewards.
 
     Args:
-        id: the name of the reward in files.
-        parts: the rewards by name.
+        id: the name under which the reward is recorded.
+        parts: the rewards, keyed by name.
         combine: a function that returns the result for one rollout. Its argument is a function that calls a part by its
             name on that rollout.
 
@@ -243,7 +246,7 @@ def _loader_beside(spec: RewardSpec, load: Callable[[str], Any]) -> Callable[[st
 
 
 def rollout_values(spec: RewardSpec) -> frozenset[str]:
-    """Return the names of the rollout values that a reward takes, without its options and resources."""
+    """Return the names of the rollout values that a reward takes, excluding its options and resources."""
     return (spec.parameters or frozenset()) - spec.resources.keys() - spec.options.keys()
 
 

@@ -35,42 +35,42 @@ def final_state_matches(
     globs: bool = False,
     texts: Literal["exact", "lines"] = "exact",
 ) -> EvaluateResult:
-    """Score 1 if the final state of the resource is the expected one, or 0 if it is not.
+    """Score 1 if the final state of the resource is the expected state, or 0 if it is not.
 
-    With `partial`, the score is the share of right items. The form of the ground truth depends on the kind of state. A
-    ground truth that is a string is parsed as JSON. This reward runs in the sandbox, because the agent may have created
-    views in the database.
+    If `partial` is set, the score is the share of correct items. The form of the ground truth depends on the kind of
+    state. A ground truth that is a string is parsed as JSON. This reward runs in the sandbox, because the agent may
+    have created views in the database.
 
     | State | Ground truth | Item |
     |---|---|---|
-    | JSON, as of python_state | the value, or with "paths" `{"/a/0/b": value}` by JSON pointer | the value, a pointer |
+    | JSON (python_state) | the value, or `{"/a/0/b": value}` (JSON pointers) for "paths" | the value, a pointer |
     | files | `{path: content}` | a path |
     | database | `{table: rows}` or `{"SELECT …": rows}` | a table, a query |
     | composite | `{name of the resource: any of these}` | the items of the resources |
 
     The content of a file is a string, `{"base64": …}` for bytes, true for any content, or null if the file must not
-    exist. Each row is a list, or an object with the column names as its keys.
+    exist. Each row is a list, or an object whose keys are the column names.
 
     Args:
         messages: the conversation, which is ignored.
         state: the final state.
-        ground_truth: the expected state in the form above.
+        ground_truth: the expected state in one of the forms above.
         match: "equal" to require an equal JSON value, no additional files, and exactly the expected rows in each listed
             table; "subset" to allow additional fields, files and rows; or "paths" to compare only some values of a JSON
-            state. For a composite state, a mapping sets this for each resource. Tables and resources that the ground
-            truth does not list are never compared.
-        partial: "things" to score the share of right items. An unexpected file counts as an item.
+            state. For a composite state, a mapping can set this option for each resource. Tables and resources that the
+            ground truth does not list are never compared.
+        partial: "things" to score the share of correct items. An unexpected file counts as an item.
         tolerance: the largest allowed difference between two numbers, relative or absolute.
         ordered: True to require rows in the expected order. The rows of a table have no order, so use a query with
             ORDER BY.
         globs: True to treat paths as patterns, in which `*` matches within a directory and `**` matches any number of
-            directories. At least one file must match, and every matching file must have the content. If the content is
-            null, no file may match.
+            directories. At least one file must match, and every matching file must have the given content. If the
+            content is null, no file may match.
         texts: "exact" to compare text files exactly, or "lines" to ignore spaces at the ends of lines and empty lines
             at the end of a file.
 
     Raises:
-        RewardError: If the final state or the ground truth is missing or unsuitable. The rollout is then unscored.
+        RewardError: If the final state or the ground truth is missing or cannot be used. The rollout is then unscored.
         ConfigError: If the tolerance is not in [0, 1), or if `match` does not fit the kind of state.
 
     Example:
@@ -121,7 +121,7 @@ def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str
         raise ConfigError("final_state_matches: `match` can be a mapping only if the task has several resources")
     how = how._replace(match=match)
     if match == "paths" and isinstance(state, FilesState | SqliteState):
-        raise ConfigError('final_state_matches: match="paths" is only for JSON states')
+        raise ConfigError('final_state_matches: match="paths" applies only to JSON states')
     if isinstance(state, FilesState):
         yield from _compare_files(expected, state, how)
     elif isinstance(state, SqliteState):
@@ -153,7 +153,7 @@ class StateRules(NamedTuple):
 
 
 class StateMismatch(NamedTuple):
-    """The name of a compared item, and a description of the problem with it ("" if it is right)."""
+    """The name of a compared item, and a description of its problem ("" if it is correct)."""
 
     name: str
     problem: str
@@ -200,7 +200,7 @@ def _compare_files(expected: Any, state: FilesState, how: StateRules) -> Iterato
 
 
 def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
-    """Return True and the value at a JSON pointer, or False and None if the pointer leads nowhere."""
+    """Return True and the value at a JSON pointer, or False and None if the pointer does not refer to a value."""
     if pointer and not pointer.startswith("/"):
         raise RewardError(
             f"final_state_matches: {pointer!r} is not a JSON pointer; write '/a/0/b', or '' for the whole state"
@@ -281,7 +281,7 @@ def _rows_problem(source: str, rows: Any, state: SqliteState, how: StateRules) -
 
     names = ", ".join(map(backticked, columns)) or "*"
     inner = f"({source.strip().rstrip(';')}\n)" if _QUERY.match(source) else backticked(source)
-    try:  # Limit the rows, because a view may be endless.
+    try:  # Limit the number of rows, because a view may return rows endlessly.
         got = state.query(f"SELECT {names} FROM {inner} LIMIT {MOST_ROWS + 1}")
     except EnvironmentFailure as error:
         if _AUTHORS_MISTAKE.match(str(error)):

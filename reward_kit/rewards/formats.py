@@ -58,10 +58,10 @@ def tag_format(
 ) -> EvaluateResult:
     """Score 1 if each tag occurs exactly once, in order and not nested, and no text is outside of the tags.
 
-    In all other cases, score 0. This is the format reward of DeepSeek-R1 (2025) without the gaps of the regular
-    expression that is usually used for it: a repeated tag and a tag inside another one are wrong, even in a quotation.
-    A tag must be written exactly as `<think>`. A tag in another case, with attributes or with spaces is plain text. The
-    reward does not judge the answer, so use it as the condition of a `gate`.
+    In all other cases, score 0. This is the format reward of DeepSeek-R1 (2025), but without the gaps of the regular
+    expression that usually implements it. A repeated tag and a tag inside another tag are wrong, even in a quotation. A
+    tag must be written exactly as in `<think>`. A tag that is written in a different case, with attributes or with
+    spaces counts as plain text. The reward does not judge the answer, so use it as the condition of a `gate`.
 
     Args:
         messages: the conversation. `reasoning_content` is not read.
@@ -70,11 +70,11 @@ def tag_format(
         allow_outside: True to allow text before, between and after the tags.
         allow_empty: True to allow tags without visible content.
         strict_lines: True to require that each opening and closing tag is alone on its line.
-        partial: True to score the share of right parts. Each tag is a part, which is right if it is valid and follows
-            the tags before it. The absence of text outside of the tags is another part, which counts only if all tags
-            are right.
-        turns: "last" to read the last message of the agent, or "all" to average over all of its messages, each with a
-            step reward. A message that only calls tools has no tags.
+        partial: True to score the share of correct parts. Each tag is a part; it is correct if it is valid and follows
+            the tags before it. The absence of text outside of the tags is a further part, which counts only if all tags
+            are correct.
+        turns: "last" to read the last message of the agent, or "all" to average over all messages of the agent and to
+            give each message a step reward. A message that only calls tools has no tags.
 
     Raises:
         ConfigError: If `tags` are not distinct names.
@@ -122,15 +122,15 @@ def regex_format(
 ) -> EvaluateResult:
     r"""Score 1 if the last message of the agent matches a regular expression, or 0 if it does not.
 
-    Backtracking can take unlimited time on malicious text, so tasks run this reward in the sandbox with its limits. If
-    a reply exceeds a limit, the rollout is unscored. A direct call has no limit.
+    Backtracking can take unlimited time on malicious text, so tasks run this reward in the sandbox, where limits apply.
+    If a reply exceeds a limit, the rollout is unscored. A direct call has no limit.
 
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
-        pattern: the regular expression, in the syntax of Python.
+        pattern: the regular expression, in Python syntax.
         where: "whole" to match the whole text, or "found" to search for a match anywhere in it.
-        flags: the names of flags of the module `re`.
+        flags: the names of flags of the `re` module.
         strip: True to ignore white space around the reply.
         of: the part of the reply to match: the "whole" reply, its "thought" or its "answer".
 
@@ -162,7 +162,7 @@ class _Rules(NamedTuple):
 
 
 class _Tag(NamedTuple):
-    """A tag in a text, with its index among all tags and the positions of its start and end."""
+    """A tag in a text: its index among all tags, and the positions of its start and end."""
 
     order: int
     start: int
@@ -253,7 +253,7 @@ def contains_all(
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
-        keywords: words or phrases. White space in them matches any white space.
+        keywords: words or phrases. White space in a keyword matches any white space.
         whole_words: True to require word boundaries, so that "category" does not contain "cat". In scripts that are
             written without spaces, such as Chinese, any position counts as a boundary.
         ignore_case: True to compare with Unicode case folding, so that "STRASSE" equals "Straße".
@@ -291,8 +291,8 @@ def contains_none(
 ) -> EvaluateResult:
     """Score 1 if the last message of the agent is not empty and contains none of the keywords.
 
-    In all other cases, score 0. Deliberate misspellings and similar letters of another script are not detected. The
-    other arguments work as in `contains_all`.
+    In all other cases, score 0. Deliberate misspellings and similar-looking letters of a different script are not
+    detected. The other arguments have the same meaning as in `contains_all`.
 
     Args:
         keywords: the unwanted words or phrases.
@@ -325,7 +325,7 @@ def _checked(keywords: Sequence[str]) -> Sequence[str]:
 
 
 def _plain(text: str, ignore_case: bool) -> str:
-    """Return the text with composed characters and single spaces, and with folded case if `ignore_case` is set."""
+    """Normalize characters and white space in `text`, and fold its case if `ignore_case` is set."""
     folded = composed(text, "NFC").casefold() if ignore_case else text
     return " ".join(composed(folded, "NFC").split())
 
@@ -373,10 +373,11 @@ def no_repetition(
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
-        ngram: the number of units in each n-gram. Small values penalize ordinary phrases, such as "one of the" for 3.
-        unit: "words", which are separated by white space, or "characters" for languages without spaces, for which 10 to
-            20 is a good `ngram`. Case is ignored. A word of more than 40 characters is counted in pieces of 10, so that
-            leaving out spaces does not hide repetition.
+        ngram: the number of units in each n-gram. Small values penalize ordinary phrases. For example, the value 3
+            penalizes "one of the".
+        unit: "words", which are separated by white space, or "characters" for languages without spaces. For such
+            languages, 10 to 20 is a good value of `ngram`. Case is ignored. A word of more than 40 characters is
+            counted in pieces of 10, so that omitting spaces does not hide repetition.
         max_penalty: the penalty for a reply that consists only of repetition.
         of: the part of the reply to check: the "whole" reply, its "thought" or its "answer".
 
@@ -403,8 +404,8 @@ def _count_distinct(units: list[str], ngram: int) -> int:
     """Count the distinct n-grams.
 
     Each run of units gets a number, and equal runs get equal numbers. The numbers of longer runs are computed from
-    pairs of overlapping shorter runs, and their length doubles each time. Each doubling takes O(n log n) time, and no
-    n-gram is stored.
+    pairs of overlapping shorter runs, and the length of the runs doubles each time. Each doubling takes O(n log n)
+    time, and no n-gram is stored.
     """
     known: dict[str, int] = {}
     numbers: NDArray[np.int64] = np.array([known.setdefault(unit, len(known)) for unit in units], dtype=np.int64)
@@ -441,19 +442,19 @@ def reasoning_steps(
     openers: tuple[str, ...] = OPENERS,
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Score the number of explicit reasoning steps divided by `at_least`, with a maximum of 1.
+    """Score the number of explicit reasoning steps divided by `at_least`, up to a maximum of 1.
 
     A step starts with a number ("1.", "2)", "(3)") or a bullet at the start of a line, with "Step 4", or with an opener
     such as "First," at the start of a sentence or after a comma. Steps without words are ignored, and identical steps
     count once. The reward measures only the form of the reply, so false steps count too.
 
-    It is based on the reward of the same name in Open-R1 (Hugging Face 2025), which also counts markers without text,
-    horizontal rules and repeated steps.
+    This reward is based on the reward of the same name in Open-R1 (Hugging Face 2025), which also counts markers
+    without text, horizontal rules and repeated steps.
 
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
-        at_least: the number of steps that scores 1.
+        at_least: the number of steps that is required for a score of 1.
         min_words: the minimum number of words or numbers in a step after its marker.
         openers: phrases that start a step if a comma follows. Case is ignored.
         of: the part of the reply to check: the "whole" reply, its "thought" or its "answer". Fenced code is ignored.
@@ -467,7 +468,7 @@ def reasoning_steps(
     phrases = "|".join(re.escape(phrase.strip()) for phrase in openers if phrase.strip())
     opened = rf"|(?:{phrases})[ \t]?[,，、]" if phrases else ""
     markers = _markers(text, re.compile(rf"{_SENTENCE}(?:{_STEP}[ \t]?[:.)\-–—]?{opened})", re.IGNORECASE))
-    steps = []  # the rest of the marker's line or, if that is too short, the text up to the next marker
+    steps = []  # the rest of the line after the marker or, if that is too short, the text up to the next marker
     for (_, start), end in zip(markers, [*(start for start, _ in markers[1:]), len(text)], strict=False):
         line = text[start:end].partition("\n")[0]
         steps.append(line if word_count(line) >= min_words else text[start:end])

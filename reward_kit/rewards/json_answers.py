@@ -48,20 +48,20 @@ def json_answer(
 ) -> EvaluateResult:
     """Score 1 if the JSON in the answer equals the expected value, or 0 if it does not.
 
-    With `partial`, the score is the share of right fields. The fields of an object have no order, 1 equals 1.0, true
-    does not equal 1, and null is different from a missing field. Syntax that is valid only in Python or JavaScript
+    If `partial` is set, the score is the share of correct fields. The fields of an object have no order, 1 equals 1.0,
+    true does not equal 1, and null is different from a missing field. Syntax that is valid only in Python or JavaScript
     (NaN, comments, single quotes, trailing commas) is not JSON. An object with duplicate field names is rejected too.
 
     Args:
-        messages: the conversation. Only the last assistant message is read, without its reasoning.
+        messages: the conversation. Only the last assistant message is read, and its reasoning is ignored.
         ground_truth: the expected value. A string is parsed as JSON, so the string Paris must be written as '"Paris"'.
         answer: "whole" to require that the whole reply is JSON; "fenced" to read the last block that is tagged as json
             or untagged; or "any" to try the whole reply, that block, and the last object or array in the text, in this
             order.
-        partial: "fields" to score the share of right leaves, which are the fields and items without children. A leaf
-            must be at the right position. The share is relative to all leaves that are expected or found.
+        partial: "fields" to score the share of correct leaves, which are the fields and items without children. A leaf
+            must be at the correct position. The share is relative to all leaves that are expected or found.
         arrays: "ordered" to compare arrays in order, or "any_order" to compare them as multisets. In the latter case,
-            an item is right only as a whole.
+            an item counts only if the whole item is correct.
         tolerance: the largest allowed difference between two numbers, relative or absolute.
 
     Raises:
@@ -116,10 +116,10 @@ def json_schema_answer(
     itself.
 
     Args:
-        messages: the conversation. Only the last assistant message is read, without its reasoning.
+        messages: the conversation. Only the last assistant message is read, and its reasoning is ignored.
         ground_truth: the schema of this sample, as an object or a JSON string. It is used if `schema` is `None`.
         schema: the schema for all samples.
-        answer: the place of the JSON in the reply, as in `json_answer`.
+        answer: the location of the JSON in the reply; see `json_answer`.
         formats: True to check the keyword `format` too, as far as the library supports it. In the standard, the keyword
             is only an annotation.
 
@@ -143,7 +143,7 @@ def json_schema_answer(
         value, why = find_json(last_answer(messages), answer), ""
     except ValueError as error:
         value, why = None, str(error)
-    try:  # Even without an answer, so that the first rollout reports an invalid schema.
+    try:  # Check the schema even if there is no answer, so that the first rollout reports an invalid schema.
         problem = schema_violation(value, wanted, formats)
     except ValueError as error:
         kind = ConfigError if schema is not None else RewardError
@@ -380,7 +380,8 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
         formats: True to check the keyword `format` too, as far as the library supports it.
 
     Raises:
-        RewardError: If jsonschema is not installed, or if the schema refers to another document or endlessly to itself.
+        RewardError: If jsonschema is not installed, or if the schema refers to another document or refers to itself
+            endlessly.
         ValueError: If the schema is invalid.
     """
     text = json.dumps(as_json(schema), sort_keys=True)
@@ -408,7 +409,7 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
 def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
     """Return a validator for a schema that is given as a JSON string.
 
-    Its registry contains only the schemas of the drafts and never fetches a document.
+    The registry of the validator contains only the schemas of the drafts and never fetches a document.
     """
     try:
         import jsonschema.validators  # type: ignore[import-untyped, unused-ignore]

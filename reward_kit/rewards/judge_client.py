@@ -1,14 +1,15 @@
-"""The client of a judge, with its options, its cache of answers, and the cost of its requests.
+"""The client of a judge, its options, its response cache, and the cost of its requests.
 
-1. An answered request is never sent again, neither by the same worker nor by a later run with the same cache file.
-   Concurrent equal requests are sent once. Only answers that can be parsed are cached.
-2. If a verdict cannot be parsed, it is requested once more with another seed.
+1. A request that was answered is never sent again, neither by the same worker nor by a later run that uses the same
+   cache file. Concurrent equal requests are sent only once. Only responses that can be parsed are cached.
+2. If a verdict cannot be parsed, it is requested once more with a different seed.
 3. If there is still no verdict, a `ProviderError` is raised. The rollout is then unscored and never scored 0.
-4. A recording (`--record`, `--replay`) contains every distinct request once, so the cache file is not used with it.
+4. A recording (`--record`, `--replay`) contains every distinct request once, so the cache file is not used during
+   recording or replay.
 
-The cache file is in the JSON Lines format, with a header followed by one line for each answer. The key of an answer is
-the SHA-256 of the endpoint and the full request. Lines are only appended, so several runs can share the file. An
-incomplete line that was left by a killed run is skipped.
+The cache file is in the JSON Lines format. It contains a header followed by one line for each response. The key of a
+response is the SHA-256 hash of the endpoint and the full request. Lines are only appended, so multiple runs can share
+the file. An incomplete line that was left by a killed run is skipped.
 """
 
 from __future__ import annotations
@@ -43,37 +44,37 @@ from reward_kit.validation import describe_validation_error
 
 AnswerForm = Literal["auto", "json_schema", "json_object", "text"]
 SCOPE = "judge"
-"""The scope of the requests of judges in a recording. Within it, requests are identified only by their content."""
+"""The scope of judge requests in a recording. Within this scope, requests are identified only by their content."""
 T = TypeVar("T")
 _OWN_KEYS = frozenset({"model", "messages", "stream", "stream_options", "seed", "response_format", "n"})
 
 
 class ClientOptions(BaseModel):
-    """Options of the requests to the endpoint of a judge.
+    """Options for the requests to the endpoint of a judge.
 
     Attributes:
         api: "chat" for chat completions, "responses" for OpenAI's Responses, or "messages" for Anthropic's Messages. If
-            None, that of the provider in `model`, or "chat".
-        api_key_env: the environment variable that contains the API key. If None, that of the provider in `model`, or
-            OPENAI_API_KEY.
-        temperature: the sampling temperature. If None, it is not sent. If it is not set and the endpoint rejects the
-            default 0, that of the endpoint applies.
+            None, the API of the provider in `model` is used, or "chat" if `model` names no provider.
+        api_key_env: the environment variable that contains the API key. If None, the variable of the provider in
+            `model` is used, or OPENAI_API_KEY if `model` names no provider.
+        temperature: the sampling temperature. If None, no temperature is sent. If this option is not set and the
+            endpoint rejects the default 0, the default of the endpoint applies.
         max_tokens: the maximum number of tokens in a verdict. If None, no limit is sent.
-        seed: the seed of the first vote, which increases by 1 for each further vote. If None, no seed is sent. Only the
-            API "chat" has seeds.
+        seed: the seed of the first vote. The seed increases by 1 for each further vote. If None, no seed is sent. Only
+            the API "chat" supports seeds.
         answer_form: "json_schema" or "json_object" to request structured output, "text" to describe the form only in
             words, or "auto" to request a schema and to fall back to text if the endpoint rejects it. "json_object" has
             no effect in the API "messages".
-        total_timeout_s: the time limit of one attempt in seconds.
+        total_timeout_s: the time limit for one attempt, in seconds.
         max_attempts: the number of attempts for each request, including the first.
         retry_budget_s: the number of seconds after the first attempt during which further attempts may start.
         retry_base_s: the upper bound of the first random wait between attempts, in seconds.
         price_file: a file with prices in US dollars per million tokens; see `providers/prices.py`. If None, the cost is
             unknown.
-        requests_per_minute: the maximum number of attempts per minute. If None, it is not limited.
-        tokens_per_minute: the maximum number of prompt and completion tokens per minute. If None, it is not limited.
-        max_connections: the maximum number of concurrent requests. If None, it is not limited.
-        extra_body: additional fields of each request.
+        requests_per_minute: the maximum number of attempts per minute. If None, there is no limit.
+        tokens_per_minute: the maximum number of prompt and completion tokens per minute. If None, there is no limit.
+        max_connections: the maximum number of concurrent requests. If None, there is no limit.
+        extra_body: additional fields for each request.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -103,7 +104,7 @@ class ClientOptions(BaseModel):
 
 
 def client_options(options: ClientOptions | dict[str, Any] | None) -> ClientOptions:
-    """Return the options of a client. A plain mapping, as in a direct call, is converted.
+    """Return the options of a client. A plain mapping, which is allowed in a direct call, is converted.
 
     Raises:
         ConfigError: If an option is unknown or invalid.
@@ -121,11 +122,12 @@ class JudgeUsage:
 
     Attributes:
         calls: the number of requests that were answered by the endpoint or from a recording.
-        cached: the number of answers that were found in the cache and cost nothing.
-        prompt_tokens: the number of prompt tokens. If None, an endpoint did not report it.
-        completion_tokens: the number of completion tokens. If None, an endpoint did not report it.
-        cost: the cost in US dollars. If None, a price or a number of tokens is unknown.
-        reasoning_tokens: the number of completion tokens that are reasoning, as far as the endpoint reported it.
+        cached: the number of responses that were found in the cache and therefore cost nothing.
+        prompt_tokens: the number of prompt tokens, or None if an endpoint did not report it.
+        completion_tokens: the number of completion tokens, or None if an endpoint did not report it.
+        cost: the cost in US dollars, or None if a price or a number of tokens is unknown.
+        reasoning_tokens: the number of completion tokens that were used for reasoning, as far as the endpoint reported
+            it.
     """
 
     calls: int = 0
@@ -148,7 +150,7 @@ class JudgeUsage:
         self.reasoning_tokens += answer.reasoning_tokens or 0
 
     def as_metric(self) -> MetricResult:
-        """Return the usage as a metric. Its reason is a list of the form `name=value`."""
+        """Return the usage as a metric. The reason of the metric is a list of `name=value` pairs."""
         figures = {
             "calls": self.calls,
             "cached": self.cached,
@@ -166,7 +168,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """The answer of a judge with its usage. A field is `None` if the endpoint did not report it."""
+    """The response of a judge and its usage. A field is `None` if the endpoint did not report it."""
 
     text: str
     prompt_tokens: int | None = None
@@ -177,10 +179,10 @@ class Answer(NamedTuple):
 
 
 class AnswerCache:
-    """A cache of answers, optionally in a file.
+    """A cache of responses, optionally stored in a file.
 
     Args:
-        path: the cache file. If None, answers are kept only in memory.
+        path: the cache file. If None, responses are kept only in memory.
 
     Raises:
         ConfigError: If the file cannot be read or written, or is not a cache.
@@ -195,7 +197,7 @@ class AnswerCache:
         with ExitStack() as undo:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # Write each line at once, so that lines of several writers do not mix.
+                # Write each line with a single call so that the lines of multiple writers do not mix.
                 self._file = undo.enter_context(open(path, "a+b", buffering=0, opener=private_opener))
                 self._read(path, self._file)
             except OSError as error:
@@ -203,11 +205,11 @@ class AnswerCache:
             undo.pop_all()
 
     def get(self, key: str) -> Answer | None:
-        """Return the cached answer, or None if none exists."""
+        """Return the cached response, or None if there is none."""
         return self._known.get(key)
 
     def keep(self, key: str, answer: Answer) -> None:
-        """Store an answer unless the cache already contains one for this key."""
+        """Store a response unless the cache already contains one for this key."""
         if key not in self._known:
             self._known[key] = answer
             self._append({"key": key, **answer._asdict()})
@@ -243,8 +245,8 @@ class AnswerCache:
             return
         try:
             self._file.write(json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n")
-        except OSError as error:  # the answer is still used
-            _log.warning("%s: cannot write further answers: %s", self._path, error.strerror)
+        except OSError as error:  # the response is still used
+            _log.warning("%s: cannot write further responses: %s", self._path, error.strerror)
             self.close()
 
 
@@ -272,7 +274,7 @@ class JudgeClients:
     def client(
         self, model: str, base_url: str | None, cache: str | None, options: ClientOptions | dict[str, Any] | None
     ) -> JudgeClient:
-        """Return the client for these options. Calls with equal options get the same client.
+        """Return the client for these options. Calls with equal options return the same client.
 
         Raises:
             ConfigError: If an option is invalid, if an API key is missing, or if a file cannot be read.
@@ -304,7 +306,7 @@ class JudgeClients:
 
     @staticmethod
     def unpriced_model(options: Mapping[str, Any]) -> str | None:
-        """Return the model that the options of a judge select if its price is unknown, or None if it is known."""
+        """Return the model that the options of a judge select, or None if the price of the model is known."""
         if not isinstance(model := options.get("model"), str):
             return None
         name, _ = complete_model(model, {"base_url": options.get("base_url")})
@@ -329,7 +331,7 @@ async def open_judge(
     cache: str | None,
     options: ClientOptions | dict[str, Any] | None,
 ) -> AsyncIterator[JudgeClient]:
-    """Yield a client of the worker. If `clients` is `None`, as in a direct call, yield a temporary client."""
+    """Yield a client of the worker. If `clients` is `None` (in a direct call), yield a temporary client."""
     async with AsyncExitStack() as stack:
         if clients is None:
             clients = JudgeClients()
@@ -340,7 +342,7 @@ async def open_judge(
 async def together(*asked: Awaitable[T]) -> list[T]:
     """Return the results of all awaitables.
 
-    If one of them fails, the error is raised only after the others have finished, so that no request is left open.
+    If one of them fails, the error is raised only after the others have finished, so that no request remains open.
     """
     results = await asyncio.gather(*asked, return_exceptions=True)
     for result in results:
@@ -354,11 +356,11 @@ class JudgeClient:
 
     Args:
         model: the name of the model at the endpoint or, without `base_url`, `PROVIDER/NAME`.
-        base_url: the URL of the endpoint. If None, that of the provider is used or, without a provider, OPENAI_BASE_URL
-            or, if it is not set, the endpoint of OpenAI.
-        cache: the cache for the answers of the judge.
-        options: the options of the requests.
-        traffic: the session that the requests of a run share. If None, there is no run.
+        base_url: the URL of the endpoint. If None, the endpoint of the provider is used. Without a provider, it is
+            OPENAI_BASE_URL or, if this variable is not set, the endpoint of OpenAI.
+        cache: the cache for the responses of the judge.
+        options: the options for the requests.
+        traffic: the session that all requests of a run share, or None if there is no run.
 
     Raises:
         ConfigError: If an API key is missing, or if the price file cannot be read.
@@ -402,7 +404,7 @@ class JudgeClient:
         return f"JudgeClient({self._model!r}, {self._url!r})"
 
     async def ask(self, question: Question, usage: JudgeUsage, votes: int = 1) -> list[dict[str, Any]]:
-        """Return the verdicts of all votes. If fewer than half of the votes fail, they are left out.
+        """Return the verdicts of all votes. If fewer than half of the votes fail, the failed votes are omitted.
 
         Raises:
             ProviderError: If at least half of the votes fail. The first failure is raised.
@@ -411,7 +413,7 @@ class JudgeClient:
         seed = self._options.seed
         if votes > 1 and seed is None:
             raise ConfigError(
-                "judge, option client.seed: several votes need a seed, because all votes would be equal without one"
+                "judge, option client.seed: multiple votes need a seed, because all votes would be equal without one"
             )
         asked = [self._vote(question, None if seed is None else seed + vote, usage) for vote in range(votes)]
         results = await asyncio.gather(*asked, return_exceptions=True)
@@ -440,7 +442,7 @@ class JudgeClient:
             ) from None
 
     async def _verdict(self, question: Question, seed: int | None, usage: JudgeUsage, *, again: bool) -> dict[str, Any]:
-        """Return the parsed verdict. Its answer is cached if it can be parsed."""
+        """Return the parsed verdict. The response is cached if it can be parsed."""
         (messages, code), options = question.prompt(again=again), self._options
         given = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": seed}
         request: dict[str, Any] = {"model": self._model, "messages": messages, **options.extra_body}
@@ -450,7 +452,7 @@ class JudgeClient:
             request["response_format"] = {"type": "json_schema", "json_schema": schema}
         elif options.answer_form == "json_object":
             request["response_format"] = {"type": "json_object"}
-        # Keys of chat completions do not contain the path, so that existing cache files remain valid.
+        # The keys of chat completions do not contain the path, so existing cache files remain valid.
         path = self._endpoint.dialect.path.removeprefix(Dialect.path)
         canonical = json.dumps([f"{self._url}{path}", request], sort_keys=True, separators=(",", ":"))
         key = hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -466,7 +468,7 @@ class JudgeClient:
         return verdict
 
     async def _answer(self, key: str, request: Mapping[str, Any]) -> tuple[Answer, bool]:
-        """Return the answer to a request, and True if it came from the cache or from a concurrent equal request."""
+        """Return the response to a request, and True if it came from the cache or from a concurrent equal request."""
         while True:
             if (known := self._cache.get(key)) is not None:
                 return known, True
@@ -481,7 +483,8 @@ class JudgeClient:
             future.set_result(answer)
         except Exception as error:
             future.set_exception(error)
-            future.exception()  # Mark it as retrieved: the error is raised here even if no other score waits for it.
+            # Mark the exception as retrieved. The error is raised here even if no other score waits for it.
+            future.exception()
             raise
         finally:
             future.cancel()
@@ -489,7 +492,7 @@ class JudgeClient:
         return answer, False
 
     async def _complete(self, request: Mapping[str, Any]) -> Answer:
-        """Return the answer to a request, which is sent again without a default that the endpoint rejects."""
+        """Return the response to a request. If the endpoint rejects a default, the request is sent again without it."""
         refused = set(self._refused)
         while True:
             sent = {key: value for key, value in request.items() if key not in refused}

@@ -1,14 +1,15 @@
 """Prompts and verdicts of judges, and the conversion of grades to a score.
 
-The judged data is one JSON object on one line, in a block whose tags the data cannot contain:
+The data to be judged is one JSON object on one line, which is enclosed in tags that the data cannot contain:
 
-1. Texts are JSON strings, so they cannot start a line with a role marker.
+1. Text is encoded in JSON strings, so it cannot start a line with a role marker.
 2. `<` and `>` are escaped, and so are `[INST]` and similar markers, invisible characters and surrogates. Therefore, the
-   block contains no tag, no special token of a chat template and no hidden text. A JSON parser restores the exact text.
-3. The tags contain a code that is derived from a hash of the whole question. It is the same in every run. An attacker
-   would need about 2**64 attempts to find a text that contains the code of its own block.
+   block contains no tag, no special token of a chat template and no hidden text. A JSON parser restores the original
+   text exactly.
+3. The tags contain a code that is derived from a hash of the whole question. The code is the same in every run. An
+   attacker would need about 2**64 attempts to find data that contains the code of its own block.
 
-A verdict is one JSON object with exactly the expected members. If a score is out of range, if a member is missing,
+A verdict is one JSON object that has exactly the expected members. If a score is out of range, if a member is missing,
 unknown or duplicate, or if there is other text around the object, the verdict is rejected. Nothing is guessed.
 """
 
@@ -100,9 +101,9 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Convert messages to JSON values with the role, the text and the tool calls.
+    """Convert messages to JSON values that contain the role, the text and the tool calls.
 
-    The reasoning in the messages of the assistant is left out.
+    The reasoning in assistant messages is omitted.
     """
     entries: list[dict[str, Any]] = []
     for message in messages:
@@ -122,7 +123,7 @@ def before_answer(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def first_request(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages before the first assistant message. The rollouts of a group share them."""
+    """Return the messages before the first assistant message. All rollouts of a group share these messages."""
     return list(itertools.takewhile(lambda message: message.role != "assistant", messages))
 
 
@@ -134,7 +135,7 @@ def as_text(value: Any) -> str:
 def truncate_to_fit(value: Any, longest: int) -> Any:
     """Shorten the strings in `value` to a total length of about `longest` characters.
 
-    Strings are cut in the middle, and a visible mark replaces the removed part. All shortened strings get the same
+    Strings are cut in the middle, and a visible mark replaces the removed part. All shortened strings have the same
     length.
     """
     texts: list[str] = []
@@ -169,8 +170,8 @@ def _map_texts(value: Any, change: Callable[[str], Any]) -> Any:
 Form = str | range | tuple[str | int, ...] | Mapping[str, Any]
 """The form of a part of a verdict.
 
-A string stands for any string and describes it. A range stands for a list of its numbers. A tuple contains the allowed
-words or numbers, and a mapping contains exactly the required members.
+A string stands for any string and describes it. A range stands for a list of numbers from the range. A tuple contains
+the allowed words or numbers, and a mapping contains exactly the required members.
 """
 
 
@@ -203,11 +204,11 @@ def _in_words(form: Form) -> str:
 
 
 class UnreadableVerdict(ValueError):
-    """Raised if an answer is not a verdict in the expected form."""
+    """Raised if a response is not a verdict of the expected form."""
 
 
 def _read(value: Any, form: Form, where: str) -> Any:
-    """Return the value if it has the form. True is not accepted as 1."""
+    """Return the value if it has the expected form. True is not accepted as 1."""
     if isinstance(form, str):
         fits, wanted = isinstance(value, str), "a string"
     elif isinstance(form, range):
@@ -237,8 +238,8 @@ class Question:
         task: the instructions.
         data: the untrusted data to be judged.
         form: the members of the verdict in addition to `check` and `reasons`.
-        refuse: a function that checks a verdict of the right form. It returns a description of the problem, or "" if
-            there is none.
+        refuse: a function that checks a verdict that has the correct form. It returns a description of the problem, or
+            "" if there is none.
     """
 
     name: str
@@ -255,7 +256,7 @@ class Question:
     def prompt(self, *, again: bool = False) -> tuple[list[dict[str, str]], str]:
         """Return the messages of the prompt, and the code that the verdict must repeat.
 
-        With `again`, the prompt states that the previous answer could not be parsed.
+        If `again` is true, the prompt states that the previous response could not be parsed.
         """
         rules = _RULES.format(task=self.task, form=_in_words(self.whole_form))
         block = fence_data(self.data, rules)
@@ -264,9 +265,9 @@ class Question:
         return [{"role": "system", "content": system}, {"role": "user", "content": user}], block.code
 
     def verdict(self, text: str, code: str) -> dict[str, Any]:
-        """Parse the whole answer of a judge.
+        """Parse the complete response of a judge.
 
-        Reasoning before the verdict and one Markdown fence around it are ignored.
+        Reasoning before the verdict and a Markdown fence around the verdict are ignored.
 
         Raises:
             UnreadableVerdict: If the form is wrong, or if the code is missing. A verdict without the code may have been
@@ -346,7 +347,7 @@ class Scale(NamedTuple):
         lowest, highest = scale
         if not 0 <= lowest < highest <= 100:
             raise ConfigError(
-                f"judge, option scale: must be two integers from 0 to 100, the lowest first, got {scale!r}"
+                f"judge, option scale: must be two integers from 0 to 100, in ascending order, got {scale!r}"
             )
         return cls(lowest, highest)
 
@@ -361,7 +362,7 @@ class Scale(NamedTuple):
 
 
 def sum_usages(usages: Sequence[str]) -> str:
-    """Return the total usage of several judges. A figure is unknown if it is unknown for any of them."""
+    """Return the total usage of multiple judges. A total is unknown if the figure of any judge is unknown."""
     if len(usages) == 1:
         return usages[0]
     sums: dict[str, float | None] = {}

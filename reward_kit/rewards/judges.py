@@ -1,4 +1,4 @@
-"""LLM judges, which score by a rubric, by retrieved passages, against another answer, or relative to a group."""
+"""LLM judges that score by a rubric, by retrieved passages, against another answer, or relative to a group."""
 
 from __future__ import annotations
 
@@ -73,11 +73,12 @@ async def llm_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> EvaluateResult:
-    """Score by a rubric of several dimensions, with a model.
+    """Score a rollout by a rubric whose dimensions are graded by a model.
 
     The judge grades every dimension with an integer on the scale. The score is the weighted mean of the grades, mapped
-    to [0, 1]: it is 1 if all grades are the highest, and 0 if all are the lowest. An empty answer scores 0 without a
-    request. If the judge cannot be reached, refuses, or returns no verdict that can be parsed, the rollout is unscored.
+    to [0, 1]. It is 1 if every dimension gets the highest grade, and 0 if every dimension gets the lowest grade. An
+    empty answer scores 0 without a request. If the judge cannot be reached, refuses, or returns no verdict that can be
+    parsed, the rollout is unscored.
 
     Direct grading with a rubric follows G-Eval (Liu et al. 2023, arXiv:2303.16634) and the "single answer grading" of
     MT-Bench (Zheng et al. 2023, arXiv:2306.05685).
@@ -87,22 +88,23 @@ async def llm_judge(
         ground_truth: the reference answer that is shown to the judge. If None, no reference is shown.
         sample: the row of the dataset, which contains the field `rubric_key`.
         evaluation_criteria: the criteria of the task. Their `rubric` is used unless `rubric` or `rubric_key` is set.
-        model: the name of the judge's model at the endpoint. Without `base_url`, `PROVIDER/NAME` sets the endpoint, the
-            API and the variable of the key, as in `--model`.
-        base_url: the URL of the endpoint. If None, that of the provider is used or, without a provider, OPENAI_BASE_URL
-            or, if it is not set, the endpoint of OpenAI.
-        rubric: a mapping of names to descriptions or to `{description, weight}`. If None, the rubric of the sample or
-            the task is used. If neither has one, the dimensions are helpfulness, factuality and safety.
+        model: the name of the judge's model at the endpoint. If `base_url` is not set, `PROVIDER/NAME` selects the
+            endpoint, the API and the variable that contains the API key, as in `--model`.
+        base_url: the URL of the endpoint. If None, the endpoint of the provider is used. Without a provider, it is
+            OPENAI_BASE_URL or, if this variable is not set, the endpoint of OpenAI.
+        rubric: a mapping from names to descriptions or to `{description, weight}`. If None, the rubric of the sample or
+            the task is used. If there is no rubric, the dimensions are helpfulness, factuality and safety.
         rubric_key: the field of the sample that contains a rubric for this sample.
         judged: "answer" to judge the last answer, or "conversation" to judge everything that the assistant did.
         scale: the lowest and the highest grade.
         votes: the number of requests. The median of their grades is used.
-        cache: a file that stores answers for later runs. If None, they are kept only in memory.
+        cache: a file that stores responses for later runs. If None, responses are kept only in memory.
         client: the `ClientOptions`, such as timeouts, retries, rate limits, prices, temperature, seed and response
             format.
-        longest: the maximum number of characters in the judged data. Longer strings are cut in the middle, with a
-            visible mark.
-        judge_clients: the clients of the worker. If None, as in direct calls, a temporary client is opened.
+        longest: the maximum number of characters in the judged data. Longer strings are cut in the middle, and a
+            visible mark replaces the removed part.
+        judge_clients: the clients of the worker. If None, which is the case in direct calls, a temporary client is
+            opened.
 
     Raises:
         ConfigError: If an option or a rubric is invalid.
@@ -192,10 +194,10 @@ async def grounded_judge(
 ) -> EvaluateResult:
     """Score how much of the last answer is supported by the retrieved passages.
 
-    The answer is split into sentences, and the judge labels each of them as supported, contradicted, not found or no
-    claim. The score is the share of supported sentences among those that make a claim. With `score_by="attribution"`, a
-    supported sentence counts only if it cites a passage that supports it, as in "[2]". The metrics report both
-    shares. An empty answer scores 0 without a request. An answer without claims scores `abstaining`.
+    The answer is split into sentences, and the judge labels each sentence as supported, contradicted, not found or no
+    claim. The score is the share of supported sentences among those that make a claim. If `score_by` is "attribution",
+    a supported sentence counts only if it cites a passage that supports it, as in "[2]". The metrics report both
+    shares. An empty answer scores 0 without a request. An answer that makes no claims scores `abstaining`.
 
     Faithfulness is defined as in RAGAS (Es et al. 2023, arXiv:2309.15217). Citations are checked against the cited
     passages, as in ALCE (Gao et al. 2023, arXiv:2305.14627).
@@ -203,16 +205,17 @@ async def grounded_judge(
     Args:
         messages: the conversation.
         sample: the row of the dataset, which contains the field `passages_key`.
-        model: the name of the judge's model, as in `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
-            work as in `llm_judge` too.
+        model: the name of the judge's model; see `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
+            are also described there.
         passages_key: the field of the sample that contains the passages, as a string, a list of strings, or a list of
             mappings with the key `text`, `content`, `passage` or `page_content`. If None, the tool results of the
             conversation are used in order.
         score_by: the metric that is used as the score: "faithfulness" or "attribution".
         abstaining: the score of an answer without claims.
-        votes: the number of requests. A label needs more than half of the votes. If no label has that many, the
-            strictest one is used.
-        judge_clients: the clients of the worker. If None, as in direct calls, a temporary client is opened.
+        votes: the number of requests. A label needs more than half of the votes. If no label has such a majority, the
+            strictest label is used.
+        judge_clients: the clients of the worker. If None, which is the case in direct calls, a temporary client is
+            opened.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -280,10 +283,10 @@ async def grounded_judge(
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split a text into at most 60 sentences.
+    """Split text into at most 60 sentences.
 
-    If the text is longer, neighboring sentences are merged, so that none is lost. A citation after a full stop belongs
-    to the sentence before it.
+    If there are more sentences, neighboring sentences are merged so that no sentence is lost. A citation after a full
+    stop belongs to the sentence before it.
     """
     sentences: list[str] = []
     for line in text.split("\n"):
@@ -342,12 +345,12 @@ async def pairwise_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> EvaluateResult:
-    """Compare the last answer with another answer, twice and with the positions swapped.
+    """Compare the last answer with another answer twice, with the positions swapped the second time.
 
     The score is 1 if the judge prefers the answer of the rollout in both positions, and 0 if it prefers the other
     answer in both. It is 0.5 for a tie and for a preference that changes with the position. The metrics `consistent`,
-    `won_as_first` and `won_as_second` distinguish these cases. An empty answer scores 0 and an answer that equals the
-    other one scores 0.5, both without a request.
+    `won_as_first` and `won_as_second` distinguish these cases. An empty answer scores 0, and an answer that equals the
+    other answer scores 0.5. No request is sent in these two cases.
 
     The positions are swapped as in MT-Bench (Zheng et al. 2023, arXiv:2306.05685, section 3.4).
 
@@ -355,13 +358,14 @@ async def pairwise_judge(
         messages: the conversation.
         ground_truth: the other answer. It is used if neither `baseline` nor `baseline_key` is set.
         sample: the row of the dataset, which contains the field `baseline_key`.
-        model: the name of the judge's model, as in `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
-            work as in `llm_judge` too.
+        model: the name of the judge's model; see `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
+            are also described there.
         baseline: an answer with which every rollout is compared.
         baseline_key: the field of the sample that contains the other answer.
         criteria: the criteria of the comparison, phrased to complete the sentence "Decide by this:".
         votes: the number of requests for each order.
-        judge_clients: the clients of the worker. If None, as in direct calls, a temporary client is opened.
+        judge_clients: the clients of the worker. If None, which is the case in direct calls, a temporary client is
+            opened.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -448,16 +452,18 @@ async def group_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> list[EvaluateResult]:
-    """Score the last answers of a group relative to each other, in a shuffled order and in its reverse.
+    """Score the last answers of a group relative to each other.
+
+    The judge sees the answers once in a shuffled order and once in the reverse of this order.
 
     Rollouts that have the same ground truth and the same request (everything before the first assistant message) form a
-    group. A batch may contain several groups. With "score", the grade of each answer is mapped to [0, 1]. With "rank",
-    the best answer gets 1 and the last answer gets 0. The score is the mean over the two orders, and the metric
-    `order_agreement` measures how well the orders agree.
+    group. A batch may contain multiple groups. If `method` is "score", the grade of each answer is mapped to [0, 1]. If
+    it is "rank", the best answer gets 1 and the last answer gets 0. The score is the mean over the two orders, and the
+    metric `order_agreement` measures how well the orders agree.
 
-    Identical answers are shown once and get the same score. An empty answer scores 0 without a request. With "rank", a
-    group that has only one distinct answer is unscored. If the judge returns no verdict for a group, only that group is
-    unscored.
+    Identical answers are shown once and get the same score. An empty answer scores 0 without a request. If `method` is
+    "rank", a group that has only one distinct answer is unscored. If the judge returns no verdict for a group, only
+    that group is unscored.
 
     Scoring a whole group in one request follows RULER (OpenPipe ART, 2025).
 
@@ -465,14 +471,15 @@ async def group_judge(
         rollouts_messages: the conversations.
         ground_truths: the reference answers, one for each conversation, which are shown to the judge. If None, no
             references are shown.
-        model: the name of the judge's model, as in `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
-            work as in `llm_judge` too.
+        model: the name of the judge's model; see `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
+            are also described there.
         method: "score" to grade the answers, or "rank" to rank them.
         criteria: the criteria of the comparison, phrased to complete the sentence "Decide by this:".
         scale: the lowest and the highest grade for "score".
-        order_seed: the seed of the shuffle. The order depends only on it and on the answers.
+        order_seed: the seed of the shuffle. The order depends only on this seed and on the answers.
         votes: the number of requests for each order.
-        judge_clients: the clients of the worker. If None, as in direct calls, a temporary client is opened.
+        judge_clients: the clients of the worker. If None, which is the case in direct calls, a temporary client is
+            opened.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -553,7 +560,7 @@ async def _score_group(
         shares = [median if method == "score" else 1.0 - median for median in medians]
         return dict(zip(order, shares, strict=True)), verdict_reason(verdicts[0])
 
-    # A random order, but the same in every run.
+    # The order is random but the same in every run.
     key = json.dumps([order_seed, distinct])
     shuffled = random.Random(hashlib.sha256(key.encode()).digest()).sample(distinct, len(distinct))
     (one, reason), (other, _) = await together(shares_in(shuffled), shares_in(shuffled[::-1]))

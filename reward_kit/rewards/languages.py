@@ -1,6 +1,6 @@
 """A reward for replying in the right language.
 
-The language is detected by its script. py3langid distinguishes languages that share a script.
+Languages are detected by their scripts, and py3langid distinguishes languages that share a script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         LanguageIdentifier,
     )
 
-# Languages not listed here use Latin script; Serbian and Kurdish use both.
+# Languages that are not listed here use the Latin script. Serbian and Kurdish use both scripts.
 _LANGUAGES_BY_SCRIPT: Final = {
     "ARABIC": "ar fa ku ps ug ur",
     "ARMENIAN": "hy",
@@ -103,26 +103,26 @@ def same_language(
     unknown: Literal["right", "unscored"] = "right",
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Score the share of the agent's last message that is in the right language, divided by `enough`.
+    """Score the share of the agent's last message that is in the expected language, divided by `enough`.
 
     The maximum score is 1. This is the language consistency reward of DeepSeek-R1 (2025), which expects the language of
-    the prompt. It counts words. In Chinese and Japanese, each character counts as a word, and in Thai, Lao, Khmer and
-    Burmese, every four letters do. Fenced and inline code, formulas, links, tags, numbers and names with an underscore
-    are ignored. A reply that contains nothing else scores 1, and an empty reply scores 0.
+    the prompt. The reward counts words. In Chinese and Japanese, each character counts as a word, and in Thai, Lao,
+    Khmer and Burmese, every four letters count as a word. Fenced and inline code, formulas, links, tags, numbers and
+    names with an underscore are ignored. A reply that contains nothing else scores 1, and an empty reply scores 0.
 
-    Words in another script are wrong. Languages that share a script are identified sentence by sentence with py3langid
-    (the extra `languages`) among the common languages and the expected one. Uncertain sentences are joined and tried
-    again. A name or a few words in another language are therefore detected only if they are in another script.
-    Simplified and traditional Chinese count as one language.
+    Words in a different script are wrong. Languages that share a script are distinguished by py3langid (installed by
+    the extra `languages`), which identifies the language of each sentence among the common languages and the expected
+    language. Uncertain sentences are joined and tried again. A name or a few words in a different language are
+    therefore detected only if they are in a different script. Simplified and traditional Chinese count as one language.
 
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
         language: the ISO 639-1 code of the expected language, such as "de". A suffix for the region or script is
-            ignored. If None, it is the language of the last user message before the reply. If only the script of that
-            message is certain, only the script is checked.
-        enough: the share that scores 1. For example, 0.9 allows names in another script.
-        unknown: the treatment of a reply in the right script whose language is uncertain: "right" to score 1, or
+            ignored. If None, the language of the last user message before the reply is expected. If only the script of
+            that message is certain, only the script is checked.
+        enough: the share that is sufficient for a score of 1. For example, 0.9 allows names in a different script.
+        unknown: what to do with a reply in the expected script whose language is uncertain: "right" to score 1, or
             "unscored".
         of: the part of the reply to check: the "whole" reply, its "thought" or its "answer".
 
@@ -164,7 +164,7 @@ class _Target(NamedTuple):
 
 
 class _Sentence(NamedTuple):
-    """The number and the text of the words in a sentence, keyed by their script."""
+    """The number and the text of the words in a sentence, keyed by script."""
 
     words: Mapping[str, int]
     texts: Mapping[str, str]
@@ -256,7 +256,7 @@ def _count(text: str, target: _Target) -> tuple[int, int, Counter[str]]:
 
 
 def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> str:
-    """Return the language of the words of a sentence that are in these scripts, or "" if it is uncertain."""
+    """Return the language of the words of a sentence that are in these scripts, or "" if the language is uncertain."""
     candidates = frozenset().union(*(_script_languages(script) for script in scripts)) & (_COMMON | {target})
     if len(candidates) == 1:
         return next(iter(candidates))
@@ -272,7 +272,7 @@ def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> st
 
 
 def _sentences(text: str) -> Iterator[_Sentence]:
-    """Yield the sentences of a text without code and other ignored parts.
+    """Yield the sentences of a text, excluding code and other ignored parts.
 
     If there are too many sentences, groups of them are joined.
     """
@@ -284,7 +284,7 @@ def _sentences(text: str) -> Iterator[_Sentence]:
             position = end if closing == "\\end{" else end + len(closing)  # followed by the name of the environment
         text = " ".join([*kept, text[position:]])
     plain = _NOT_LANGUAGE.sub(" ", composed(text, "NFKC").lower())
-    scripts = {}  # by letter, from the start of its Unicode name
+    scripts = {}  # the script of each letter, from the start of its Unicode name
     for char in set(plain):
         name = re.split("[ -]", unicodedata.name(char, ""))[0] if char.isalpha() else ""
         scripts[char] = "CJK" if name == "IDEOGRAPHIC" else name

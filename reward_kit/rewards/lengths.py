@@ -50,7 +50,7 @@ def length_within(
 ) -> EvaluateResult:
     """Score 1 for a length from `at_least` to `at_most`, and less outside of these bounds.
 
-    Outside, the score falls linearly and reaches 0 at the end of an optional margin.
+    Outside of the bounds, the score decreases linearly and reaches 0 at the end of an optional margin.
 
     With `at_most` = L_max - L_cache, `above` = L_cache and `as_penalty`, this is the soft overlong punishment of DAPO
     (Yu et al. 2025, arXiv 2503.14476): 0, then ((L_max - L_cache) - length) / L_cache, then -1.
@@ -58,13 +58,14 @@ def length_within(
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
-        unit: "characters" or "words". A text without spaces is one word, so use characters if that could evade a limit.
+        unit: "characters" or "words". A string without spaces counts as one word, so use characters if omitting spaces
+            could evade a limit.
         at_least: the smallest length that scores 1.
         at_most: the largest length that scores 1. If None, there is no upper bound.
         below: the distance below `at_least` at which the score reaches 0.
         above: the distance above `at_most` at which the score reaches 0.
-        as_penalty: True to subtract 1, which gives a penalty in [-1, 0] that can be added to another score. An empty
-            reply scores 0 without this option and follows the formula with it.
+        as_penalty: True to subtract 1. The result is a penalty in [-1, 0] that can be added to another score. If this
+            option is False, an empty reply scores 0; if it is True, an empty reply is scored like any other.
         of: the part of the reply to measure: the "whole" reply, its "thought" or its "answer".
 
     Raises:
@@ -96,7 +97,7 @@ def measured_length(
     unit: Unit = "characters",
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Return the length as the score, for use in combinators. It is not in [0, 1]."""
+    """Return the length as the score, for use in combinators. This score is not in [0, 1]."""
     return EvaluateResult(score=float(reply_length(messages, assistant_turns, unit, of)))
 
 
@@ -125,20 +126,20 @@ def cosine_length(
 
     For a reply of length L below L_max, the score is r_L + (r_0 - r_L) · (1 + cos(π L / L_max)) / 2, where r_0 and r_L
     are taken from `correct` or `wrong`. For longer replies, the score is `exceed`. The formula is from "Demystifying
-    Long Chain-of-Thought Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373). There, r_0 and r_L are 2 and 1 for
-    correct replies and -10 and 0 for wrong ones, and `exceed` is -10. With the default values, scores are in [0, 1],
-    and wrong replies score 0.
+    Long Chain-of-Thought Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373). In the paper, r_0 and r_L are 2 and 1
+    for correct replies and -10 and 0 for wrong replies, and `exceed` is -10. With the default values of this function,
+    scores are in [0, 1], and wrong replies score 0.
 
     Args:
         reward: the reward that determines whether the reply is correct. If it is unscored, the result is unscored too.
-        max_length: the length L_max, in `unit`.
-        unit: the unit of the length, as in `length_within`.
-        of: the part of the reply to measure, as in `length_within`.
+        max_length: the length L_max, measured in `unit`.
+        unit: the unit of the length; see `length_within`.
+        of: the part of the reply to measure; see `length_within`.
         correct: the scores r_0 and r_L of a correct reply, at length 0 and at L_max.
         wrong: the scores r_0 and r_L of a wrong reply.
         exceed: the score of a reply of length L_max or more.
         at_least: the lowest score of `reward` that counts as correct.
-        id: the name of the reward in files.
+        id: the name under which the reward is recorded.
 
     Raises:
         ConfigError: If `max_length` is less than 1, or if a number is not finite.
@@ -180,7 +181,7 @@ def shortest_in_group(
     """Return a batch reward that prefers shorter replies among the correct replies of a group.
 
     Rollouts that have the same ground truth and the same request (everything before the first assistant message) form a
-    group. A batch may contain several groups. The score depends on p = (length - shortest) / (longest - shortest),
+    group. A batch may contain multiple groups. The score depends on p = (length - shortest) / (longest - shortest),
     which is 0 if all lengths are equal:
 
     - "share": a correct reply earns its score times 1 - weight · p, where p compares the correct replies. A wrong reply
@@ -189,16 +190,16 @@ def shortest_in_group(
       reply, and p compares all replies. If all lengths are equal, λ = 0. This is the length reward of Kimi k1.5 (2025,
       arXiv 2501.12599). For scores in [0, 1], the result is in [-weight / 2, 1 + weight / 2].
 
-    A rollout that `reward` leaves unscored stays unscored and does not affect the others.
+    A rollout that `reward` leaves unscored stays unscored and does not affect the other rollouts.
 
     Args:
         reward: a pointwise reward that determines whether a reply is correct.
-        unit: the unit of the length, as in `length_within`.
-        of: the part of the reply to measure, as in `length_within`.
+        unit: the unit of the length; see `length_within`.
+        of: the part of the reply to measure; see `length_within`.
         form: "share" or "kimi".
         weight: the weight of the length. For "share", it must be at most 1.
         at_least: the lowest score of `reward` that counts as correct.
-        id: the name of the reward in files.
+        id: the name under which the reward is recorded.
 
     Raises:
         ConfigError: If `reward` is a batch reward, if `weight` is negative or too large, or if another argument has an
@@ -222,7 +223,7 @@ def shortest_in_group(
         return reply_length(rollout["messages"], rollout.get("assistant_turns"), unit, of)
 
     def scaled(results: Sequence[EvaluateResult], lengths: Sequence[int]) -> list[EvaluateResult]:
-        """Return the results of one group. All of its rollouts are scored."""
+        """Return the results of one group, in which all rollouts are scored."""
         correct = [result.score >= at_least for result in results]
         compared = [length for length, ok in zip(lengths, correct, strict=True) if ok or form == "kimi"]
         low, high = (min(compared), max(compared)) if compared else (0, 0)
@@ -243,7 +244,7 @@ def shortest_in_group(
     attributes = {"made_of": {"reward": part}, "length": staticmethod(length), "scaled": staticmethod(scaled)}
     kind = type(id, (GroupReward,), attributes)
     spec = reward_spec(reward_function(mode="batch", id=id, requirements=part.requirements, sandbox=part.sandbox)(kind))
-    # The reward needs the values of its part, and those that identify groups and lengths.
+    # The reward needs the values that its part takes, and the values that determine groups and lengths.
     required = part.required - part.resources.keys() - part.options.keys() | {"messages"}
     names = rollout_values(part) | {"messages", "ground_truth", "assistant_turns"}
     in_batch = [frozenset(BATCH_NAMES.get(name, name) for name in each) for each in (names, required)]
@@ -262,7 +263,7 @@ class GroupReward(CombinedReward):
     ) -> list[EvaluateResult]:
         """Return the results of a batch.
 
-        `values` contains the other values of the rollouts. Each of them is a list with one item for each rollout.
+        `values` contains the other values of the rollouts. Each value is a list with one item for each rollout.
         """
         lists = {"ground_truth": ground_truths, **values}
         rollouts = [

@@ -1,9 +1,9 @@
 """Rewards for mathematical answers: `math_answer` for any expression and `number_answer` for numbers.
 
-Numbers with units are compared exactly here. The structure of an answer, on which graders differ most, is handled here
-too: several values, brackets, the sides of equations, and words. Only the remaining expressions are passed to
-math-verify. Its cost is bounded, because function calls are counted and expressions that SymPy could expand to
-something huge are rejected.
+This module compares numbers with units exactly. It also handles the structure of an answer, on which graders differ
+most: multiple values, brackets, the sides of equations, and words. Only the remaining expressions are passed to
+math-verify. The cost of math-verify is bounded, because function calls are counted and expressions that SymPy could
+expand to something huge are rejected.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def _check_packages(_options: Mapping[str, Any]) -> None:
 
 
 class EqualityRules(NamedTuple):
-    """The rules of equality.
+    """The rules that determine whether two answers are equal.
 
     Attributes:
-        units: the treatment of missing units, as in `math_answer`.
+        units: how missing units are treated; see `math_answer`.
         absolute: the largest allowed difference between two real numbers.
         relative: the largest allowed difference as a share of the expected number.
         numbers_only: True to compare only numbers and no other expressions.
@@ -68,23 +68,23 @@ def math_answer(
     absolute_tolerance: Tolerance = 0.0,
     relative_tolerance: Tolerance = 0.0,
 ) -> EvaluateResult:
-    r"""Score 1 if the final answer is mathematically equal to the expected one, or 0 if it is not.
+    r"""Score 1 if the final answer is mathematically equal to the expected answer, or 0 if it is not.
 
     The answer is the last `\boxed{…}`, the text after the last "####", "the answer is" or "answer:", the content of
     `<answer>`, or the whole reply if it is one short line. Boxes that are offered as alternatives ("\boxed{3} or
-    \boxed{4}") are several values and equal neither of them.
+    \boxed{4}") count as multiple values, which equal neither of the two.
 
-    Numbers with units are compared as fractions, and words as text. Several values, tuples, intervals and sets are
-    compared item by item, according to their brackets. Equations are compared by their sides, so x = 5 equals 5. Other
-    expressions are compared by math-verify. Without a tolerance, 3.14 does not equal π, and 0.333 does not equal 1/3.
-    An expression that could be huge, such as 9^{9^9}, scores 0 unless it is written as expected. The same applies to an
-    expression that math-verify cannot decide within a fixed number of calls.
+    Numbers with units are compared as fractions, and words are compared as text. Multiple values, tuples, intervals and
+    sets are compared item by item, according to their brackets. Equations are compared by their sides, so x = 5 equals
+    5. Other expressions are compared by math-verify. Without a tolerance, 3.14 does not equal π, and 0.333 does not
+    equal 1/3. An expression that could be huge, such as 9^{9^9}, scores 0 unless it is written as expected. The same
+    applies to an expression that math-verify cannot decide within a fixed number of calls.
 
     Args:
-        messages: the conversation. Only the last assistant message is read, without its reasoning.
+        messages: the conversation. Only the last assistant message is read, and its reasoning is ignored.
         ground_truth: the expected answer: a number, a string, a worked solution that ends in "#### …" or contains the
             answer in a box, or a list of accepted answers.
-        unmarked: the treatment of a reply without a marked answer: "refuse" it, or use the "last_number" in it.
+        unmarked: what to do with a reply that has no marked answer: "refuse" it, or use the "last_number" in it.
         units: "ignore" to accept a missing unit but reject a wrong one, or "require" to reject a missing unit too. In
             both cases, compatible units are converted, and 5% equals 0.05.
         absolute_tolerance: the largest allowed difference between two real numbers.
@@ -122,15 +122,16 @@ def number_answer(
 ) -> EvaluateResult:
     r"""Score 1 if the final answer is the expected number, or 0 if it is not. See GSM8K (Cobbe 2021).
 
-    The numbers are compared as exact fractions. The answer is found as in `math_answer`. It may have a sign, thousands
-    separators, decimals, an exponent, a fraction, a currency, a percentage or a unit, or have the form "x = 5". Several
-    numbers are not an answer. This reward needs no extra and takes microseconds, so it runs in the calling process.
+    The numbers are compared as exact fractions. The answer is found in the same way as in `math_answer`. It may have a
+    sign, thousands separators, decimals, an exponent, a fraction, a currency, a percentage or a unit, or have the form
+    "x = 5". Multiple numbers do not count as an answer. This reward needs no extra and takes microseconds, so it runs
+    in the calling process.
 
     Args:
         messages: the conversation. Only the last assistant message is read.
         ground_truth: a number, a string that is a number or ends in "#### 42", or a list of accepted numbers.
-        unmarked: the treatment of a reply without a marked answer, as in `math_answer`.
-        units: the treatment of missing units, as in `math_answer`.
+        unmarked: what to do with a reply that has no marked answer; see `math_answer`.
+        units: how missing units are treated; see `math_answer`.
         absolute_tolerance: the largest allowed difference.
         relative_tolerance: the largest allowed difference as a share of the expected number. The larger of the two
             tolerances applies.
@@ -180,7 +181,7 @@ def _compared(truths: list[str], text: str, terms: EqualityRules, answer: FinalA
 
 
 def is_equal(truth: str, answer: str, terms: EqualityRules) -> bool:
-    """Return True if two raw answers are equal. This function never raises an error because of the model's text."""
+    """Return True if two raw answers are equal. The text of the model never causes this function to raise an error."""
     left, right = _plain_number(truth), _plain_number(answer)
     if left is not None and right is not None:
         return close(left, right, terms.absolute, terms.relative)
@@ -204,7 +205,7 @@ def _plain_number(text: str) -> Fraction | None:
 
 
 def _is_number(text: str) -> bool:
-    """Return True if a text contains only numbers, such as "5", "x = 10/2" or "3 or 4"."""
+    """Return True if `text` contains only numbers, such as "5", "x = 10/2" or "3 or 4"."""
     if _plain_number(text) is not None:
         return True
     if len(text) > LONGEST_TEXT:
@@ -218,7 +219,7 @@ _DEEPEST: Final = 12
 
 
 class _Comparison:
-    """Compares cleaned texts recursively, down to quantities and expressions.
+    """Compares cleaned strings recursively, down to quantities and expressions.
 
     The work of math-verify is limited.
     """
@@ -301,8 +302,8 @@ class _Comparison:
     def _equations(self, truth: str, answer: str, depth: int) -> bool:
         """Compare x = 5 with 5 or with x = 10/2. Other pairs of equations are passed to math-verify.
 
-        In a chain of equations, every side must be right, so 9 = 10 does not equal 10. Variable names are compared if
-        both sides have one.
+        In a chain of equations, every side must be correct, so 9 = 10 does not equal 10. Variable names are compared if
+        both equations have one.
         """
         left, right = _sides(truth), _sides(answer)
         if not left:
@@ -329,7 +330,7 @@ def _scaled(value: str, factor: Fraction) -> str:
 
 
 def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tuple[Fraction, Fraction]]:
-    """Return all ways to interpret the units, as pairs of factors for the truth and the answer.
+    """Return all ways to interpret the units. Each is a pair of factors for the truth and the answer.
 
     If both have a unit, the units must be compatible and are converted. With "ignore", a missing or unknown unit is
     accepted. A percentage can also be interpreted as the plain number that it represents. The list is empty if the
@@ -348,7 +349,7 @@ def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tupl
     return [plain, *readings] if policy == "ignore" else readings
 
 
-# The structure of a cleaned text: parts outside of brackets, and texts that one pair of brackets encloses
+# The structure of a cleaned string: parts outside of brackets, and parts that one pair of brackets encloses
 
 _SIGN: Final = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
 _OPENING: Final = frozenset({"(", "[", "{", "\\{", "\\langle", "\\lfloor", "\\lceil"})
@@ -384,7 +385,7 @@ def _is_words(text: str) -> bool:
 
 
 def _compact(text: str) -> str:
-    r"""Return `text` in a form for comparing words, without \text, spaces, case and surrounding punctuation."""
+    r"""Normalize `text` for comparing words: remove \text, spaces, case and surrounding punctuation."""
     words = text.replace("\\text", "").replace("{", "").replace("}", "").strip(" .,;:!\"'*_()")
     return "".join(words.split()).casefold()
 
@@ -429,7 +430,7 @@ def _sides(text: str) -> list[str]:
 
 
 def _members(sides: Sequence[str]) -> Sequence[str]:
-    """Return the sides that state a value, which are all except a variable name on the left."""
+    """Return the sides that state a value, which are all sides except a variable name on the left."""
     return sides[1:] if len(sides) > 1 and _name(sides[0]) else sides
 
 
@@ -490,7 +491,7 @@ def split_commas(text: str, bracketed: bool, thousands: bool = True) -> list[str
     """Split `text` at commas and semicolons, except at thousands separators.
 
     Outside of brackets, 1,234 is one number. In brackets it is two numbers, unless the commas between values are
-    followed by a space or a group starts with 0, which no value does.
+    followed by a space or a group starts with 0, since no value starts with 0.
     """
     parts: list[str] = []
     for half in _split(text, _SEMICOLON):

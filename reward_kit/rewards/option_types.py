@@ -1,4 +1,4 @@
-"""Option types that several rewards share, and comparison of numbers with a tolerance.
+"""Option types that multiple rewards share, and comparison of numbers with a tolerance.
 
 The types are checked when a task is loaded.
 """
@@ -18,7 +18,7 @@ Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Closeness = Annotated[float, Field(ge=0, lt=1)]
 """The maximum relative or absolute difference between two numbers, whichever is larger."""
 Seconds = Annotated[float, Field(gt=0, le=28_000)]
-"""A limit of CPU time in seconds. The limit of wall time, which is three times as long plus 1 s, is at most a day."""
+"""A CPU time limit in seconds. The wall time limit, which is 3 times this value plus 1 s, is at most one day."""
 Megabytes = Annotated[int, Field(ge=16, le=1 << 20)]
 """A memory limit in MiB, in the range of `sandbox.limits`."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -27,7 +27,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 def check_closeness(tolerance: float) -> None:
     """Raise a ConfigError if the tolerance is not in [0, 1).
 
-    Direct calls of a reward need this check because only tasks check the option types.
+    Direct calls to a reward need this check because option types are checked only for tasks.
     """
     if not 0 <= tolerance < 1:
         raise ConfigError(f"option 'tolerance' must be at least 0 and less than 1, got {tolerance}")
@@ -46,7 +46,7 @@ def is_close(expected: float, got: float, tolerance: float) -> bool:
 def check_extra(extra: str, *packages: str) -> None:
     """Raise a ConfigError if a package of an extra is not installed.
 
-    Without this check, every rollout would be left unscored.
+    Without this check, every rollout would remain unscored.
     """
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:

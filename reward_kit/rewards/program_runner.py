@@ -1,9 +1,9 @@
-"""Code that runs inside the sandbox and calls or runs the program of a model.
+"""Code that runs inside the sandbox and calls or runs a model-written program.
 
-This code shares a process with untrusted code. It therefore protects nothing and never receives an expected answer.
-Returned values are encoded as plain data and compared elsewhere, and arguments use the same encoding. JSON has no
-tuples, no sets and no keys other than strings. Therefore, everything except None, booleans, strings and small numbers
-is encoded as `[kind, content]`.
+This code shares a process with untrusted code. It therefore provides no protection and never receives an expected
+answer. Returned values are encoded as plain data and compared elsewhere, and arguments use the same encoding. JSON has
+no tuples, no sets and no keys other than strings. Therefore, everything except None, booleans, strings and small
+numbers is encoded as `[kind, content]`.
 
 The sandbox imports this file before any call, so it imports as little as possible.
 """
@@ -29,7 +29,10 @@ _RECURSION_LIMIT = sys.getrecursionlimit()
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """Encode a value as JSON with explicit kinds. An unsupported value becomes `["other", name of its type]`."""
+    """Encode a value as JSON that states the kind of each value.
+
+    An unsupported value becomes `["other", name of its type]`.
+    """
     kind = type(value)
     if kind is bool or value is None:
         return value
@@ -69,7 +72,7 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Decode the output of `encode`. Raise a ValueError if it has another form or an unsupported value."""
+    """Decode the output of `encode`. Raise a ValueError if the form is wrong or a value is unsupported."""
     if not isinstance(value, list):
         return value
     if len(value) != 2 or not isinstance(value[0], str):
@@ -205,7 +208,7 @@ def compile_program(
 def _run_program(
     command: list[str], stdin: bytes, wall_s: float, cpu_s: float, output: int
 ) -> tuple[int | None, str, str]:
-    """Return the exit status and the beginnings of the output and the errors.
+    """Return the exit status and the beginning of the output and of the errors.
 
     The status is `None` if the program exceeded a time limit.
     """

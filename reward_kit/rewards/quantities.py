@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from reward_kit.rewards.replies import composed
 
 LONGEST_NUMBER: Final = 400
-"""The maximum number of characters in a number; a longer number is not an answer."""
+"""The maximum number of characters in a number; a longer number does not count as an answer."""
 LARGEST_EXPONENT: Final = 1_000
 """The maximum exponent of a power of ten, positive or negative."""
 LONGEST_TEXT: Final = 2_000
@@ -91,7 +91,7 @@ def _decimal(digits: str) -> Fraction:
 def close(truth: Fraction, answer: Fraction, absolute: float = 0.0, relative: float = 0.0) -> bool:
     """Return True if two numbers differ by no more than the larger of the two tolerances.
 
-    The tolerances are read as decimals, so 0.1 is exactly a tenth. `relative` is a share of `truth`.
+    The tolerances are interpreted as decimals, so 0.1 is exactly one tenth. `relative` is a share of `truth`.
     """
     if truth == answer or not (absolute or relative):
         return truth == answer
@@ -207,7 +207,7 @@ class Unit:
 
 
 class Quantity(NamedTuple):
-    """A cleaned text, split into a value and a unit. `number` is `None` if the value is not a plain number."""
+    """A cleaned string, split into a value and a unit. `number` is `None` if the value is not a plain number."""
 
     value: str
     number: Fraction | None
@@ -271,7 +271,7 @@ _PIECE: Final = re.compile(
 
 
 def read_quantity(text: str) -> Quantity:
-    """Split a cleaned text into a value and a unit. A scale word belongs to the value, as in "5 million"."""
+    """Split a cleaned string into a value and a unit. A scale word belongs to the value, as in "5 million"."""
     value, unit = split_unit(text)
     head, _, last = value.rpartition(" ")
     scale = _SCALES.get(last.casefold())
@@ -282,7 +282,7 @@ def read_quantity(text: str) -> Quantity:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    """Split a cleaned text into a value and a unit. The unit is `None` if the text has none."""
+    """Split a cleaned string into a value and a unit. The unit is `None` if the text has no unit."""
     bare = text.lstrip("+-")
     for prefix, name in _PREFIXES.items():
         if bare.startswith(prefix):

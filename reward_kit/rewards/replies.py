@@ -1,7 +1,7 @@
 """Functions that read conversations: the messages of the agent, their reasoning and answers, and fenced blocks.
 
 Examples in the prompt can be assistant messages too. If the record lists the messages of the agent, only those are
-read, so that examples earn nothing.
+read, so that examples cannot earn a score.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FENCE = re.compile(r"(`{3,}|~{3,})(.*)")
 def require_truth(ground_truth: Any, reward: str) -> Any:
     """Return the ground truth, or raise a RewardError if it is missing.
 
-    The error leaves the rollout unscored, so that it does not count as wrong.
+    The error leaves the rollout unscored, so that the rollout does not count as wrong.
     """
     if ground_truth is None:
         raise RewardError(f"{reward} needs a ground_truth, but the sample has none")
@@ -37,12 +37,12 @@ def require_truth(ground_truth: Any, reward: str) -> Any:
 
 
 def passed(is_right: bool, reason: str) -> EvaluateResult:
-    """Return a result with the score 1 or 0 and the reason."""
+    """Return a result that contains the score 1 or 0 and the reason."""
     return EvaluateResult(score=float(is_right), reason=reason)
 
 
 def excerpt(text: str, limit: int) -> str:
-    """Return the beginning of an untrusted text on one line, with unprintable characters replaced."""
+    """Return the beginning of untrusted text as one line, in which unprintable characters are replaced."""
     line = " ".join(text[: 4 * limit].split())
     return display_text.truncate("".join(char if char.isprintable() else "\ufffd" for char in line), limit)
 
@@ -53,7 +53,7 @@ def quoted(text: str, limit: int = 60) -> str:
 
 
 def last_text(messages: Sequence[Message]) -> str:
-    """Return the text of the last assistant message, or "" if none exists."""
+    """Return the text of the last assistant message, or "" if there is none."""
     return next((message.text for message in reversed(messages) if message.role == "assistant"), "")
 
 
@@ -91,7 +91,7 @@ def message_part(message: Message, part: Part) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Split a text into its reasoning and its answer at the last `</think>`."""
+    """Split a reply into its reasoning and its answer at the last `</think>`."""
     if _THOUGHT_ENDS in text:
         thought, _, answer = text.rpartition(_THOUGHT_ENDS)
         return thought.strip().removeprefix(_THOUGHT_BEGINS).strip(), answer.strip()
@@ -121,7 +121,7 @@ def composed(text: str, form: Literal["NFC", "NFKC"]) -> str:
 
 
 class Block(NamedTuple):
-    """A fenced block, with its text and its tag in lower case ("" if it has none)."""
+    """A fenced block: its text, and its tag in lower case ("" if it has no tag)."""
 
     tag: str
     text: str
@@ -168,8 +168,8 @@ def lines_without_code(text: str) -> Iterator[str]:
 def select_block(text: str, tags: Collection[str], choice: Choice) -> str | None:
     """Return the text of the chosen block, or None if no block matches.
 
-    Blocks that have one of the `tags` match. If none exist, untagged blocks match. Blocks with other tags never
-    match, because they may contain a shell session or an example of output.
+    Blocks that have one of the `tags` match. If there are no such blocks, untagged blocks match. Blocks with other tags
+    never match, because they may contain a shell session or an example of output.
     """
     blocks = fenced_blocks(text)
     fitting = [block.text for block in blocks if block.tag in tags] or [block.text for block in blocks if not block.tag]

@@ -1,9 +1,9 @@
 """The reward `sql_result`, which runs a query of the model and a gold query on the same database.
 
 This is execution accuracy as in Spider (Yu et al. 2018, arXiv:1809.08887; test suites: Zhong et al. 2020,
-arXiv:2010.02840) and BIRD (Li et al. 2023, arXiv:2305.03111), without the loopholes through which wrong queries can
-pass there. Duplicate rows count, and the order counts if the gold query specifies it. An ambiguous gold query, such as
-one with a LIMIT among ties, is reported instead of being decided by chance.
+arXiv:2010.02840) and BIRD (Li et al. 2023, arXiv:2305.03111), but without the loopholes through which wrong queries can
+pass in these benchmarks. Duplicate rows count, and the order counts if the gold query specifies it. An ambiguous gold
+query, such as one with a LIMIT among ties, is reported instead of being decided by chance.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Database(NamedTuple):
 
 
 Columns = Literal["in_order", "any_order"]
-"""The order of columns when rows are compared: that of the gold query, or any order."""
+"""The order of columns when rows are compared: the order of the gold query, or any order."""
 
 
 @reward_function(sandbox="warm")
@@ -89,18 +89,18 @@ def sql_result(
     time_s: Seconds = 5.0,
     max_rows: Annotated[int, Field(ge=1)] = 100_000,
 ) -> EvaluateResult:
-    """Score 1 if the query in the reply returns the rows of the gold query, or 0 if it does not.
+    """Score 1 if the query in the reply returns the same rows as the gold query, or 0 if it does not.
 
     The query is the last fenced block that is tagged as SQL, the last untagged block, or the whole reply. The ground
     truth is a gold query, a list of gold queries, `{"query": …, "seed_sql": …}`, or `{"query": …, "database": path}`.
-    Both queries run on a copy of a database. It is taken from the ground truth, from the sample (under the same keys),
-    or from the final state of the episode. The queries can only read that database. ATTACH, writes and file system
-    functions are rejected.
+    Both queries run on a copy of a database. The database is taken from the ground truth, from the sample (under the
+    same keys), or from the final state of the episode. The queries can only read that database. ATTACH, writes and file
+    system functions are rejected.
 
     Rows are compared as a multiset, so a missing DISTINCT is wrong. If the gold query ends with ORDER BY, the order
     counts, except among ties. NULL equals only NULL, 1 equals 1.0, and strings are not numbers. The number and the
     order of columns count, but their names do not. If other query plans of the gold query return different rows (a
-    LIMIT among ties, or a LIMIT without ORDER BY), the rollout is unscored with that reason.
+    LIMIT among ties, or a LIMIT without ORDER BY), the rollout is unscored, and the reason states this.
 
     Args:
         messages: the conversation. Only the last assistant message is read.
@@ -111,15 +111,15 @@ def sql_result(
         columns: "in_order" to require the columns in the order of the gold query, or "any_order" to accept any order.
         tolerance: the largest allowed difference between two numbers, relative or absolute. The sum of floats depends
             on the order of the rows, so the default is not 0.
-        ties: "unscored" to leave the rollout unscored if the gold query is ambiguous, or "any" to accept each of its
-            possible results that is found.
+        ties: "unscored" to leave the rollout unscored if the gold query is ambiguous, or "any" to accept any of the
+            possible results that are found.
         empty: "compare" to compare an empty gold result like any other, or "unscored" to leave the rollout unscored,
-            because equal empty results prove little.
-        unfenced: the treatment of a reply without a block: "refuse" it, or use the "whole" reply as the query.
-        resource: the name of the database, if the environment has several resources.
-        time_s: the time limit of one query in seconds.
-        max_rows: the maximum number of rows in one result. An answer with more rows is wrong, and a gold query with
-            more rows raises an error.
+            because an empty result can match by chance.
+        unfenced: what to do with a reply that has no block: "refuse" it, or use the "whole" reply as the query.
+        resource: the name of the database, if the environment has multiple resources.
+        time_s: the time limit for one query, in seconds.
+        max_rows: the maximum number of rows in one result. A query in the reply that returns more rows is wrong, and a
+            gold query that returns more rows raises an error.
 
     Raises:
         RewardError: If the database is missing, if the gold query fails, or if its result is ambiguous.
@@ -192,7 +192,7 @@ def _database_bytes(truth: Mapping[str, Any], sample: Any, state: Any, resource:
 
 @functools.lru_cache(maxsize=8)
 def _seeded(script: str) -> bytes:
-    """Return the database that a script creates. It is cached for the rollouts of a sample."""
+    """Return the database that a script creates. The database is cached for the rollouts of a sample."""
     try:
         made = GuardedConnection.seeded(SqliteLimits(max_database_bytes=_LARGEST_DATABASE), script, _SEED_TIME_S)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
@@ -218,9 +218,9 @@ def _read(path: str) -> bytes:
 
 
 def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> list[QueryResult]:
-    """Return the results of the gold query under several query plans.
+    """Return the results of the gold query under multiple query plans.
 
-    Unless `ties` is "any", all of them have the same rows.
+    Unless `ties` is "any", all results have the same rows.
 
     Raises:
         RewardError: If the query fails, or if its rows depend on the plan.
@@ -250,7 +250,7 @@ _RANKS = {type(None): 0, int: 1, float: 1, str: 2, bytes: 3}
 
 
 class QueryResult(NamedTuple):
-    """The result of a query, with its number of columns and its rows in order."""
+    """The result of a query: the number of columns, and the rows in order."""
 
     width: int
     rows: Sequence[tuple[Any, ...]]
@@ -262,11 +262,11 @@ def same_rows(
     """Describe the difference between a result and the gold result, or return "" if they are equal.
 
     Args:
-        golds: the gold results, which have the same rows in each possible order.
+        golds: the gold results, which contain the same rows in each possible order.
         result: the result to compare.
-        is_ordered: True to require the order of the gold results. Rows whose order varies among them may come in any
-            order.
-        columns: the treatment of the order of columns.
+        is_ordered: True to require the order of the gold results. Rows whose order differs between the gold results may
+            come in any order.
+        columns: how the order of columns is treated.
         tolerance: the largest allowed difference between two numbers, relative or absolute.
     """
     gold = golds[0]
@@ -333,7 +333,7 @@ def _rough(row: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _assignments(gold: QueryResult, result: QueryResult) -> Iterator[Sequence[int]]:
-    """Yield column orders of the result in which the values of each column match those of the gold column.
+    """Yield column orders of the result in which the values of each column match the values of the gold column.
 
     The number of orders that are tried is limited.
     """

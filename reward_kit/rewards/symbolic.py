@@ -1,4 +1,4 @@
-"""Comparison of expressions by math-verify, with a limit on the work.
+"""Comparison of expressions by math-verify, with a limit on the computational work.
 
 The time limit of math-verify needs signals, which are not available in threads, and no time limit can interrupt the
 computation of one huge power. Therefore, expressions that could produce huge numbers are rejected first, and function
@@ -94,7 +94,8 @@ class BoundedComparison:
     def _bounded(self) -> Iterator[None]:
         """Stop the code in this context once the budget of function calls is used up.
 
-        It is stopped only at the start of a function of a math library, because the standard library might hold a lock.
+        The code is stopped only at the start of a function of a math library, because the standard library might hold a
+        lock.
         """
 
         def count(frame: FrameType, event: str, _argument: Any) -> None:
@@ -157,7 +158,7 @@ def is_harmless(text: str) -> bool:
 
 
 def _approximate(expression: Any) -> Fraction | None:
-    """Return a real constant with 30 digits, or None for any other expression."""
+    """Return a real constant to 30 digits, or None for any other expression."""
     if not getattr(expression, "is_number", False):
         return None
     try:
@@ -191,7 +192,7 @@ _VARIABLE: Final = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 
 
 def _latex(text: str) -> str:
-    """Convert a cleaned text to LaTeX for math-verify.
+    """Convert a cleaned string to LaTeX for math-verify.
 
     Decimals become fractions, 2(3) becomes a product, and the names of functions become commands.
     """

@@ -1,9 +1,9 @@
 """The reward `tool_calls_match`, which compares the tool calls of a rollout with the expected calls.
 
-Calls are compared by the name of the tool and by the meaning of their arguments under its schema, not as strings. The
-ground truth with allowed values has the form of the Berkeley Function-Calling Leaderboard (Patil et al. 2025,
-gorilla.cs.berkeley.edu). Unlike the leaderboard, this reward pairs unordered calls optimally instead of greedily, and
-it compares strings exactly unless `strings` relaxes this.
+Calls are compared by the name of the tool and by the meaning of their arguments under the schema of the tool, not as
+strings. A ground truth with allowed values has the format of the Berkeley Function-Calling Leaderboard (Patil et al.
+2025, gorilla.cs.berkeley.edu). Unlike the leaderboard, this reward pairs unordered calls optimally instead of greedily,
+and it compares strings exactly unless `strings` relaxes this.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ArgumentRules(NamedTuple):
     """The rules for comparing arguments.
 
     Attributes:
-        strings: the way in which strings are compared.
+        strings: how strings are compared.
         coerce: True to convert a string to the number or boolean that it spells if the schema requires one.
         any_order: True to ignore the order of every array. If False, only arrays with `uniqueItems` have no order.
     """
@@ -86,36 +86,37 @@ def tool_calls_match(
 ) -> EvaluateResult:
     """Score 1 if the calls of the agent match the expected calls, or 0 if they do not.
 
-    With `partial`, the score is a share. If tool specifications are known, an invalid call scores 0 even if the same
-    call is expected. A call is invalid if the tool is unknown, if its arguments are not a JSON object, or if they do
-    not fit the schema. Leaving out an argument is the same as passing its default, 5 equals 5.0 if the schema requires
-    a number or an integer, and arrays with `uniqueItems` have no order. The metrics are the shares of right `calls`,
-    `names` and `arguments`.
+    If `partial` is set, the score is a share. If tool specifications are known, an invalid call scores 0 even if the
+    same call is expected. A call is invalid if the tool is unknown, if its arguments are not a JSON object, or if they
+    do not fit the schema. Leaving out an argument is the same as passing its default, 5 equals 5.0 if the schema
+    requires a number or an integer, and arrays with `uniqueItems` have no order. The metrics are the shares of correct
+    `calls`, `names` and `arguments`.
 
     Args:
         messages: the conversation.
         ground_truth: the expected calls. A call has the form `{"name": …, "arguments": {…}}` or `{"type": "function",
-            "function": {…}}`, where the arguments are an object or a JSON string. Several calls are a list or
-            `{"tool_calls": […]}`. Allowed values are written as `[{"function": {"argument": [allowed values…]}}]`,
-            where "" allows the argument to be left out. All of these can also be a JSON string. `[]` scores 1 only if
-            no call is made, even with `extra="ignore"`.
+            "function": {…}}`, where the arguments are an object or a JSON string. Multiple calls are written as a list
+            or as `{"tool_calls": […]}`. Allowed values are written as `[{"function": {"argument": [allowed
+            values…]}}]`, where "" allows the argument to be omitted. All of these can also be a JSON string. `[]`
+            scores 1 only if no call is made, even with `extra="ignore"`.
         sample: the row of the dataset. If `tools` is `None`, the tool specifications are read from its field `tools`,
             `functions` or `function`.
         assistant_turns: the positions of the messages that the agent wrote. Example calls in the prompt are ignored. If
             None, all assistant messages are used.
-        turns: "last" to compare the calls of the last message that has any, or "all" to compare those of every message.
+        turns: "last" to compare the calls of the last message that contains calls, or "all" to compare the calls of
+            every message.
         ordered: True to require the calls in the expected order.
         extra: "wrong" to reject additional calls, or "ignore" to accept them.
-        partial: "calls" to score the share of right calls, or "arguments" to give partial credit for a call by the
-            share of right arguments among those that are expected or passed. Additional calls lower the share unless
-            they are ignored.
+        partial: "calls" to score the share of correct calls, or "arguments" to give each call partial credit, which is
+            the share of correct arguments among all expected or passed arguments. Additional calls lower the share
+            unless they are ignored.
         tools: the tool specifications as in a request, `{"type": "function", "function": {"name", "parameters"}}`, or
             only the inner objects.
         validate: "full" to check arguments against the schema, or "names" to check only their names. Some ground truths
             of the leaderboard need "names" because they expect a variable name where the schema requires a number.
-        strings: "exact" to compare strings exactly, "casefold" to ignore case, also in enums, or "bfcl" to compare like
+        strings: "exact" to compare strings exactly, "casefold" to ignore case, even in enums, or "bfcl" to compare like
             the leaderboard, which also removes spaces and the characters ,./-_*^ so that "1.5" equals "15".
-        coerce: True to accept "5" for 5 and "true" for true if the schema requires that type. This needs
+        coerce: True to accept "5" for 5 and "true" for true if the schema requires that type. This option requires tool
             specifications.
         any_order: True to ignore the order of every array.
         text_calls: True to also count calls that are written as `<tool_call>{…}</tool_call>` or in ```json blocks, if
@@ -244,7 +245,7 @@ def _read(text: str, is_call: bool) -> Iterator[_ParsedCall]:
 
 
 def _schemas(tools: Any, sample: Any, same: ArgumentRules) -> dict[str, ToolSchema] | None:
-    """Return the schemas by the name of the tool, or None if no tools are known."""
+    """Return the schemas, keyed by tool name, or None if no tools are known."""
     if tools is not None:
         return _by_name(tools, same, ConfigError, "option 'tools': tools")
     for field in _TOOL_FIELDS if isinstance(sample, Mapping) else ():
@@ -326,7 +327,7 @@ def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
 
 
 def best_in_order(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """Pair rows with columns like `best_pairs`, but in order.
+    """Pair rows with columns as in `best_pairs`, but preserve the order.
 
     The column of a row comes after the columns of all earlier rows.
     """
@@ -380,12 +381,12 @@ class ToolSchema:
         self._keys: dict[tuple[int, int], dict[str, Hashable]] = {}
 
     def problem(self, value: Any) -> str:
-        """Return a short reason why a value does not fit the schema, or "" if it fits."""
+        """Describe briefly why a value does not fit the schema, or return "" if it fits."""
         self._known.clear()
         return self._problem(value, self.root, "")
 
     def missing_or_unknown(self, arguments: Mapping[str, Any]) -> str:
-        """Describe the first missing or unknown argument, or return "" if all names are right.
+        """Describe the first missing or unknown argument, or return "" if all names are correct.
 
         The values are not checked.
         """
@@ -428,7 +429,7 @@ class ToolSchema:
         return keys
 
     def properties(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-        """Return the schemas of the fields of an object by name."""
+        """Return the schemas of the fields of an object, keyed by field name."""
         inner = [facet.get("properties") for facet in self._facets(schema, fields)]
         return {name: part for one in inner if isinstance(one, Mapping) for name, part in one.items()}
 
@@ -445,7 +446,7 @@ class ToolSchema:
             return f"{path or 'it'} is not allowed" if schema is False else ""
         pair = (id(value), id(schema))
         if pair not in self._known:
-            self._known[pair] = ""  # For schemas that refer to themselves.
+            self._known[pair] = ""  # Ends the recursion for schemas that refer to themselves.
             self._known[pair] = self._first_problem(value, schema, path)
         return self._known[pair]
 
@@ -484,7 +485,7 @@ class ToolSchema:
         return next(filter(None, inner), "")
 
     def _names_problem(self, fields: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> str:
-        """Describe the first missing or unknown field, or return "" if all names are right."""
+        """Describe the first missing or unknown field, or return "" if all names are correct."""
         prefix = f"{path}." if path else ""
         for name in schema.get("required") or []:
             if name not in fields:
@@ -644,9 +645,9 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
 
 
 def _share(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> float:
-    """Return the share of right arguments among those that are expected or passed.
+    """Return the share of correct arguments among all expected or passed arguments.
 
-    An invalid call and a call of another tool get 0.
+    The share is 0 for an invalid call and for a call to a different tool.
     """
     if made.problem or made.name != expected.name:
         return 0.0
@@ -655,7 +656,7 @@ def _share(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> float:
 
 
 def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> set[str]:
-    """Return the names of the right arguments among those that are expected or passed."""
+    """Return the names of the correct arguments among all expected or passed arguments."""
     written = expected.arguments.keys() | made.arguments.keys()
     if not expected.has_choices:
         wanted = schema.field_keys(expected.arguments, schema.root)

@@ -1,7 +1,7 @@
 """Rewards for the course of an episode: environment rewards, the number of steps, failed tool calls and milestones.
 
-Tool calls and milestones are read from the recorded steps instead of the messages. A call failed if its tool reported
-an error, and a milestone is reached in the step whose call or result shows it.
+Tool calls and milestones are read from the recorded steps instead of the messages. A call has failed if its tool
+reported an error. A milestone is reached in the step whose call or result matches it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _check_steps(options: Mapping[str, Any]) -> None:
 @reward_function
 @checks_options(_check_steps)
 def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int = 1, worst: int = 50) -> EvaluateResult:
-    """Score 1 for up to `best` actions and 0 for `worst` or more, with a linear decrease in between.
+    """Score 1 for up to `best` actions and 0 for at least `worst` actions. In between, the score decreases linearly.
 
     An agent that has not acted scores 0. This reward does not measure success, so combine it with a `gate`.
     """
@@ -68,7 +68,7 @@ def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int 
 
 @reward_function
 def no_tool_errors(messages: list[Message], step_data: list[StepData], *, each: bool = True) -> EvaluateResult:
-    """Score the share of tool calls that did not fail. The share within each step is its step reward.
+    """Score the share of tool calls that did not fail. The share within each step is the reward of that step.
 
     A call fails if the tool is unknown, if its arguments are invalid, or if the tool raises an error. Calls that were
     not executed because the episode had ended are ignored. If there are no calls, the score is 1.
@@ -94,14 +94,14 @@ def no_tool_errors(messages: list[Message], step_data: list[StepData], *, each: 
 class Milestone(pydantic.BaseModel):
     """A milestone of an episode.
 
-    It is reached either by a tool call or by an observation.
+    A milestone is reached either by a tool call or by an observation.
 
     Attributes:
         name: the name of the milestone in metrics and reasons.
         tool: the name of the tool whose successful call reaches the milestone. If None, `observed` is required.
-        arguments: the arguments and values that the call must have. It may have others as well.
-        observed: a text in the result of a tool or in a message of the environment that reaches the milestone. If None,
-            `tool` is required.
+        arguments: the arguments and values that the call must have. The call may have other arguments as well.
+        observed: a string that reaches the milestone if a tool result or a message of the environment contains it. If
+            None, `tool` is required.
         weight: the weight of the milestone relative to the others.
     """
 
@@ -138,13 +138,13 @@ def milestones(
     """Score the weighted share of the milestones that were reached.
 
     The step in which a milestone is first reached earns the weight of the milestone as a step reward, so that the
-    action gets the credit. Only the successful calls of the agent and their results count. The instructions do not.
+    action gets the credit. Only successful calls of the agent and their results count. The instructions do not count.
 
     Options:
         reach: the milestones, each of the form `{name, tool, arguments}` or `{name, observed}`, with an optional
             `weight`.
-        ordered: True to count a milestone only if all earlier ones have been reached. Several milestones that are
-            reached in one step count as reached in order.
+        ordered: True to count a milestone only if all earlier milestones have been reached. Multiple milestones that
+            are reached in one step count as reached in order.
 
     Example, in a task file:
         reward_function_path: reward_kit.rewards:milestones

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, and batches saved for debugging. A directory of either is complete or absent.
+"""Checkpoints of a training run, and batches saved for debugging. Each directory is either complete or absent.
 
     checkpoints/step-000123/
       model/             weights, configuration and tokenizer in the format of `transformers`, if a model is saved
@@ -81,7 +81,7 @@ _STUDY_NAME = re.compile(r"study-(\d{3,})")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The content of a checkpoint, as passed to `save_checkpoint`, with tensors on the CPU.
+    """The content of a checkpoint, as it was passed to `save_checkpoint`.  All tensors are on the CPU.
 
     If a model was saved, `load_model` reads it from `path / "model"`.
     """
@@ -94,7 +94,7 @@ class Checkpoint:
 
 
 class DamagedCheckpoint(NamedTuple):
-    """A damaged checkpoint: its directory and what is wrong with it."""
+    """A damaged checkpoint: its directory, and a description of the damage."""
 
     path: Path
     reason: str
@@ -117,12 +117,14 @@ def save_checkpoint(
     score: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the checkpoint `folder/step-000123`. An existing one is replaced, and partial directories are removed.
+    """Write the checkpoint `folder/step-000123`.
+
+    An existing checkpoint with this name is replaced, and partial directories are removed.
 
     Args:
         folder: the directory of the checkpoints of one run.
         step: the number of the last training step, counted from 0.
-        state: the state that the trainer needs to continue, a tree as described in the docstring of this module.
+        state: the state that the trainer needs to continue. It is a tree as described in the docstring of this module.
         model: the model, saved for other programs to load. If None, `state` must contain the weights.
         tokenizer: the tokenizer to save with the model.
         score: the score of the policy; higher is better. `prune` keeps the checkpoint with the highest score.
@@ -209,7 +211,7 @@ def latest(folder: Path) -> LatestCheckpoint:
 
 
 def best(folder: Path) -> Path | None:
-    """Find the complete checkpoint with the highest score. If there are several, return the oldest."""
+    """Find the complete checkpoint with the highest score. If there are multiple, return the oldest."""
     scores = {}
     for path in checkpoints(folder):
         with suppress(StoreError):  # `latest` reports it
@@ -232,7 +234,7 @@ def _find_damage(path: Path) -> str | None:
 def prune(folder: Path, *, keep: int) -> list[Path]:
     """Remove old checkpoints and return their paths.
 
-    The newest `keep`, the newest complete one and the best are kept.
+    The newest `keep` checkpoints, the newest complete checkpoint and the best checkpoint are kept.
     """
     if keep < 1:
         raise ConfigError(f"keep must be at least 1, got {keep}")
@@ -243,7 +245,7 @@ def prune(folder: Path, *, keep: int) -> list[Path]:
             if path.is_symlink():
                 path.unlink()
                 continue
-            # Renamed first, so that a kill cannot leave a partial directory with this name.
+            # Rename the directory first so that a kill cannot leave a partial directory with this name.
             old = _hidden(path, OLD)
             path.rename(old)
             shutil.rmtree(old)
@@ -259,7 +261,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Set the states of the global generators to those that `random_states` returned."""
+    """Restore the states of the global generators that `random_states` returned."""
     torch.set_rng_state(states["torch"])
     np.random.set_state(states["numpy"])
     random.setstate(states["python"])
@@ -278,7 +280,7 @@ def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any
     """Save rows with a non-finite loss or gradient to a new directory: `study-000`, `study-001`, and so on.
 
     Objects other than numbers, strings and arrays are saved as their `repr`. `facts` may contain the step, the loss and
-    the names of parameters with non-finite gradients. Numbers in it need not be finite.
+    the names of parameters with non-finite gradients. Numbers in `facts` need not be finite.
 
     Raises:
         StoreError: If the files cannot be written.
@@ -360,7 +362,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> None:
-    """Write a tree as `name.safetensors` and `name.json`. A tensor that occurs several times is written once.
+    """Write a tree as `name.safetensors` and `name.json`. A tensor that occurs multiple times is written once.
 
     If `as_text` is true, an object of any other type is stored as text.
 
@@ -375,7 +377,7 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
 
 
 def read_tree(folder: Path, name: str) -> Any:
-    """Load a tree that `write_tree` wrote, with tensors on the CPU.
+    """Load a tree that `write_tree` wrote. All tensors are on the CPU.
 
     Raises:
         StoreError: If a file is missing or damaged.
@@ -392,7 +394,7 @@ class _Writer:
     def __init__(self, tensors: Tensors, as_text: bool) -> None:
         self._tensors, self._as_text = tensors, as_text
         self._names: dict[tuple[Any, ...], str] = {}
-        # Keep the tensors alive, so that no other tensor gets their addresses.
+        # Keep the tensors alive so that no other tensor gets the same address.
         self._kept: list[torch.Tensor] = []
         self._storages: set[int] = set()
 
@@ -427,7 +429,7 @@ class _Writer:
             return self._names[key]
         name = self._names[key] = str(len(self._tensors))
         dense = tensor.cpu().contiguous()
-        # Safetensors rejects tensors that share memory, and views of larger ones.
+        # Safetensors rejects tensors that share memory, and views of larger tensors.
         storage = dense.untyped_storage()
         if storage.data_ptr() in self._storages or storage.nbytes() != dense.numel() * dense.element_size():
             dense = dense.clone()

@@ -1,8 +1,8 @@
-"""Masked tokens, their aggregation to one number, and diagnostics that can be merged: the parts of all losses.
+"""The parts that all losses share: masked tokens, aggregation to one number, and diagnostics that can be merged.
 
 Losses are divided by counts of the whole batch (`GlobalBatch`), so the losses of micro-batches add up to the loss of
 the batch, regardless of the split. For the same reason, diagnostics are stored as sums and counts. The axis `_N`
-contains the included tokens in order, and the axis `_Q` the sequences with at least one included token.
+contains the included tokens in order, and the axis `_Q` contains the sequences with at least one included token.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError, type_name
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
-"""The reduction of (N,) losses: to their mean over tokens, or to the mean over sequences of their sum, their mean, or
-their sum divided by a constant length (`GlobalBatch.norm_length`).
+"""The reduction of (N,) losses to one number.
+
+This is the mean over tokens, or the mean over sequences of the sum, of the mean, or of the sum divided by a constant
+length (`GlobalBatch.norm_length`).
 """
 _LEAST = 1e-12
 """The smallest divisor, so that a loss without tokens is 0 / 1e-12 = 0. The count for one process may be below 1."""
@@ -42,7 +44,7 @@ class GlobalBatch:
 
     Attributes:
         tokens: the number of tokens in the loss.
-        sequences: the number of sequences with a token in the loss. A sequence must not span several micro-batches.
+        sequences: the number of sequences with a token in the loss. A sequence must not span multiple micro-batches.
         norm_length: the divisor of "seq-mean-token-sum-norm". It is constant during a run, such as the maximum
             completion length.
 
@@ -72,7 +74,7 @@ class GlobalBatch:
 class MaskedTokens:
     """The tokens included in a loss.
 
-    They are selected first, so that other values are never read, even if they are NaN.
+    These tokens are selected first so that the values of other tokens are never read, even if they are NaN.
 
     Args:
         loss_mask_BT: 1 for tokens included in the loss.
@@ -116,7 +118,10 @@ class MaskedTokens:
         return widened(values_BT.reshape(-1).index_select(0, self.indices_N))
 
     def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
-        """Multiply each value by the weight of its token, which has no gradient. If None, the weights are 1."""
+        """Multiply each value by the weight of its token, which has no gradient.
+
+        If `weights_BT` is None, the weights are 1.
+        """
         return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
     def total(self) -> Statistic:
@@ -145,7 +150,7 @@ class MaskedTokens:
 
     def sequence_sums(self, values_N: Tensor) -> Tensor:
         """Return the sum over each sequence as (Q,)."""
-        # `index_add` adds one value after the other: in float32, the error of 100,000 terms would reach 1%.
+        # `index_add` adds one value after the other. In float32, the error of a sum of 100,000 values would reach 1%.
         sums_Q = values_N.new_zeros(self.sequences, dtype=torch.float64)
         return sums_Q.index_add(0, self.sequence_N, values_N.double()).to(values_N.dtype)
 
@@ -215,7 +220,7 @@ class Statistic(NamedTuple):
 
 
 class Diagnostics(Mapping[str, Tensor]):
-    """Scalars by name, which are NaN if there were no values.
+    """A mapping from names to scalars, which are NaN if there were no values.
 
     `a | b` combines two sets of diagnostics. If both contain a name, the value in `b` is used.
     """
@@ -239,12 +244,12 @@ class Diagnostics(Mapping[str, Tensor]):
         return f"Diagnostics({self.floats()})"
 
     def floats(self) -> dict[str, float]:
-        """Return the diagnostics that have values as floats, for a log."""
+        """Return the diagnostics that have values, converted to floats for a log."""
         return {name: one.value().item() for name, one in self.statistics.items() if one.is_known()}
 
 
 class Loss(NamedTuple):
-    """A scalar to minimize, with its diagnostics."""
+    """A scalar to minimize, and its diagnostics."""
 
     loss: Tensor
     diagnostics: Diagnostics

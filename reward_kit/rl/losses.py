@@ -15,7 +15,7 @@ The functions share these arguments:
 
 Each function returns a `Loss` with diagnostics. It raises a `ConfigError` if an option is unknown or out of range, or
 if shapes differ. Formulas are for a token t, and sg stops the gradient. The axis `_N` contains the included tokens in
-order, and the axis `_Q` the sequences with at least one included token.
+order, and the axis `_Q` contains the sequences with at least one included token.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class ClipRange(NamedTuple):
-    """The bounds on the distance of a ratio from 1, and the factor c of the dual clip or None."""
+    """The bounds on the distance of a ratio from 1, and the factor c of the dual clip, or None without one."""
 
     low: float
     high: float
@@ -153,8 +153,8 @@ def gspo_loss(
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
 
     If all tokens of a sequence have the same advantage and the aggregation is the default, the value and the gradient
-    are those of the loss over whole sequences. The diagnostics are those of `ppo_clip_loss`, except that there is no
-    dual clip and that `ratio_…` and `effective_sample_size` count sequences.
+    equal those of the loss over whole sequences. The diagnostics are the same as for `ppo_clip_loss`, except that there
+    is no dual clip and that `ratio_…` and `effective_sample_size` count sequences.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -188,8 +188,8 @@ def cispo_loss(
         L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t logprobs_t
 
     By default, weights have no lower bound, as in the paper, and an upper bound of 5. Only the gradient of this loss is
-    meaningful, not its value. The diagnostics are those of `ppo_clip_loss`, except that there is no dual clip. A weight
-    is clipped regardless of the sign of the advantage, so the clip fractions depend only on the ratio.
+    meaningful, not its value. The diagnostics are the same as for `ppo_clip_loss`, except that there is no dual clip. A
+    weight is clipped regardless of the sign of the advantage, so the clip fractions depend only on the ratio.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -217,13 +217,13 @@ def sapo_loss(
 ) -> Loss:
     """Return the loss of soft adaptive policy optimization (Gao et al. 2025, equation 5).
 
-    A smooth gate replaces the clip, so that the gradient of a token fades as its ratio leaves 1.
+    A smooth gate replaces the clip so that the gradient of a token fades as its ratio moves away from 1.
 
         r_t = exp(logprobs_t - old_logprobs_t), the exponent clipped to ±20
         L_t = -A_t (4 / τ) sigmoid(τ (r_t - 1)),   τ = temperature_positive if A_t > 0, else temperature_negative
 
-    The gradient at r = 1 is that of `ppo_clip_loss`. A higher temperature means a narrower gate. The diagnostics are
-    those of `ppo_clip_loss` without the clip fractions.
+    The gradient at r = 1 is the same as for `ppo_clip_loss`. A higher temperature means a narrower gate. The
+    diagnostics are the same as for `ppo_clip_loss`, without the clip fractions.
     """
     check_above_0("temperature_positive", temperature_positive)
     check_above_0("temperature_negative", temperature_negative)
@@ -260,8 +260,8 @@ def gmpo_loss(
         L_t = -A_t s_i
 
     If all tokens of a sequence have the same advantage and the aggregation is the default, this is the loss of the
-    paper. The diagnostics are those of `ppo_clip_loss`, except that there is no dual clip and that `ratio_…` and
-    `effective_sample_size` are those of s.
+    paper. The diagnostics are the same as for `ppo_clip_loss`, except that there is no dual clip and that `ratio_…` and
+    `effective_sample_size` are computed from s.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -293,15 +293,16 @@ def dppo_loss(
     """Return the loss of divergence proximal policy optimization (arXiv 2602.04879, 2026, equations 13 and 14).
 
     A token loses its gradient if the divergence between the two distributions over {this token, any other} exceeds a
-    bound, and the gradient would increase it. p and q are the probabilities of the token under the trained and the old
-    policy, and r_t = p / q with an exponent clipped to ±20.
+    bound and the gradient would increase this divergence. p and q are the probabilities of the token under the trained
+    and the old policy, and r_t = p / q with an exponent clipped to ±20.
 
         tv: D_t = |p - q|
         kl: D_t = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
         L_t = -A_t min(r_t, cap), or 0 if A_t > 0, p > q and D_t > clip_high, or A_t < 0, p < q and D_t > clip_low
 
-    A token with a ratio above `cap` has the gradient of the truncated ratio times that of its log-probability. For
-    "kl", bounds near 0.05 are usual. The diagnostics are those of `ppo_clip_loss`, except that there is no dual clip.
+    If the ratio of a token is above `cap`, its gradient is the truncated ratio times the gradient of its
+    log-probability. For "kl", bounds near 0.05 are usual. The diagnostics are the same as for `ppo_clip_loss`, except
+    that there is no dual clip.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     check_choice("divergence", divergence, get_args(Divergence))
@@ -346,19 +347,19 @@ def decoupled_ppo_loss(
 ) -> Loss:
     """Return the loss of PPO for tokens that an older policy sampled (Hilton et al. 2022; AReaL 2025, equation 5).
 
-    The trained policy stays close to the proximal policy, and weights correct for the policy that sampled.
+    The trained policy stays close to the proximal policy, and weights correct for the policy that sampled the tokens.
 
         w_t = exp(proximal_logprobs_t - behavior_logprobs_t), the exponent clipped to ±20
         L_t = w_t · ppo_clip with r_t = exp(logprobs_t - proximal_logprobs_t)
 
-    A token whose weight exceeds the cap is excluded from the sum and from the divisor. With `beyond_cap="truncate"`,
+    A token whose weight exceeds the cap is excluded from the sum and from the divisor. If `beyond_cap` is "truncate",
     its weight is reduced to `cap` instead. If tokens are excluded, pass `GlobalBatch.of(within_cap(…))` of the whole
     batch as `global_batch`, rather than the counts of its `loss_mask`.
 
     Args:
         proximal_logprobs_BT: log-probabilities under a recent policy, usually the policy before the update.
-        behavior_logprobs_BT: log-probabilities under the policy that sampled.
-        dual_clip: see `ppo_clip_loss`.
+        behavior_logprobs_BT: log-probabilities under the policy that sampled the tokens. dual_clip: see
+        `ppo_clip_loss`.
         cap: the maximum weight.
         beyond_cap: "exclude" to exclude tokens beyond the cap, or "truncate" to truncate their weights.
 
@@ -403,7 +404,7 @@ def _clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -
 
 
 def _clip_fractions(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Diagnostics:
-    """Return the fractions of tokens that are clipped at each bound and so have no gradient."""
+    """Return the fractions of tokens that are clipped at each bound and therefore have no gradient."""
     up_N, down_N = advantages_N > 0.0, advantages_N < 0.0
     measured = _fractions(low_N=down_N & (ratio_N < 1.0 - clip.low), high_N=up_N & (ratio_N > 1.0 + clip.high))
     if clip.dual is not None:
@@ -449,19 +450,19 @@ def truncated_importance_weights(
     cap: float = 2.0,
     sequence_ids_BT: Tensor | None = None,
 ) -> ImportanceWeights:
-    """Return weights for tokens that another policy sampled (truncated importance sampling, Ionides 2008).
+    """Return weights for tokens that a different policy sampled (truncated importance sampling, Ionides 2008).
 
         token:    w_t = min(exp(logprobs_t - sampler_logprobs_t), cap)
         sequence: w_t = min(exp(sum over the sequence of the same differences), cap)
 
-    They correct for a sampler that computes log-probabilities with other kernels or older weights than the trainer.
-    Pass them to a policy loss as `weights_BT`.
+    The weights correct for a sampler that computes log-probabilities with different kernels or older weights than the
+    trainer. Pass them to a policy loss as `weights_BT`.
 
     Args:
         logprobs_BT: the old log-probabilities of the loss, computed by the trainer.
         sampler_logprobs_BT: the log-probabilities recorded by the sampler.
         loss_mask_BT: 1 for tokens included in the loss. The weights of other tokens are 0.
-        level: "token" to use the ratio of each token, or "sequence" to use that of its sequence.
+        level: "token" to use the ratio of each token, or "sequence" to use the ratio of its sequence.
         cap: the maximum weight.
 
     Returns:
@@ -476,7 +477,7 @@ def truncated_importance_weights(
         if level == "sequence":
             log_ratio = tokens.sequence_sums(log_ratio)
         ratio = log_ratio.exp()
-        weights = ratio.clamp(max=cap)  # infinite ratios included
+        weights = ratio.clamp(max=cap)  # including infinite ratios
         weights_N = weights[tokens.sequence_N] if level == "sequence" else weights
         measured = _weight_statistics(weights) | Diagnostics({"weight_capped_fraction": mean_statistic(ratio > cap)})
         return ImportanceWeights(tokens.lay(weights_N), measured)
@@ -521,10 +522,10 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstim
 
     The result is in float32 or wider.
 
-    On samples of the policy, only k2 has the gradient of the divergence. The gradient of k1 is 0 on average, and that
-    of k3 belongs to the reverse divergence, KL(reference, policy). Use k1 and k3 for monitoring and rewards, and k2,
-    k1+ and k3+ for a loss. In verl, k3 is capped at 10, which removes the gradient of tokens far from the reference.
-    Here, k3 is not capped.
+    On samples of the policy, only k2 has the gradient of the divergence. The gradient of k1 is 0 on average, and the
+    gradient of k3 belongs to the reverse divergence, KL(reference, policy). Use k1 and k3 for monitoring and rewards,
+    and k2, k1+ and k3+ for a loss. In verl, k3 is capped at 10, which removes the gradient of tokens far from the
+    reference. Here, k3 is not capped.
     """
     check_choice("estimator", estimator, get_args(KLEstimator))
     logprobs = widened(logprobs)
@@ -582,7 +583,7 @@ def penalized_rewards(
     """Subtract coefficient · kl_t from the reward of each included token, before advantages are computed.
 
     The penalty then reaches the policy through the advantages. The coefficient must be at least 0. Estimators with "+"
-    are rejected, because only their gradients differ. The diagnostics are those of `kl_loss`.
+    are rejected, because only their gradients differ. The diagnostics are the same as for `kl_loss`.
     """
     if estimator.endswith("+"):
         raise ConfigError(
@@ -617,7 +618,7 @@ class AdaptiveKLCoefficient:
 
     Args:
         coefficient: the initial value.
-        target: the divergence to maintain, in the unit of `update`.
+        target: the divergence to maintain, in the same unit as in `update`.
         horizon: the number of samples over which the coefficient may change by a fifth.
 
     Raises:

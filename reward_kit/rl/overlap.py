@@ -1,10 +1,10 @@
 """Training schedules, and a simulation of the time that each schedule saves by overlapping work with reward calls.
 
 The simulation is exact and uses no clock. A step rolls out a batch, sends it to the reward agent, computes
-log-probabilities, updates the policy on each mini-batch, and publishes the weights. The machine does one of these at a
-time. Up to `max_concurrency` reward calls run in parallel and start in the order in which they were submitted, as in a
-batch of `AsyncRewardAgent`. `docs/concepts/overlap.md` proves that, for equal latencies, `both` takes no longer than
-`minibatch` and `one_step_off`, which take no longer than `sync`.
+log-probabilities, updates the policy on each mini-batch, and publishes the weights. The machine performs only one of
+these tasks at a time. Up to `max_concurrency` reward calls run in parallel and start in the order in which they were
+submitted, as in a batch of `AsyncRewardAgent`. `docs/concepts/overlap.md` proves that, for equal latencies, `both`
+takes no longer than `minibatch` and `one_step_off`, which take no longer than `sync`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PipelineSettings:
         minibatch_size: the number of samples in a mini-batch.
         max_concurrency: the maximum number of concurrent reward calls.
         steps: the number of batches.
-        separate_rollouts: True if rollouts run on a second machine instead of that of the trainer.
+        separate_rollouts: True if rollouts run on a second machine instead of the trainer's machine.
         log_probs_while_scoring: True if `sync` computes log-probabilities before it waits for scores, as the other
             schedules always do.
         one_batch_at_a_time: True if the agent starts a batch only once the previous batch is scored. If False, it
@@ -198,7 +198,7 @@ class Latency:
             raise ConfigError(f"latency uniform: LOW must be at most HIGH, got {low:g} and {high:g}")
 
     def draw(self, generator: np.random.Generator, size: tuple[int, ...]) -> Floats:
-        """Draw an array of durations in seconds with this shape."""
+        """Draw an array of durations in seconds that has the given shape."""
         return _KINDS[self.kind][1](generator, self.figures, size)
 
     def __str__(self) -> str:
@@ -270,10 +270,10 @@ def read_durations(path: Path) -> tuple[float, ...]:
 def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
     """Return a lower bound in seconds for every schedule whose rollouts use weights that are at most one version old.
 
-    The bound is the maximum of two quantities. The first is the work of the machine of the trainer. The second is the
+    The bound is the maximum of two quantities. The first is the total work of the trainer's machine. The second is the
     maximum over all ranges of consecutive batches of the following sum: the work before their first call, the duration
-    of their calls if these are spread evenly over the slots (or that of the longest call), and the work after their
-    last call.
+    of their calls if the calls are spread evenly over the slots (or the duration of the longest call), and the work
+    after their last call.
     """
     steps = range(settings.steps)
     rollouts = 1 if settings.separate_rollouts else settings.steps  # The trainer waits for at least the first rollout.
@@ -283,7 +283,7 @@ def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
     loads_S = latencies_SC.sum(axis=1) / settings.max_concurrency
     up_to_S = np.cumsum(loads_S)
     bound = max(work_s, float((heads_S + latencies_SC.max(axis=1) + tails_S).max()))
-    # For each last batch, the best first batch: the running maximum of heads - loads before it.
+    # The best first batch for each last batch is the running maximum of heads - loads before it.
     first_S = np.maximum.accumulate(heads_S - (up_to_S - loads_S))
     return max(bound, float((first_S + up_to_S + tails_S).max()))
 
@@ -323,7 +323,7 @@ class TimelineInterval(NamedTuple):
 
 
 class ScoredBatch(NamedTuple):
-    """The reward calls of one batch. `begins_C` and `ends_C` are in the order of its rollouts.
+    """The reward calls of one batch. `begins_C` and `ends_C` are in the order of the rollouts.
 
     Mini-batch m consists of the groups `groups_MG[m]` and is ready for training at `ready_M[m]`.
     """
@@ -384,10 +384,10 @@ class ScheduleResult:
 
     @property
     def step_s(self) -> float:
-        """The time of a step in seconds in the steady state: from the end of the first step to that of the last one.
+        """The mean duration of a step in seconds in the steady state.
 
-        `makespan_s` also contains the first step, during which `one_step_off` and `both` roll out two batches. With
-        only one step, it is the makespan.
+        It is measured from the end of the first step to the end of the last step. The first step is excluded because
+        `one_step_off` and `both` roll out two batches during it. If there is only one step, the result is `makespan_s`.
         """
         ends = self.step_ends_s
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else self.makespan_s
@@ -410,11 +410,11 @@ class Overlap:
     lower_bound_s: float
 
     def cut(self, schedule: Schedule) -> float:
-        """Return the fraction of the time that a schedule saves compared with `sync`, with the start of the run."""
+        """Return the fraction of the time that a schedule saves over `sync`, including the start of the run."""
         return 1.0 - self.results[schedule].makespan_s / self.results[Schedule.SYNC].makespan_s
 
     def steady_cut(self, schedule: Schedule) -> float:
-        """Return the fraction of the time of a step that a schedule saves in the steady state, as in a long run."""
+        """Return the fraction of the duration of a step that a schedule saves in the steady state of a long run."""
         return 1.0 - self.results[schedule].step_s / self.results[Schedule.SYNC].step_s
 
 
@@ -447,7 +447,7 @@ def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s
 
     Args:
         latencies_C: the duration of each call in seconds.
-        slots: a heap with the times at which slots become free. It is updated in place.
+        slots: a heap of the times at which slots become free. It is updated in place.
         not_before_s: the earliest time at which a call may start.
     """
     begins = np.empty(len(latencies_C))
@@ -510,8 +510,8 @@ class _Simulation:
         first = self.rollouts_s + settings.handling_s
         if settings.one_batch_at_a_time:
             idle = max(self.slots)
-            # With one batch at a time, a batch is handled when its turn comes, otherwise while the previous batch is
-            # scored.
+            # If only one batch is scored at a time, a batch is handled when its turn comes. Otherwise, it is handled
+            # while the previous batch is scored.
             first = max(first, idle if self.schedule.updates_early else idle + settings.handling_s)
         begins_C, ends_C = list_schedule(self.latencies_SC[step].tolist(), self.slots, first)
         ends_G = ends_C.reshape(settings.batch_size, settings.group_size).max(axis=1)
@@ -530,7 +530,7 @@ class _Simulation:
         for ready_s in batch.ready_M.tolist():
             self._wait("waits_for_rewards", step, ready_s)
             self._do("update", step, settings.update_s)
-        # Weights are swapped between rollouts, so that no rollout mixes two versions.
+        # Weights are swapped between rollouts so that no rollout mixes two versions.
         self._wait("waits_for_rollouts", step, self.rollouts_s)
         self._do("publish", step, settings.publish_s)
         self.published_s = self.trainer_s
@@ -554,7 +554,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def rank_correlation(first_N: Floats, second_N: Floats) -> float | None:
     """Return the rank correlation (Spearman), or None if one of the inputs is constant.
 
-    Equal values have the mean of their ranks.
+    Equal values are assigned the mean of their ranks.
     """
     if first_N.min() == first_N.max() or second_N.min() == second_N.max():
         return None

@@ -1,8 +1,8 @@
 """The published time savings of the schedules, and a simulation of the same runs.
 
-Source: the README of verl's recipe `async_reward_agent` (pull request 2854). Every published run took 15 epochs of
-GSM8K in batches of 1,024 samples with 5 rollouts each, mini-batches of 256, and 256 threads that make calls of 1 to
-40 s for one batch at a time.
+Source: the README of verl's recipe `async_reward_agent` (pull request 2854). Every published run trained on GSM8K for
+15 epochs. The runs used batches of 1,024 samples, 5 rollouts for each sample, mini-batches of 256 samples, and 256
+threads that make calls of 1 to 40 s for one batch at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FITTED = PipelineSettings(
     steps=15,
     one_batch_at_a_time=True,
 )
-"""The sizes in the scripts of the recipe, with stage times that were fitted to three savings of Megatron with 7B."""
+"""The sizes in the scripts of the recipe, and stage times fitted to three savings of the 7B model with Megatron."""
 
 
 class PublishedRun(NamedTuple):
@@ -59,7 +59,7 @@ PUBLISHED = (
 
 
 class SimulatedRun(NamedTuple):
-    """A published run with its simulated time per step, in seconds, and the simulated saving, in percent."""
+    """A published run, its simulated time per step in seconds, and its simulated saving in percent."""
 
     published: PublishedRun
     baseline_s: float
@@ -92,8 +92,9 @@ class PublishedTable(NamedTuple):
 def simulate_published(seed: int = 0) -> PublishedTable:
     """Simulate the seven published runs in the steady state, without the start and the end of a run.
 
-    Only the length of the baseline distinguishes the other back ends and models: their stage times are those in
-    `FITTED`, except for the handling, times one factor, so that the baselines have the published ratio.
+    The other back ends and models differ only in the length of the baseline. Except for the handling time, their stage
+    times are the times in `FITTED` multiplied by one factor, which is chosen so that the baselines have the published
+    ratio.
     """
     fitted = _step_seconds(FITTED, seed)
     work_s = FITTED.rollout_s + FITTED.train_s

@@ -1,8 +1,8 @@
 """PPO on rows of tokens, in reading order: the learner, an optimizer step, the loss of a micro-batch, and diagnostics.
 
-An update trains for several epochs on the rows of one batch of episodes. It divides the rows into mini-batches, and
+An update trains for multiple epochs on the rows of one batch of episodes. It divides the rows into mini-batches, and
 each mini-batch into micro-batches that fit in memory. The axis `_N` contains the tokens in the loss, and the axis `_M`
-the actions.
+contains the actions.
 """
 
 from __future__ import annotations
@@ -90,7 +90,10 @@ class DeviceContext(NamedTuple):
         return cls(target, torch.promote_types(first.dtype, torch.float32), budget, Processes.current())
 
     def split(self, rows: TrainingRows, chosen: Ints) -> list[Ints]:
-        """Divide rows of similar lengths into the micro-batches of this process, within the token budget."""
+        """Divide rows into the micro-batches of this process.
+
+        The rows of a micro-batch have similar lengths and fit into the token budget.
+        """
         lengths = rows.lengths_B[chosen]
         # A row that exceeds the budget gets its own micro-batch, since rows are not split.
         parts = micro_batches(lengths, max(self.budget, int(lengths.max(initial=1))), padded=True)
@@ -108,9 +111,9 @@ class _StepRecord(NamedTuple):
 class _StepCounts(NamedTuple):
     """The divisors of the losses of an optimizer step."""
 
-    policy: GlobalBatch  # Of the policy loss; "decoupled" excludes some tokens
-    tokens: GlobalBatch  # Of losses over all tokens
-    actions: GlobalBatch  # Of the critic's loss, in which an action counts once
+    policy: GlobalBatch  # for the policy loss; "decoupled" excludes some tokens
+    tokens: GlobalBatch  # for losses over all tokens
+    actions: GlobalBatch  # for the critic's loss, in which an action counts once
 
 
 class PPOLearner:
@@ -119,11 +122,11 @@ class PPOLearner:
     Args:
         module: the module to train in place: a causal language model of `transformers`, a `PolicyWithValue`, or any
             module that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without dropout, like the sampler.
-            Trainable half-precision weights become float32.
+            Trainable half-precision weights are converted to float32.
         config: the options.
         reference: a separate module for the KL divergence. It is required if the options or the diagnostics use that
             divergence. If None and the module has adapters, the module without its adapters is used.
-        seed: the seed of the order of mini-batches and of new adapters.
+        seed: the seed for the order of mini-batches and for new adapters.
         device: the device to which the module is moved.
         total_steps: the number of updates, which is required by schedules that end.
         on_failure: a function that saves a batch for debugging. It is called with the rows and facts before a
@@ -204,13 +207,13 @@ class PPOLearner:
             version: the policy version of the module before the update, as in `policy_versions`.
 
         Returns:
-            The diagnostics; see `docs/reference/ppo.md`. If no token is in the loss, they are only `tokens` and
-            `optimizer_steps`, both 0.
+            The diagnostics; see `docs/reference/ppo.md`. If no token is in the loss, the only diagnostics are `tokens`
+            and `optimizer_steps`, both 0.
 
         Raises:
             TrainingError: If a required log-probability is missing, or a loss or gradient is not finite. That optimizer
-                step is skipped, but earlier steps remain. The failed update is not counted, and repeating it uses the
-                same order of rows.
+                step is skipped, but earlier steps remain in effect. The failed update is not counted, and repeating it
+                uses the same order of rows.
         """
         flat, order = self._trainable_rows(rows), self._generator.get_state()
         diagnostics = {"tokens": 0.0, "optimizer_steps": 0.0}
@@ -242,7 +245,7 @@ class PPOLearner:
                     flat,
                     chosen,
                     policy=self.updates >= self.config.critic_warmup,
-                    # Measured before the first change; recomputed log-probabilities already include it.
+                    # The gap is measured before the first change; recomputed log-probabilities already include it.
                     gap=not steps and "recomputed" not in flat.columns,
                     limit=self.config.max_grad_norm,
                 )
@@ -287,9 +290,9 @@ class PPOLearner:
         return laid
 
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
-        """Return a state from which an identical learner continues exactly.
+        """Return a state from which an identical learner can continue exactly.
 
-        If `keep` is false, all tensors are `None`. This is for a process that only helps to gather shards.
+        If `keep` is false, all tensors are `None`. This option is meant for processes that only help to gather shards.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),
@@ -302,13 +305,12 @@ class PPOLearner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state, which contains no options.
+        """Load a state. A state contains no options.
 
         If the state has no adaptive KL coefficient, the coefficient starts from its initial value.
 
         Raises:
-            ConfigError: If the state belongs to other weights or another choice of trainable weights than the module
-                has.
+            ConfigError: If the state belongs to a module with different weights or different trainable weights.
         """
         with boundary(
             ConfigError, "the state belongs to a module with different weights or different trainable weights"
@@ -370,7 +372,7 @@ class PPOLearner:
             is_own = self._reference is self._model
             with without_adapters(self.module) if is_own else nullcontext():
                 columns["reference"] = score_rows(self._reference, flat, self._context)[0]
-        # In the loss's dtype, so that both comparisons with the cap agree.
+        # Use the dtype of the loss so that both comparisons with the cap agree.
         old, sampler = (
             torch.from_numpy(one.astype(columns["old"].dtype))[None] for one in (columns["old"], recorded["logprobs"])
         )
@@ -514,7 +516,7 @@ def _micro_batch_loss(
     If `policy` is false, during the warm-up of the critic, only the value head learns.
     """
     row_ids, chosen = _row(part.rows_N), part.columns.get(CHOICE)
-    # All tokens with a choice, as one row; `row_ids` separate sequences.
+    # All tokens with a choice form one row, in which `row_ids` separates the sequences.
     over = _LossArguments(
         loss_mask_BT=torch.ones_like(row_ids) if chosen is None else _row(chosen > 0),
         aggregation=config.reduction,
@@ -533,7 +535,7 @@ def _micro_batch_loss(
         coefficient = config.entropy_coefficient if policy else 0.0
         terms["entropy_loss"] = (coefficient, entropy_loss(_row(scores.entropies_N), **over))
     if scores.values_M is not None and config.value_coefficient:
-        # Each action is one token here, in the row of its episode.
+        # Here, each action is one token in the row of its episode.
         action_rows = _row(part.rows_N.index_select(0, part.firsts_M))
         old, returns = (_row(part.columns[key].index_select(0, part.firsts_M)) for key in ("old_values", "returns"))
         term = value_loss(
@@ -594,7 +596,7 @@ _CLIPPED: dict[str, Callable[..., Loss]] = {
     "dppo_tv": partial(dppo_loss, divergence="tv"),
     "dppo_kl": partial(dppo_loss, divergence="kl"),
 }
-"""The losses with a clip range and without a dual clip."""
+"""The losses that have a clip range but no dual clip."""
 
 
 def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
@@ -628,7 +630,7 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
         return {}
     parts = [part for step in steps for part in step.parts]
     if statistics := [statistic for part in parts for statistic in part.statistics.values()]:
-        # Copied once, to float64 on the host.
+        # Copy only once, to float64 on the host.
         flat = torch.cat([statistic.parts for statistic in statistics]).cpu().double()
         pieces = iter(torch.split(flat, [len(statistic.parts) for statistic in statistics]))
         parts = [
@@ -655,7 +657,7 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
 
 
 def version_lag(versions_N: Array, version: int) -> dict[str, float]:
-    """Return the age of the tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the fraction that are older.
+    """Return the age of the tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the share of old tokens.
 
     `versions_N` contains the policy version that sampled each token, or -1 if it is unknown. `version` is the version
     before the update.

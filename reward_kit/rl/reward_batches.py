@@ -1,8 +1,9 @@
-"""The batches that reward managers score, which have the structure of verl's `DataProto`, and the positions of rewards.
+"""The batches that reward managers score, and the positions of rewards in them.
 
-A batch is any object with the attributes `batch` (tensors or NumPy arrays by name) and `non_tensor_batch`, such as a
-`DataProto`, a `TokenBatch`, or a `TokenBatch` that was converted with `to_tensors`. In batches of verl, rewards are
-aligned with `responses`. In a `TokenBatch`, they are aligned with `action_mask`, like all other arrays.
+Batches have the structure of verl's `DataProto`. A batch is any object with the attributes `batch` (tensors or NumPy
+arrays by name) and `non_tensor_batch`, such as a `DataProto`, a `TokenBatch`, or a `TokenBatch` that was converted with
+`to_tensors`. In batches of verl, rewards are aligned with `responses`. In a `TokenBatch`, they are aligned with
+`action_mask`, like all other arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _GREATEST = float(np.finfo(np.float32).max)  # A larger float32 is infinite.
 
 
 class TokenRewards(NamedTuple):
-    """Rewards with their rows and columns. Each position has at most one reward."""
+    """Rewards, and their rows and columns. Each position has at most one reward."""
 
     rows: Ints
     columns: Ints
@@ -47,7 +48,7 @@ class RewardBatch:
     arrays: Mapping[str, Tensor]
     others: Mapping[str, Any]  # `non_tensor_batch`
     actions_BT: Tensor  # Nonzero on sampled tokens, aligned with the rewards
-    attention_BT: Tensor | None  # Nonzero on tokens, aligned likewise; None if the batch has no mask
+    attention_BT: Tensor | None  # Nonzero on tokens, aligned in the same way; None if the batch has no mask
 
     @classmethod
     def of(cls, data: Any) -> RewardBatch:
@@ -84,10 +85,11 @@ class RewardBatch:
 
     @cached_property
     def last_B(self) -> Ints:
-        """The column of the last valid token in each row, or -1 if the row has none."""
+        """The column of the last valid token in each row, or -1 if the row has no valid token."""
         last = last_nonzero(self.actions_BT)
         if self.attention_BT is not None and (last >= 0).any():
-            # Sampled tokens are rarely padding: check each row's last one, and the rest only if needed.
+            # Sampled tokens are rarely padding. Check the last sampled token of each row, and the other tokens only if
+            # needed.
             rows = torch.arange(len(last), device=self.device)
             columns = torch.from_numpy(last).to(self.device).clamp(min=0)
             attended = self.attention_BT[rows, columns].cpu().numpy()
@@ -158,20 +160,20 @@ class RewardBatch:
             return np.asarray(ends_episode, dtype=np.bool_)
         rows = np.flatnonzero(~self.is_empty_B)
         last = np.full(len(self), -1)
-        last[self.episodes_B[rows]] = rows  # The last of several rows takes precedence.
+        last[self.episodes_B[rows]] = rows  # The last row takes precedence.
         ends: Bools = last[self.episodes_B] == np.arange(len(self))
         return ends
 
     def action_ends(self) -> tuple[Ints, Ints]:
         """Return the row and the column of the last token of each action, (S,) each, in order.
 
-        `action_lengths` contains the numbers of tokens of the actions of each row. Without that column, an action is a
-        contiguous run of valid tokens. An action without tokens ends at the last token of the previous action or, if
-        there is none, at the first token of the row.
+        The column `action_lengths` contains, for each row, a list of the number of tokens in each action. Without this
+        column, an action is a contiguous run of valid tokens. An action without tokens ends at the last token of the
+        previous action or, if there is none, at the first token of the row.
 
         Raises:
-            ConfigError: If the lengths differ from the valid tokens of their row, or only actions without tokens are in
-                a row.
+            ConfigError: If the lengths do not add up to the number of valid tokens in the row, or if no action in a row
+                has tokens.
         """
         valid = self.valid_BT.cpu().numpy()
         if (lengths := self.column("action_lengths")) is None:
@@ -235,7 +237,7 @@ class RewardBatch:
 
 
 def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return those of the named arrays that the batch contains as tensors. They share the memory of the arrays."""
+    """Return the named arrays that exist in the batch, as tensors. The tensors share the memory of the arrays."""
     if isinstance(data, PackedBatch):
         raise ConfigError("a reward manager cannot use packed rows; pass padded rows, and pack them later")
     if not hasattr(getattr(data, "batch", None), "keys"):
@@ -280,7 +282,7 @@ def last_nonzero(mask_BT: Tensor) -> Ints:
     """Return the index of the last nonzero column of each row, or -1 if all are zero.
 
     Raises:
-        ConfigError: If the mask is on the CPU, is not of floats, and contains another number than 0 and 1.
+        ConfigError: If the mask is on the CPU, does not contain floats, and contains a number other than 0 and 1.
     """
     return _by_blocks(mask_BT) if mask_BT.device.type == "cpu" else _by_columns(mask_BT)
 
@@ -303,7 +305,7 @@ def _by_blocks(mask_BT: Tensor) -> Ints:
     values = (mask != 0 if mask.is_floating_point() else mask).numpy()
     rows, width = values.shape
     head, blocks = width % _BLOCK, width // _BLOCK
-    # Columns that do not fill a block come first, so that the others are a view with an axis of blocks.
+    # Columns that do not fill a block come first so that the other columns form a view with an axis of blocks.
     by_block = values[:, head:].reshape(rows, blocks, _BLOCK)
     bits = np.bitwise_or.reduce(by_block, axis=2)
     _check_binary("the mask of actions", bits, values[:, :head])
@@ -333,7 +335,7 @@ def _truth(values: Tensor) -> Tensor:
 
 
 def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the part of an array that is aligned with the responses, because it may also cover the prompts."""
+    """Return the part of an array that is aligned with the responses. The array may also cover the prompts."""
     rows, width = arrays["responses"].shape
     if values is None or tuple(values.shape) == (rows, width):
         return values

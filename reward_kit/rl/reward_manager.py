@@ -1,6 +1,8 @@
-"""Reward managers, which convert scores to rewards for tokens. They have the interface of the reward managers in verl.
+"""Reward managers, which convert scores to rewards for tokens.
 
-`EpisodeRewardManager` uses existing scores of episodes. The others score single answers with a reward function.
+They have the same interface as the reward managers in verl.
+
+`EpisodeRewardManager` uses existing scores of episodes. The other managers score single answers with a reward function.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ Echo = Callable[[str], None]
 SHOWN_SHARE = 0.1
 """The probability that a row is shown, until the maximum number for its data source is reached."""
 EPSILON = 1e-8
-"""The number added to the standard deviation by which scores are divided."""
+"""A constant that is added to the standard deviation before scores are divided by it."""
 logger = logging.getLogger("reward_kit.rl")
 
 
@@ -100,13 +102,13 @@ class RunningStatistics:
     m2: float = 0.0
 
     def including(self, numbers: Floats) -> RunningStatistics:
-        """Return the statistics with `numbers` added. Their order affects only rounding.
+        """Return the statistics with `numbers` added. The order of the numbers affects only rounding.
 
         This is Welford's recurrence for a whole batch (Chan, Golub and LeVeque 1983, eq. 2.1).
         """
         if not len(numbers):
             return self
-        # Relative to the first one, so that the mean of equal numbers is exactly that number.
+        # Compute relative to the first number so that the mean of equal numbers is exactly that number.
         mean = float(numbers[0] + np.mean(numbers - numbers[0]))
         m2 = float(np.sum((numbers - mean) ** 2))
         count = self.count + len(numbers)
@@ -156,7 +158,7 @@ class BatchScores(NamedTuple):
 
 
 class RewardManager(ABC):
-    """The base class of reward managers. It turns scores into token rewards, and can show examples.
+    """The base class of reward managers. It converts scores to token rewards, and can show examples.
 
     If a batch has `rm_scores`, they are returned unchanged, and the batch is not scored.
 
@@ -177,7 +179,7 @@ class RewardManager(ABC):
         _check_whole("num_examine", num_examine, 0)
         _check_whole("seed", seed, 0)
         if echo is not None and not callable(echo):
-            raise ConfigError(f"echo must be a function of one line, got {echo!r:.80}")
+            raise ConfigError(f"echo must be a function that takes one line, got {echo!r:.80}")
         if num_examine:
             check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
@@ -193,12 +195,12 @@ class RewardManager(ABC):
         """Return the rewards of a batch as float32, with the shape and device of `responses` (or of `action_mask`).
 
         Args:
-            data: a batch; see `rl.reward_batches`. If it has `rm_scores`, they are the rewards.
+            data: a batch; see `rl.reward_batches`. If it has `rm_scores`, these are returned as the rewards.
             return_dict: whether to return a dict with `reward_tensor` and `reward_extra_info`. The latter contains
                 arrays with one item for each row.
 
         Raises:
-            ConfigError: If the batch is incomplete. It is left unchanged.
+            ConfigError: If the batch is incomplete. The batch is left unchanged.
             RewardError: If the tokenizer cannot decode a row.
         """
         rewards, info = self._ready(data) or self._rewarded(data)
@@ -234,7 +236,7 @@ class RewardManager(ABC):
             logger.info("%d of %d rows have no valid token and get no reward", empty, len(batch))
         if self._num_examine:
             self._show(batch, scored.scores_B)
-        # Updated last, so that a failed call changes nothing and can be repeated.
+        # Update these last so that a failed call changes nothing and can be repeated.
         self.statistics = scored.statistics or self.statistics
         return rewards, {**scored.info, "score": scored.scores_B, "is_empty": batch.is_empty_B}
 
@@ -269,26 +271,26 @@ def _print(line: str) -> None:
 class EpisodeRewardManager(RewardManager):
     """A reward manager for scored episodes, whose scores are in `non_tensor_batch["episode_rewards"]`.
 
-    The score of an episode is added to the last valid token of its final row. The column `ends_episode` marks this
-    row. Without that column, it is the last row with the same `traj_uid` and a valid token. An episode is unscored if
-    its score is None or NaN. Its rows get no reward, and `is_scored` is false for them. The visual scorer is applied
-    first, and then the normalization. Step rewards are added unchanged.
+    The score of an episode is added to the last valid token of its final row. The column `ends_episode` marks this row.
+    Without that column, it is the last row with the same `traj_uid` and a valid token. An episode is unscored if its
+    score is None or NaN. The rows of an unscored episode get no reward, and `is_scored` is false for these rows. The
+    visual scorer is applied first, and then the normalization. Step rewards are added unchanged.
 
     Args:
-        rows: "last" to add the score to the final row only, or "each" to add it to the last valid token of every row,
-            as in verl-agent, whose trainer expects the score of the whole episode in every row.
+        rows: "last" to add the score to the final row only, or "each" to add it to the last valid token of every row.
+            The trainer of verl-agent requires "each", because it expects the score of the whole episode in every row.
         normalize_by_length: a shorthand for normalization_type="length".
-        normalization_type: "none"; "length", which divides by `episode_lengths`; or "variance", which computes
-            (score - mean) / (std + 1e-8) over all episodes so far, including this batch. With "variance", save
+        normalization_type: "none"; "length", which divides by `episode_lengths`; or "variance", which computes (score -
+            mean) / (std + 1e-8) over all episodes so far, including this batch. If you use "variance", save
             `state_dict()` with checkpoints.
         step_rewards: whether to add the `step_rewards` of the batch, each to the last token of its action. They are a
             (B,T) array, as in the rows of `build_rows`, or a column of `non_tensor_batch` that contains a list for each
             row with one reward for each action.
-        visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values`, `image_grid_thw`) of each row
-            with a score, if there are any. If it raises an error or returns None or NaN, the episode is unscored.
+        visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values`, `image_grid_thw`) of each scored
+            row, if the row has any. If the function raises an error or returns None or NaN, the episode is unscored.
         visual_rule: "multiply" to multiply the score by the visual score, or "add" to add the two.
 
-    The other arguments are those of `RewardManager`.
+    See `RewardManager` for the other arguments.
 
     Raises:
         ConfigError: If an option is unknown or contradicts another option.
@@ -318,7 +320,7 @@ class EpisodeRewardManager(RewardManager):
                 raise ConfigError(f"{name} must be True or False, got {flag!r}")
         if visual_scorer is not None and (not callable(visual_scorer) or inspect.iscoroutinefunction(visual_scorer)):
             raise ConfigError(
-                f"visual_scorer must be a synchronous function of the inputs of one row, got {visual_scorer!r:.80}"
+                f"visual_scorer must be a synchronous function that takes one row's inputs, got {visual_scorer!r:.80}"
             )
         kind = normalization_type
         if kind is None:
@@ -411,7 +413,7 @@ class EpisodeRewardManager(RewardManager):
 
 
 def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards:
-    """Return the step rewards of scored episodes at the positions of their actions. None and NaN are left out."""
+    """Return the step rewards of scored episodes at the positions of their actions. None and NaN are omitted."""
     if "step_rewards" in batch.arrays:
         given = batch.arrays["step_rewards"]
         if given.shape != batch.actions_BT.shape:
@@ -455,16 +457,16 @@ class NaiveRewardManager(RewardManager):
 
     If a reward fails or returns an invalid score, its row is unscored. The row then gets no reward, `is_scored` is
     false, and `failure_class` and `failure` contain the reason. Further results, such as the metrics of an
-    `EvaluateResult` or other keys of a dict as in verl, are in `reward_extra_info` under their names.
+    `EvaluateResult` or the other keys of a dict (as in verl), are in `reward_extra_info` under their names.
 
     Args:
         compute_score: a reward function, a `Scorer` (which is sandboxed), or a function with verl's signature
             `compute_score(data_source, solution_str, ground_truth, extra_info)`.
 
-    The other arguments are those of `RewardManager`.
+    See `RewardManager` for the other arguments.
 
     Raises:
-        ConfigError: If `compute_score` has another type.
+        ConfigError: If `compute_score` has an unsupported type.
     """
 
     mode: EvaluationMode = "pointwise"
@@ -544,7 +546,7 @@ class NaiveRewardManager(RewardManager):
             asyncio.get_running_loop()
         except RuntimeError:
             return anyio.run(run)
-        # The caller is in an event loop, as in a notebook.
+        # The caller is in an event loop, for example in a notebook.
         with ThreadPoolExecutor(1) as threads:
             return threads.submit(anyio.run, run).result()
 
@@ -552,7 +554,7 @@ class NaiveRewardManager(RewardManager):
 def result_facts(scored: Scored) -> dict[str, Any]:
     """Return the metrics and other values of a result, `is_scored`, and the failure.
 
-    The values are texts and plain numbers, since trainers write them to files.
+    The values are strings and plain numbers, because trainers write them to files.
     """
     failure, result = scored.failure, scored.result
     metrics = result.metrics if failure is None and result is not None else {}
@@ -585,9 +587,9 @@ class PrimeRewardManager(NaiveRewardManager):
 
     Args:
         max_concurrency: the maximum number of concurrent calls.
-        deadline_s: the time limit of one call in seconds. It must be None if `compute_score` is a `Scorer`.
+        deadline_s: the time limit for one call, in seconds. It must be None if `compute_score` is a `Scorer`.
 
-    The other arguments are those of `NaiveRewardManager`.
+    See `NaiveRewardManager` for the other arguments.
     """
 
     def __init__(
@@ -615,15 +617,15 @@ class DAPORewardManager(NaiveRewardManager):
 
     This is the soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13). The penalty is zero up to
     max_response_length - overlong_buffer_len tokens, and then grows linearly to `overlong_penalty_factor` at
-    max_response_length. It is added to the score, and `reward_extra_info` contains it as `overlong_penalty`, a number
-    of at most 0.
+    max_response_length. The penalty is added to the score as a number of at most 0, which `reward_extra_info` contains
+    as `overlong_penalty`.
 
     Args:
         max_response_length: the maximum length in tokens.
         overlong_buffer_len: the number of tokens before the maximum at which the penalty starts.
         overlong_penalty_factor: the maximum penalty.
 
-    The other arguments are those of `NaiveRewardManager`.
+    See `NaiveRewardManager` for the other arguments.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""A policy whose weights are trained in this process, and sampled by a vLLM or SGLang server that the user runs.
+"""A policy that is trained in this process and sampled by a vLLM or SGLang server that the user runs.
 
-`OpenAIAgentPolicy` requests answers with their token ids and log-probabilities. `publish` writes the weights to a model
-directory, which the server then loads. It waits until no answer is in flight and holds back new requests, so that no
-answer mixes two versions.
+`OpenAIAgentPolicy` requests responses that include token ids and log-probabilities. `publish` writes the weights to a
+model directory, which the server then loads. It waits until no response is in flight and holds back new requests so
+that no response mixes two versions.
 
 The requests to the servers follow the documentation of sleep mode in vLLM and "SGLang for RL Systems":
 
@@ -23,7 +23,7 @@ import anyio
 
 from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
-from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PastTurn, PolicyOutput
 from reward_kit.credit.options import check_choice
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError
@@ -48,7 +48,7 @@ class ServedPolicy(AgentPolicy):
         model: the name of the model on the server. If None, it is `published`.
         temperature: the sampling temperature. Filters such as top_p are rejected, because they are not recorded.
         publish_timeout_s: the maximum time in seconds that the server may take to load the weights.
-        api_key: the API key, as in `OpenAIAgentPolicy`. It is also sent when weights are published.
+        api_key: the API key; see `OpenAIAgentPolicy`. The key is also sent when weights are published.
         **options: further options of `OpenAIAgentPolicy`.
 
     Raises:
@@ -127,7 +127,7 @@ class ServedPolicy(AgentPolicy):
         then raise an error until weights are published successfully.
 
         Raises:
-            PolicyError: If the server rejects the weights. It continues to sample with the old ones.
+            PolicyError: If the server rejects the weights. The server continues to sample with the old weights.
         """
         async with self._gate:
             while self._is_publishing:
@@ -163,7 +163,7 @@ class ServedPolicy(AgentPolicy):
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[int]:
-        """Prevent publishing while the server answers, and yield the version of the weights that it samples with."""
+        """Prevent publishing while the server responds, and yield the version of the weights on the server."""
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
@@ -193,20 +193,24 @@ class _ServedSession(AgentPolicy):
     def __init__(self, policy: ServedPolicy, acting: AgentPolicy) -> None:
         self._policy, self._acting = policy, acting
 
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Resume the session of the endpoint."""
+        await self._acting.resume(turns)
+
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
         """Request the next message from the server.
 
         Raises:
-            PolicyError: If the answer does not contain the sampled tokens.
+            PolicyError: If the response does not contain the sampled tokens.
         """
         async with self._policy.answering() as version:
             output = await self._acting.get_action(observation, available_tools_specs)
         recorded = output.log_probs or {}
         if missing := [key for key in ("prompt_ids", "token_ids", "logprobs") if recorded.get(key) is None]:
             raise PolicyError(
-                f"the answer of the server has no {missing[0]}, because `return_token_ids` is disabled or not "
+                f"the response of the server has no {missing[0]}, because `return_token_ids` is disabled or not "
                 "supported (vLLM "
                 "supports it since version 0.10.2, SGLang since July 2026)"
             )

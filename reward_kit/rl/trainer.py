@@ -1,6 +1,6 @@
 """A training update, in reading order: collect, score, align, advantages, batch, update and publish.
 
-The pipelines in `rl.training.pipelines` make the same calls in other orders.
+The pipelines in `rl.training.pipelines` make the same calls in different orders.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TrainablePolicy(Protocol):
     pad_token_id: int
 
     async def publish(self, version: int) -> None:
-        """Act with the current weights of `module` from the next forward pass on, as the given version."""
+        """Act with the current weights of `module`, as the given version, from the next forward pass on."""
 
 
 class Learner(Protocol):
@@ -66,7 +66,7 @@ class Trainer:
     Attributes:
         version: the version of the current weights, which each update increments.
         meter: the object that collects the figures of the current update.
-        kept: the object that collects the records of the episodes in this update. None if records are not kept.
+        kept: the object that collects the records of the episodes in this update, or None if records are not kept.
 
     Raises:
         ConfigError: If the policy of the worker cannot be trained.
@@ -92,9 +92,9 @@ class Trainer:
         self.kept: UpdateRecorder | None = None
 
     async def train_step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Make one update.
+        """Perform one update.
 
-        The result contains its diagnostics, the mean `score` and the number of `unscored` episodes.
+        The result contains the diagnostics of the update, the mean `score` and the number of `unscored` episodes.
         """
         episodes = await self.collect(samples)
         scored = await self.score(episodes)
@@ -117,7 +117,7 @@ class Trainer:
         return episodes
 
     def requests(self, samples: Sequence[Sample]) -> list[GroupRequest]:
-        """Return the samples of the next groups, each with the seed for its group."""
+        """Return a request for each of the next groups, which consists of the sample and the seed of the group."""
         # Seeds count groups, since a sample that occurs twice in a batch forms two groups.
         first, self.collected = self.collected, self.collected + len(samples)
         return [(one, derive_seed("collect", self.run_seed, first + index)) for index, one in enumerate(samples)]
@@ -125,7 +125,7 @@ class Trainer:
     async def score(self, episodes: Sequence[SingleAgentEpisode]) -> list[Scored]:
         """Score the episodes and return the results in the same order.
 
-        Without a score, the result contains the failure.
+        The result of an unscored episode contains the failure.
         """
         with self.meter.time(SCORING), self.meter.time(WAIT):
             requests = [ScoringRequest.from_episode(episode, self.worker.task_definition) for episode in episodes]
@@ -158,7 +158,7 @@ class Trainer:
             return self.credit.advantages(aligned)
 
     def batch(self, episodes: Sequence[SingleAgentEpisode], credited: CreditBatch) -> TokenBatch:
-        """Build the rows of tokens with their advantages."""
+        """Build the rows of tokens and their advantages."""
         with self.meter.time("batch"):
             self.meter.add_credit(credited)
             if self.kept is not None:
@@ -174,7 +174,7 @@ class Trainer:
         return diagnostics
 
     async def publish(self) -> None:
-        """Act with the new weights from now on, as the next version."""
+        """Switch to the new weights, which become the next version."""
         with self.meter.time("publish"):
             self.version += 1
             await self.policy.publish(self.version)

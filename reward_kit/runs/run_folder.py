@@ -408,7 +408,7 @@ def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
 
 def placed_episodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the records of `episodes.jsonl` with their byte offsets, for `episode_at`."""
-    return _read_lines(path / "episodes.jsonl")
+    return read_lines(path / "episodes.jsonl")
 
 
 def read_scores(path: Path) -> Iterator[dict[str, Any]]:
@@ -422,7 +422,7 @@ def read_scores(path: Path) -> Iterator[dict[str, Any]]:
 
 def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the records of `scores.jsonl` with their byte offsets."""
-    return _read_lines(path / "scores.jsonl", check_score)
+    return read_lines(path / "scores.jsonl", check_score)
 
 
 def check_score(record: Mapping[str, Any]) -> None:
@@ -438,7 +438,7 @@ def check_score(record: Mapping[str, Any]) -> None:
 
 def read_credit(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of `credit.jsonl`, one per step, or nothing if no credit was assigned."""
-    return (record for _, record in _read_lines(path / "credit.jsonl"))
+    return (record for _, record in read_lines(path / "credit.jsonl"))
 
 
 def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
@@ -470,7 +470,7 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
     return episode
 
 
-def _read_lines(
+def read_lines(
     path: Path, check: Callable[[Mapping[str, Any]], None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the records of a file with their byte offsets; an error raised by `check` names the line."""

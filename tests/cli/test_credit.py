@@ -11,7 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from reward_kit.cli.credit import action_text, command
+from reward_kit.agent.actions import action_text
+from reward_kit.cli.credit import command
 from reward_kit.credit.state_hashes import STATE_HASHES
 from reward_kit.errors import ConfigError, StoreError
 from reward_kit.rl_helpers import ESTIMATORS

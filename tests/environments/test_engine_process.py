@@ -127,7 +127,7 @@ async def test_request_to_a_dead_worker_fails() -> None:
 async def test_unresponsive_worker_is_killed() -> None:
     engine = await started(broken("print('thinking', file=sys.stderr, flush=True)", "time.sleep(60)"))
     start = time.monotonic()
-    with pytest.raises(EnvironmentFailure, match=r"test engine: no answer within 0\.4 s: thinking"):
+    with pytest.raises(EnvironmentFailure, match=r"test engine: no response within 0\.4 s: thinking"):
         await engine.ask({}, timeout=0.4)
     assert time.monotonic() - start < 10
 

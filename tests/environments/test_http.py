@@ -181,7 +181,7 @@ FAULTS = {
     "list": r"/step: expected a JSON object, got \[1\]",
     "no_observation": "/step: observation: missing; the answer has reward",
     "bad_reward": "/step: reward: expected a finite number, got 'high'",
-    "hang": r"/step: no answer within 0.2 s",
+    "hang": r"/step: no response within 0.2 s",
 }
 
 

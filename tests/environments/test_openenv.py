@@ -209,10 +209,10 @@ async def test_server_fault_is_one_failure(server: OpenEnvServer, fault: str, me
 
 async def test_missing_answer_is_a_timeout_and_ends_the_session(server: OpenEnvServer) -> None:
     resource = await made(server, reset={"fault": "hang"}, timeout=0.1)
-    with pytest.raises(DeadlineError, match=r"step at .*: no answer within 0.1 s") as failed:
+    with pytest.raises(DeadlineError, match=r"step at .*: no response within 0.1 s") as failed:
         await act(resource, 1)
     assert failed.value.failure_class == "timeout"
-    with pytest.raises(EnvironmentFailure, match="the session is closed: no answer within"):
+    with pytest.raises(EnvironmentFailure, match="the session is closed: no response within"):
         await resource.state_key() and await resource.final_state()
     await resource.close()
 

@@ -137,7 +137,7 @@ def test_unreadable_final_state_fails_only_its_environment() -> None:
     assert slow._play.final_state() is broken._play.final_state() is None
     assert slow._play.failure is not None and slow._play.failure.failure_class == "timeout"
     assert (
-        "final_state of an UnreadableState: timed out: no answer within 0.1 s (time_limit_s)"
+        "final_state of an UnreadableState: timed out: no response within 0.1 s (time_limit_s)"
         in slow._play.failure.message
     )
     assert broken._play.failure is not None and "the server is gone" in broken._play.failure.message

@@ -131,7 +131,7 @@ async def test_reason_hides_expected_values_on_request() -> None:
         ({"tests": [{"stdin": 1, "stdout": "1"}]}, "tests[0].stdin must be a string, got an int"),
         ({"inputs": ["1"], "outputs": []}, "1 inputs but 0 outputs"),
         ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "a list of arguments"),
-        ({"tests": [{"input": "x", "output": "1", "testtype": "functional"}], "function": "f"}, "JSON on each line"),
+        ({"tests": [{"input": "x", "output": "1", "testtype": "functional"}], "function": "f"}, "each input line and"),
         ({"test_list": ["assert 1 == 1"]}, "do not call a function"),
         ({"test_list": ["assert f(g(1)) == 2"], "function": "f"}, "unknown function g()"),
         ({"test_list": ["assert f(1) == open('x').read()"]}, "cannot be split into a call"),

@@ -37,10 +37,10 @@ async def eventually(inputs: Any) -> float:
         ({"step_rewards": "no"}, "step_rewards must be True or False, got 'no'"),
         ({"visual_rule": "ad"}, "unknown visual_rule 'ad'; did you mean 'add'"),
         ({"visual_rule": None}, "unknown visual_rule None; known: add, multiply"),
-        ({"visual_scorer": 3}, "visual_scorer must be a synchronous function of the inputs of one row, got 3"),
+        ({"visual_scorer": 3}, "visual_scorer must be a synchronous function that takes one row's inputs, got 3"),
         ({"visual_scorer": eventually}, "visual_scorer must be a synchronous function"),
         ({"seed": -1}, "seed must be an integer of at least 0, got -1"),
-        ({"echo": 3}, "echo must be a function of one line, got 3"),
+        ({"echo": 3}, "echo must be a function that takes one line, got 3"),
     ],
 )
 def test_contradicting_and_unknown_options_are_rejected(options: Any, told: str) -> None:

@@ -23,7 +23,7 @@ from reward_kit.agent.policies.hf.constraints import Choices, TurnConstraints
 from reward_kit.agent.policies.hf.engine import Engine, Slot
 from reward_kit.agent.policies.hf.model import OPTIONS, ModelSource, PolicyWithValue, merged_state_dict, settle_options
 from reward_kit.agent.policies.hf.sampling import Sampling
-from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PastTurn, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError, type_name
 from reward_kit.models import Message
@@ -233,6 +233,30 @@ class HFAgentPolicy(AgentPolicy):
         finally:
             await session.close()
 
+    def conversation_after(self, turns: Sequence[PastTurn]) -> TokenConversation:
+        """Return the context of an episode after these turns; see `HFSession.resume`."""
+        conversation, is_exact = self._new_conversation(), False
+        for number, turn in enumerate(turns):
+            prompt, tools = conversation.prompt(turn.observation, tools_given(turn.tools)), tools_of(turn.tools)
+            facts, text = turn.output.log_probs or {}, turn.output.raw_policy_output
+            recorded, token_ids = facts.get("prompt_ids"), facts.get("token_ids")
+            is_equal = recorded is not None and token_ids is not None and list(recorded) == prompt.ids
+            if is_exact and not is_equal:
+                raise PolicyError(
+                    f"the prompt of turn {number} has other tokens than in the recorded episode, although those before "
+                    "it are equal; the chat template or the tools have changed"
+                )
+            is_exact = is_equal
+            if token_ids is None or text is None or not is_exact:
+                form = self.form_of(tools) if tools else _TEXT
+                text = form.write_action(turn.output.action_structured, tools)
+                token_ids = [*self._layout.encoded(text), self._end_id]
+            conversation.answered([int(token) for token in token_ids], text)
+        return conversation
+
+    def _new_conversation(self) -> TokenConversation:
+        return TokenConversation(self._layout, self._stop_ids, **self._prompt_options)
+
     async def publish(self, version: int, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Act with new weights from the next turn on.
 
@@ -274,7 +298,19 @@ class HFSession(AgentPolicy):
 
     def __init__(self, policy: HFAgentPolicy, slot: Slot) -> None:
         self._policy, self._slot, self._turn = policy, slot, 0
-        self._conversation = TokenConversation(policy._layout, policy._stop_ids, **policy._prompt_options)
+        self._conversation = policy._new_conversation()
+
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Restore the context of earlier turns.
+
+        If this model and chat template produced the turns, the context consists of their exact tokens. Otherwise it is
+        rendered again, with the actions in the action format of this policy.
+
+        Raises:
+            PolicyError: If the chat template renders only some of the recorded prompts, or the action format cannot
+                express an action.
+        """
+        self._conversation, self._turn = self._policy.conversation_after(turns), len(turns)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None

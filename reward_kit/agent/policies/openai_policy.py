@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput, policy_output
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PastTurn, PolicyOutput, policy_output
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, ProviderError, did_you_mean, type_name
 from reward_kit.models import Message
@@ -229,6 +229,9 @@ class _ChatSession(AgentPolicy):
             policy._endpoint.dialect,
             Message.to_chat if policy._send_reasoning else lambda message: _without_reasoning(message.to_chat()),
         )
+
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Do nothing: each request contains the whole conversation."""
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None

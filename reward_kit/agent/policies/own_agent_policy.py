@@ -26,6 +26,7 @@ from reward_kit.agent.policy_interface import (
     Action,
     AgentPolicy,
     EpisodeContext,
+    PastTurn,
     PolicyOutput,
     get_tool_calls,
     policy_output,
@@ -254,6 +255,10 @@ class _AgentSession(AgentPolicy):
         finally:
             await self._environment.acquire()
             self._is_workers = True
+
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Raise a PolicyError, because the loop of the agent cannot start in the middle of an episode."""
+        raise PolicyError("an agent with its own loop cannot continue a recorded episode; use a different policy")
 
     async def close(self) -> None:
         """Stop the agent, and reject further requests and calls. A thread that hangs is abandoned."""

@@ -1,7 +1,7 @@
 """`ReplayPolicy`, which repeats a recorded run and reports the first difference.
 
-The new episode repeats the actions, tokens, usage and value estimates of the recorded one in a newly built environment.
-Its conversation is compared with the recorded one before every action and at the end.
+The new episode repeats the actions, tokens, usage and value estimates of the recorded episode in a newly built
+environment. Its conversation is compared with the recorded conversation before every action and at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import anyio.to_thread
 
 from reward_kit.agent.models import read_log_probs
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, ToolAnswer
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PastTurn, PolicyOutput, ToolAnswer
 from reward_kit.display_text import first_difference
 from reward_kit.environments.base import ToolSpec, hash_key
 from reward_kit.episodes.record import episode_from_record, get_attempt, get_facts
@@ -40,18 +40,18 @@ class _Line(NamedTuple):
 class ReplayPolicy(AgentPolicy):
     """A policy that repeats recorded episodes.
 
-    It replays the episode with the same rollout id. If none exists, it replays the one with the same sample and the
-    same position in its group.
+    It replays the episode with the same rollout id. If none exists, it replays the episode with the same
+    sample and the same position in its group.
 
     Args:
         run: the directory of a run, or its `episodes.jsonl`. Only an index of the file is kept in memory.
-        on_difference: the reaction to the first difference in the conversation. With "stop", the episode fails with a
+        on_difference: what to do at the first difference in the conversation. With "stop", the episode fails with a
             `PolicyError` that shows the difference. With "continue", the difference is logged and the episode
             continues.
-        policy: the label of the policy to replay. It is required if the run has several.
+        policy: the label of the policy to replay. It is required if the run contains multiple policies.
 
     Raises:
-        ConfigError: If the run or the policy does not exist, or `policy` is required.
+        ConfigError: If the run or the policy does not exist, or if `policy` is required but missing.
     """
 
     path_options = ("run",)
@@ -76,15 +76,16 @@ class ReplayPolicy(AgentPolicy):
         if policy is not None and policy not in labels:
             raise ConfigError(f"{self._file} has no episodes of policy {policy!r}{did_you_mean(policy, labels)}")
         if not labels:
-            raise ConfigError(f"{self._file} has no finished episode")
+            raise ConfigError(f"{self._file} has no finished episodes")
         if policy is None and len(labels) > 1:
-            raise ConfigError(f"{self._file} has episodes of {', '.join(sorted(labels))}; set policy to one of them")
+            names = ", ".join(sorted(labels))
+            raise ConfigError(f"{self._file} has episodes of multiple policies ({names}); set policy to one of them")
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """Return a session that replays one recorded episode.
 
         Raises:
-            PolicyError: If the run has no matching episode, or the episode was not collected by a worker.
+            PolicyError: If the run has no matching episode, or if the episode has no recorded actions.
         """
         position = (context.sample_id, context.rollout_index)
         line = self._by_id.get(context.rollout_id) or self._by_position.get(position)
@@ -105,12 +106,15 @@ class ReplayPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raise a PolicyError, because actions belong to an episode. Use the session that `open` returns."""
-        raise PolicyError("a replay acts only within an episode; open a session first")
+        """Raise a `PolicyError`, because an action always belongs to an episode.
+
+        Use the session that `open` returns.
+        """
+        raise PolicyError("ReplayPolicy cannot act outside of an episode; open a session first")
 
 
 class _ReplaySession(AgentPolicy):
-    """A replay of one recorded episode from its beginning."""
+    """A session that replays one recorded episode from its beginning."""
 
     def __init__(
         self,
@@ -131,13 +135,13 @@ class _ReplaySession(AgentPolicy):
         """Return the next recorded action.
 
         Raises:
-            PolicyError: If the conversation differs from the recorded one, or continues beyond its end.
+            PolicyError: If the conversation differs from the recorded one or is longer.
             RewardKitError: If the recorded policy raised this error at this point.
         """
         step, recorded = self._next, self._episode
         if step == len(recorded):
             return self._past_the_end(observation)
-        # Before the first action, compare the conversation that the task passed to the policy.
+        # Before the first action, compare with the conversation that the task passed to the recorded policy.
         given = recorded.get_infos(0).get("given_messages") if step == 0 else None
         if given is not None:
             expected = [Message.model_validate(message) for message in given]
@@ -147,16 +151,26 @@ class _ReplaySession(AgentPolicy):
         outputs = {key: column.get(step) for key, column in recorded.extra_model_outputs.items()}
         action = await self._action(step, outputs)
         self._next += 1
-        # The prompt of the first action is the start of the record.
+        # The record starts with the prompt of the first action.
         self._compared = recorded.assistant_turns[step]
         log_probs = read_log_probs(recorded, step, self._turns.get(step))
         return PolicyOutput(action, outputs.get("raw_policy_output"), log_probs, outputs.get("value_estimate"))
 
-    async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Compare the messages after the last action with the recorded ones.
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Skip the actions of earlier turns, which have been repeated already.
 
         Raises:
-            PolicyError: If they differ.
+            PolicyError: If the recorded episode is shorter.
+        """
+        if len(turns) > len(self._episode):
+            raise PolicyError(f"{self._name}: it has {len(self._episode)} actions, fewer than the {len(turns)} to skip")
+        self._next = len(turns)
+
+    async def on_episode_end(self, messages: Sequence[Message]) -> None:
+        """Compare the messages after the last action with the recorded messages.
+
+        Raises:
+            PolicyError: If the messages differ.
         """
         self._compare(messages, self._episode.messages)
 
@@ -177,9 +191,9 @@ class _ReplaySession(AgentPolicy):
         self._compared = len(before)
 
     def _report(self, what: str) -> None:
-        """Report the first difference by an error or a warning.
+        """Raise or log the first difference.
 
-        Later differences follow from it and are not reported.
+        Later differences result from the first one and are not reported.
         """
         if self._has_diverged:
             return
@@ -190,7 +204,7 @@ class _ReplaySession(AgentPolicy):
         self._has_diverged = True
 
     def _past_the_end(self, observation: Sequence[Message]) -> PolicyOutput:
-        """Raise the failure of the recorded policy, or report that this episode continues beyond the recorded one."""
+        """Raise the failure of the recorded policy, or report that this episode is longer than the recorded one."""
         self._compare(observation[: len(self._episode.messages)], self._episode.messages)
         facts = get_facts(self._episode)
         failure = facts["failure"]
@@ -201,7 +215,7 @@ class _ReplaySession(AgentPolicy):
         return PolicyOutput({"type": "terminate"})
 
     async def _action(self, step: int, outputs: Mapping[str, Any]) -> Action:
-        """Return the recorded action, after repeating the calls that the policy executed itself."""
+        """Repeat the calls that the policy executed itself, and return the recorded action."""
         recorded, action = self._episode, dict(self._episode.get_actions(step))
         turn, own = recorded.assistant_turns[step], outputs.get("own_account") or ()
         if step == 0 and "given_messages" in recorded.get_infos(0):
@@ -212,11 +226,11 @@ class _ReplaySession(AgentPolicy):
             action["is_final"] = True
         for call in recorded.get_infos(step + 1).get("own_calls") or ():
             if self._call_tool is None:
-                raise PolicyError(f"{self._name}: the policy called {call['name']}, which needs an episode")
+                raise PolicyError(f"{self._name}: the policy called {call['name']}, but no episode is open")
             answer = (await self._call_tool(call["name"], call["arguments"])).text
             if hash_key(answer) != call["answer"]:
                 self._report(
-                    f"{call['name']} {call['arguments']!r} returned a different result than in the recording: "
+                    f"{call['name']} {call['arguments']!r} returned a result that differs from the recorded one: "
                     f"{answer!r:.200}"
                 )
         if "results" in own:
@@ -225,7 +239,7 @@ class _ReplaySession(AgentPolicy):
 
 
 def episodes_file(run: Path) -> Path:
-    """Return the `episodes.jsonl` of a run, given its directory or that file.
+    """Return the `episodes.jsonl` of a run, given the directory of the run or the file itself.
 
     Raises:
         ConfigError: If the file is missing.
@@ -250,7 +264,7 @@ def recorded_labels(run: Path) -> list[str]:
 def _identities(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the offset and the first fields of each line. An incomplete last line is skipped."""
     for number, (offset, line) in enumerate(complete_lines(file), 1):
-        # Quotes are escaped inside JSON strings, so this match is the key itself; the long part need not be parsed.
+        # Quotes are escaped inside JSON strings, so this match is the key itself. The long rest need not be parsed.
         end = line.find(_AFTER_IDENTITY)
         try:
             identity = json.loads(line if end < 0 else line[:end] + b"}")

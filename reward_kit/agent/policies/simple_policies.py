@@ -16,6 +16,7 @@ from reward_kit.agent.policy_interface import (
     Action,
     AgentPolicy,
     EpisodeContext,
+    PastTurn,
     PolicyOutput,
     check_output,
     get_tool_calls,
@@ -50,6 +51,9 @@ class RandomPolicy(AgentPolicy):
         session = RandomPolicy()
         session._random, session._resource = random.Random(context.seed), context.resource
         return session
+
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Do nothing: each action is random."""
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
@@ -94,6 +98,10 @@ class ScriptedPolicy(AgentPolicy):
         session._next = 0
         return session
 
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Skip the actions of the list that belong to earlier turns."""
+        self._next = len(turns)
+
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
@@ -135,6 +143,10 @@ class ExpertPolicy(AgentPolicy):
         if context.resource is None:
             raise PolicyError("the expert policy needs a resource, but this task has none")
         return ExpertPolicy(context.resource)
+
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Record that the episode has begun, so that an expert without an action ends it."""
+        self._has_acted = bool(turns)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
@@ -180,6 +192,9 @@ class HumanPolicy(AgentPolicy):
         """Return a session that shows the conversation from its first message."""
         self._show(f"\n--- episode {context.rollout_id} ---\n{HELP}")
         return HumanPolicy(self._reader, self._writer)
+
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        """Do nothing: the whole conversation is shown before the next action."""
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None

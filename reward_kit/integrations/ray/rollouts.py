@@ -18,8 +18,9 @@ import anyio
 import anyio.lowlevel
 
 from reward_kit.agent.limits import ActionUsage, RunBudget
+from reward_kit.agent.live_episode import LiveEpisode
 from reward_kit.agent.models import StopReason
-from reward_kit.agent.rl_rollout_worker import LiveEpisode, RLRolloutWorker
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.starts import GroupStart
 from reward_kit.blocking import allow_threads

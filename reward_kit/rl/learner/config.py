@@ -110,19 +110,19 @@ class PPOConfig:
 
     Attributes:
         epochs: the number of passes over the batch.
-        minibatch_rows: the number of rows in an optimizer step. If None, `minibatches` is used, and without it all
-            rows.
+        minibatch_rows: the number of rows in an optimizer step. If None, `minibatches` is used. If that is None too, a
+            step uses all rows.
         minibatches: the number of optimizer steps in an epoch, at most one for each row. The sizes of the mini-batches
             differ by at most one row.
         max_tokens_per_micro_batch: the maximum number of tokens in one pass through the module, including padding. If
-            None, it is 1,024 on a CPU, to fit its caches, and 16,384 on an accelerator. A longer row is a pass by
+            None, it is 1,024 on a CPU, to fit its caches, and 16,384 on an accelerator. A longer row forms a pass by
             itself. The value affects memory and speed, but not the gradient.
         loss: the policy loss; see `rl.losses`.
         clip_low: the maximum distance of the probability ratio below 1, of the log-ratio below 0 ("gmpo"), or the
             maximum divergence of a token with a negative advantage ("dppo_tv", "dppo_kl"). If None, it is 0.2; for
             "gspo" 3e-4, "cispo" 1, "gmpo" 0.4, "dppo_tv" 0.15, and "dppo_kl" 0.05.
-        clip_high: the same above 1, above 0, or for positive advantages. If None, it is as `clip_low`, but 4e-4 for
-            "gspo" and 4 for "cispo".
+        clip_high: the corresponding maximum above 1, above 0, or for positive advantages. If None, the defaults are the
+            same as for `clip_low`, except 4e-4 for "gspo" and 4 for "cispo".
         dual_clip: the bound on the loss of tokens with a negative advantage, for "ppo" and "decoupled". None means no
             bound.
         aggregation: how the losses of tokens are reduced to one number. If None, it is "token-mean", or
@@ -150,25 +150,25 @@ class PPOConfig:
         critic_warmup: the number of initial updates that train only the value head.
         lr: the learning rate.
         value_lr: the learning rate of the value head. If None, it is `lr`.
-        lr_by_name: learning rates for parameters by name, such as {"*norm*": 1e-2}. The keys are `fnmatch` patterns for
-            the names in `named_parameters`. The first pattern that matches is used, instead of `value_lr` or `lr`. All
-            learning rates follow the same schedule.
+        lr_by_name: learning rates keyed by parameter name, such as {"*norm*": 1e-2}. The keys are `fnmatch` patterns
+            for the names in `named_parameters`. The first pattern that matches is used, instead of `value_lr` or `lr`.
+            All learning rates follow the same schedule.
         betas: the betas of AdamW.
         adam_epsilon: the epsilon of AdamW.
         weight_decay: the weight decay of AdamW, which is applied to matrices but not to biases, norms and other
             vectors.
-        max_grad_norm: the 2-norm to which the gradient is clipped. If None, it is not clipped.
+        max_grad_norm: the 2-norm to which the gradient is clipped. If None, the gradient is not clipped.
         schedule: the schedule of the learning rate after the warm-up.
         warmup: the number of initial updates over which the learning rate rises.
         min_lr_share: the learning rate at the end of the schedule, as a fraction of `lr`.
-        temperature: the temperature by which logits are divided. It must be that of the sampler.
+        temperature: the temperature by which logits are divided. It must equal the temperature of the sampler.
         precision: "bfloat16" runs the module in autocast, while trained weights and losses are float32. If None, the
             type of the module determines the precision.
         gradient_checkpointing: whether to recompute activations inside the layers of the module instead of storing
             them.
         max_logits: the maximum number of logits in memory, which is the number of tokens times the size of the
-            vocabulary. If there are more, the head runs in chunks. It takes five times the memory of these logits, or
-            twice without a gradient.
+            vocabulary. If there are more, the head runs in chunks. The head takes five times the memory of these
+            logits, or twice their memory without a gradient.
         lora: the options of low-rank adapters, which are trained instead of the weights of the module. If None, the
             weights are trained.
         limits: the limits beyond which an alarm about off-policy data is raised.
@@ -235,14 +235,14 @@ class PPOConfig:
         return self.aggregation or ("seq-mean-token-mean" if self.loss in _OF_SEQUENCES else "token-mean")
 
     def for_weights(self, dtype: torch.dtype) -> PPOConfig:
-        """Return the options with the precision for a module whose weights have the given type."""
+        """Return the options with `precision` set; the default depends on the type of the module's weights."""
         if self.precision is not None:
             return self
         return replace(self, precision="bfloat16" if dtype == torch.bfloat16 else "float32")
 
     @property
     def of_critic(self) -> tuple[str, ...]:
-        """The names of the options of the critic that are set."""
+        """The names of the critic options that are set."""
         names = ("critic_warmup", "value_coefficient", "value_clip", "value_lr", "old_values")
         return tuple(name for name in names if _is_set(self, name))
 
@@ -348,7 +348,10 @@ def _is_set(config: PPOConfig, name: str) -> bool:
 
 
 def lr_factor(config: PPOConfig, update: int, total: int | None) -> float:
-    """Return the factor of the learning rate for an update, counted from 0. After the last update, it is constant."""
+    """Return the factor of the learning rate for an update, counted from 0.
+
+    After the last update, the factor is constant.
+    """
     if update < config.warmup:
         return (update + 1) / config.warmup
     if config.schedule == "constant" or total is None:

@@ -1,9 +1,9 @@
 """The log-probabilities, entropies and values of a module, computed only for the tokens in the loss.
 
 Most tokens of an episode are observations, which need no logits. A hook before the head of the module selects the
-hidden states that predict tokens in the loss, so that the head runs only on these. It is the most expensive layer of a
-small model. In the last layer, only the keys and values are needed for all tokens. `LastLayer` computes everything else
-only for the selected tokens.
+hidden states that predict tokens in the loss, so that the head, which is the most expensive layer of a small model,
+runs only on these. In the last layer, only the keys and values are needed for all tokens. `LastLayer` computes
+everything else only for the selected tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CLOSE = 0.02
 
 
 class Scores(NamedTuple):
-    """The log-probability of each token and, if requested, its entropy, and the values of a critic for each action."""
+    """The log-probability and, if requested, the entropy of each token, and the value of a critic for each action."""
 
     logprobs_N: Tensor
     entropies_N: Tensor | None
@@ -43,7 +43,7 @@ class LogprobModel:
     Args:
         module: a causal language model of `transformers`, with or without adapters or a value head, or any module that
             maps (ids_BT, attention_mask_BT) to logits_BTV.
-        config: the options. Only `temperature`, `precision`, `max_logits` and the use of entropies matter here.
+        config: the options. Only `temperature`, `precision`, `max_logits` and the use of entropies are used.
     """
 
     def __init__(self, module: nn.Module, config: PPOConfig) -> None:
@@ -53,7 +53,7 @@ class LogprobModel:
         self._last_layer: LastLayer | None = None
         # A checkpointed layer runs again in the backward pass, after its hooks are removed.
         if self._head is not None and not config.gradient_checkpointing:
-            module.eval()  # In scoring mode, since two passes with dropout differ.
+            module.eval()  # Use evaluation mode, since two passes with dropout differ.
             with self._precision(next(module.parameters()).device):
                 self._last_layer = find_last_layer(module, self._head)
 
@@ -63,10 +63,10 @@ class LogprobModel:
         return self._head is not None and hasattr(self.module, "value_head")
 
     def __call__(self, part: MicroBatch, *, values_only: bool = False, entropies: bool = True) -> Scores:
-        """Score a micro-batch. The result has a graph if gradients are enabled.
+        """Score a micro-batch. The result has a computation graph if gradients are enabled.
 
-        If `values_only` is true, only the values have a gradient, and it does not reach the layers below the value
-        head. Computing entropies costs as much as computing log-probabilities.
+        If `values_only` is true, only the values have a gradient, and this gradient does not reach the layers below the
+        value head. Computing entropies costs as much as computing log-probabilities.
         """
         with self._precision(part.ids_BT.device):
             if self._head is None:
@@ -98,7 +98,7 @@ class LogprobModel:
             nonlocal hidden_NH, values_M
             hidden_NH = args[0].reshape(-1, args[0].shape[-1])
             hidden_NH = hidden_NH if last is not None else hidden_NH.index_select(0, part.before_N)
-            # Inside the module's forward, where sharded weights are gathered.
+            # This runs inside the module's forward method, where sharded weights are gathered.
             with torch.set_grad_enabled(torch.is_grad_enabled() or values_only):
                 values_M = self._values(hidden_NH, part.firsts_M)
             return ((hidden_NH if is_whole else hidden_NH[:1]).unsqueeze(0), *args[1:])
@@ -174,9 +174,9 @@ def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:
 
 
 def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction | None:
-    """Return the restriction of the tokens from `start` to `stop`, with only the sets that they use.
+    """Return the restriction of the tokens from `start` to `stop`, limited to the sets that these tokens use.
 
-    The sets are as wide as the logits.
+    Each set is as wide as the logits.
     """
     if restriction is None:
         return None
@@ -191,7 +191,7 @@ def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction 
 
 
 def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logits_1V: Tensor) -> AfterHead:
-    """Return the operation between the head and the logits, such as a soft cap, found by a trial on one token."""
+    """Return the operation between the head and the logits, such as a soft cap. It is found by a trial on one token."""
     config = getattr(module, "config", None)
     known: list[AfterHead] = []
     # The configuration is read first: a cap has no visible effect on small logits, but matters once they grow.
@@ -215,11 +215,11 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
 
 @dataclass(frozen=True, slots=True)
 class LastLayer:
-    """The parts of a last layer `x + attention(norm(x))` that is followed by operations on single tokens.
+    """The parts of a last layer that computes `x + attention(norm(x))`, followed by operations on single tokens.
 
     Keys and values are computed for all tokens. The output of the attention, the feed-forward part and the last norm
-    are computed only for the scored tokens. This saves a fifth of the work in a model with two layers, and a fiftieth
-    with twenty-four. Hooks do this for one forward pass, and the code of the model is unchanged.
+    are computed only for the scored tokens. This saves a fifth of the work in a model with 2 layers, and a fiftieth in
+    a model with 24 layers. Hooks do this for one forward pass, and the code of the model is unchanged.
     """
 
     layer: nn.Module

@@ -1,4 +1,7 @@
-"""The trainable parameters: AdamW with parameter groups, gradient norms, and low-rank adapters (Hu et al. 2022)."""
+"""Optimization of trainable parameters: AdamW with parameter groups, gradient norms, and low-rank adapters.
+
+Low-rank adapters are described in Hu et al. 2022.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def check_critic(config: PPOConfig, *, has_values: bool) -> None:
 
 
 def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """Create an AdamW optimizer with the groups of `parameter_groups`."""
+    """Create an AdamW optimizer for the groups that `parameter_groups` returns."""
     groups = parameter_groups(module, config)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
 
@@ -53,7 +56,7 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
     """Divide the trainable parameters into groups by name pattern, value head or policy, and matrix or vector.
 
     Raises:
-        ConfigError: If the module has no trainable parameters, or a pattern of `lr_by_name` matches none.
+        ConfigError: If the module has no trainable parameters, or a pattern of `lr_by_name` matches no parameter.
     """
 
     def pattern_of(name: str) -> str | None:
@@ -132,9 +135,10 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> T
 
 
 def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None:
-    """Add adapters to a `transformers` model or a `PolicyWithValue`, in place. Only these and a value head learn.
+    """Add adapters to a `transformers` model or a `PolicyWithValue`, in place.
 
-    Initially, they have no effect, because one of the two matrices of an adapter is 0. The other is random.
+    Only the adapters and a value head are trained. Initially, the adapters have no effect, because one of the two
+    matrices of an adapter is 0. The other matrix is random.
 
     Raises:
         ConfigError: If `peft` is not installed, the module already has adapters, or no layer matches a target.
@@ -182,5 +186,5 @@ def without_adapters(module: nn.Module) -> Iterator[None]:
 
 
 def _is_adapter(layer: nn.Module) -> bool:
-    # Tested by attributes, so that peft is imported only if it is used.
+    # Test attributes so that peft is imported only if it is used.
     return hasattr(layer, "lora_A") and hasattr(layer, "enable_adapters")

@@ -1,13 +1,13 @@
-"""Training of one module in several processes. FSDP2 shards it, micro-batches are distributed, and results are summed.
+"""Training of one module in multiple processes. FSDP2 shards it, micro-batches are distributed, and results are summed.
 
 Every process receives the same rows and draws the same random order; only the micro-batches differ. Gradients are
-summed over processes, not averaged, since the loss of a micro-batch is a part of the loss of the whole batch
+summed over processes rather than averaged, since the loss of a micro-batch is a part of the loss of the whole batch
 (`losses.GlobalBatch`). If `torch.distributed` is not initialized, there is only one process, and the functions of this
 module do nothing.
 
-The first process sends orders, which the others follow (`ShardedLearner`, `follow`). All processes must enter each
-collective operation. If one process fails, the others would wait forever. Failures are therefore recorded in a store
-that all processes share (`ProcessGroup`), and processes check it while they wait in a collective operation.
+The first process sends orders, which the other processes follow (`ShardedLearner`, `follow`). All processes must enter
+each collective operation. If one process fails, the others would wait forever. Failures are therefore recorded in a
+store that all processes share (`ProcessGroup`), and processes check it while they wait in a collective operation.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Processes:
         and the backward pass, and then freed. The remaining layers form another unit. All processes start with the
         weights of the first process.
 
-        The module must be on its final device. From then on, it must be called as a whole, so that its hooks run. With
-        bfloat16, parameters are gathered in bfloat16, and gradients are summed in float32. With float32, the type of
-        the weights is used.
+        The module must be on its final device. From then on, it must be called as a whole so that its hooks run. If
+        `precision` is bfloat16, parameters are gathered in bfloat16, and gradients are summed in float32. If it is
+        float32, the type of the weights is used.
         """
         if not self.is_group or isinstance(module, FSDPModule):
             return
@@ -103,9 +103,10 @@ class Processes:
             dist.broadcast(tensor.detach(), 0)
 
     def share(self, parts: Sequence[Ints]) -> list[Ints]:
-        """Return the micro-batches of this process. All processes get equally many, as collective operations require.
+        """Return the micro-batches of this process.
 
-        Micro-batches are halved until there are enough of them. Empty ones pass through the module like all others.
+        All processes get the same number of micro-batches, as collective operations require. Micro-batches are halved
+        until there are enough of them. Empty micro-batches pass through the module like all others.
         """
         parts = list(parts)
         wanted = -(-len(parts) // self.size) * self.size
@@ -138,8 +139,9 @@ class Processes:
 def process_group() -> Iterator[Processes]:
     """Open the group of processes that `torchrun` or Ray Train started, if any.
 
-    Tensors on a CPU use gloo, those on accelerators use NCCL. Each process uses the accelerator with its local rank. If
-    the block raises an exception, the group is not closed, because other processes may have ended or may be waiting.
+    Tensors on a CPU use gloo, and tensors on accelerators use NCCL. Each process uses the accelerator with its local
+    rank. If the block raises an exception, the group is not closed, because other processes may have ended or may be
+    waiting.
     """
     if dist.is_initialized() or not os.environ.keys() >= _STARTED:
         yield Processes.current()
@@ -163,7 +165,7 @@ def _device_of(module: nn.Module) -> torch.device:
 
 
 def shardable_layers(module: nn.Module) -> list[nn.Module]:
-    """Return the layers to shard separately: those that `transformers` does not split."""
+    """Return the layers to shard separately, which are the layers that `transformers` does not split."""
     names: set[str] = set()
     for one in module.modules():
         names.update(getattr(one, "_no_split_modules", None) or ())
@@ -204,7 +206,7 @@ def load_module(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state from `whole` into an optimizer whose parameters may be sharded. Its options are unchanged."""
+    """Load a state from `whole` into an optimizer whose parameters may be sharded. The options are unchanged."""
     parameters = dict(enumerate(one for group in optimizer.param_groups for one in group["params"]))
     kept = {
         index: {key: _shard_like(value, parameters.get(int(index))) for key, value in moments.items()}
@@ -217,7 +219,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
 
 def _shard_like(value: Any, like: Any) -> Any:
-    """Return a copy of a tensor that is sharded like `like`. Other values are returned unchanged."""
+    """Return a copy of a tensor that is sharded in the same way as `like`. Other values are returned unchanged."""
     if not isinstance(value, Tensor):
         return value
     if not (isinstance(like, DTensor) and value.shape == like.shape):
@@ -226,7 +228,7 @@ def _shard_like(value: Any, like: Any) -> Any:
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-_ORDERS_WAIT = timedelta(days=365)  # The others wait for orders while the first process collects episodes.
+_ORDERS_WAIT = timedelta(days=365)  # The other processes wait for orders while the first process collects episodes.
 _LOOK_S = 0.1
 _GRACE_S = 10.0
 _LEAVING_S = 2.0
@@ -236,11 +238,11 @@ _BROKEN, _HEARD, _OVER, _LEFT = "broken", "heard", "over", "left"
 
 
 class ProcessGroup:
-    """Sends orders from the first process to the others, and records failures in a store that all share."""
+    """Sends orders from the first process to the others, and records failures in a store that all processes share."""
 
     def __init__(self, processes: Processes, store: Any) -> None:
         self.processes, self._store = processes, store
-        # A group on the CPU, with a separate time limit.
+        # Create a group on the CPU that has a separate time limit.
         self._orders = dist.new_group(backend="gloo", timeout=_ORDERS_WAIT)
 
     def order(self, *order: Any) -> None:
@@ -257,7 +259,7 @@ class ProcessGroup:
     def call(self, make: Callable[[], Value]) -> Value:
         """Make a call in which all processes take part.
 
-        If another process fails, a `TrainingError` with the reason is raised.
+        If another process fails, a `TrainingError` that contains the reason is raised.
         """
         made = _in_thread(make)
         while not wait([made], timeout=_LOOK_S).done:
@@ -297,7 +299,7 @@ class ProcessGroup:
 
     @property
     def is_over(self) -> bool:
-        """True if the first process has ended or is about to end. It reports the reason itself."""
+        """True if the first process has ended or is about to end. The first process reports the reason itself."""
         return self._is_noted(_OVER) or self._is_noted(_HEARD)
 
     def _is_noted(self, note: str) -> bool:
@@ -311,7 +313,7 @@ class ProcessGroup:
         reason = str(error) if isinstance(error, RewardKitError) else f"{type(error).__name__}: {error}"
         note = f"process {self.processes.rank + 1} of {self.processes.size}: {reason}"
         with suppress(RuntimeError):  # see `_is_noted`
-            self._store.compare_set(_BROKEN, "", note)  # The first failure causes the later ones.
+            self._store.compare_set(_BROKEN, "", note)  # The first failure causes the later failures.
         return self.is_over_within(_GRACE_S)
 
     def is_over_within(self, seconds: float) -> bool:
@@ -326,8 +328,8 @@ class ProcessGroup:
 def open_process_group() -> Iterator[ProcessGroup | None]:
     """Open the group of processes that were started together, or return None if there is only one process.
 
-    If the block of the first process raises an exception, the others end without another order. Otherwise, the first
-    process sends a last order.
+    If the block of the first process raises an exception, the other processes end without a further order. Otherwise,
+    the first process sends a last order.
     """
     with process_group() as processes:
         if not processes.is_group:
@@ -340,15 +342,15 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
                 "start the processes with torchrun"
             )
         stores: Any = dist
-        # A separate connection, since a waiting collective operation may occupy the other one.
+        # Use a separate connection, since a waiting collective operation may occupy the other connection.
         store = stores.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
-        # All processes create equally many groups; the number separates records of different groups.
+        # All processes create the same number of groups. The number separates the records of different groups.
         number = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_groups)}"
         group = ProcessGroup(processes, stores.PrefixStore(f"reward-kit/{number}", store))
         try:
             yield group
             if processes.is_first:
-                group.call(group.order)  # An empty order is the last one.
+                group.call(group.order)  # An empty order is the last order.
         finally:
             if processes.is_first:
                 group.end()
@@ -372,16 +374,16 @@ def _in_thread(call: Callable[[], Value]) -> Future[Value]:
 
 
 class ShardedLearner:
-    """The learner of the first of several processes, with the methods of `PPOLearner`. All processes run them.
+    """The learner in the first of multiple processes. It has the methods of `PPOLearner`, which all processes run.
 
-    A copy of the module is sharded. The module itself is not sharded, and gets the new weights after each update, for
-    acting and for saving.
+    A copy of the module is sharded. The module itself is not sharded. It receives the new weights after each update and
+    is used for acting and saving.
 
     Args:
         module: the module to train.
-        make: a function that creates the `PPOLearner` for a module, the same in every process.
+        make: a function that creates the `PPOLearner` for a module. It must be the same in every process.
         group: the processes.
-        setup: the first order, with which the others create their learners; see `follow`.
+        setup: the first order, with which the other processes create their learners; see `follow`.
     """
 
     def __init__(
@@ -427,7 +429,7 @@ _CHANGING = ("update", "load_state_dict")
 def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
     """Execute the orders of the first process until it sends its last order or ends. The other processes call this.
 
-    Signals are ignored, because the first process stops the others. A signal to all of them would interrupt an update
+    Signals are ignored, because the first process stops the others. A signal to all processes would interrupt an update
     for which the first process is still waiting.
 
     Args:
@@ -453,7 +455,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
                 extra = {"keep": False} if name == "state_dict" else {}
                 getattr(learner, name)(*arguments, **options, **extra)
             except RewardKitError:
-                # All processes raise the same error, and the first one reports it.
+                # All processes raise the same error, and the first process reports it.
                 if not group.is_over_within(5.0):
                     raise
                 return
@@ -469,7 +471,7 @@ def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
             signal.signal(signal.SIGTERM, lambda *_: is_ending.set())
         work = _in_thread(obey)
         while not wait([work], timeout=0.2).done:
-            # Without a last order, the first process ended with an error and will not answer.
+            # Without a last order, the first process ended with an error and will not respond.
             if group.is_over and not wait([work], timeout=_LAST_ORDER_S).done:
                 return False
         if (error := work.exception()) is None:

@@ -1,4 +1,4 @@
-"""Rows in the form that the learner uses: without padding, with the tokens in the loss selected, and in parts.
+"""Rows in the form that the learner uses: without padding, divided into parts, and with the loss tokens selected.
 
 Each part is padded on the right to its longest row. With causal attention, no other token attends to this padding, so
 no mask is needed. The axis `_N` contains the tokens in the loss.
@@ -19,7 +19,10 @@ from reward_kit.tokens import PackedBatch, TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
 CHOICE = "is_choice"
-"""The column that is 1 for tokens with a choice. Without this column, every token has a choice."""
+"""The column that is 1 for tokens at which the policy had a choice.
+
+Without this column, it had a choice at every token.
+"""
 _COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "value_mask")
 
 
@@ -27,7 +30,7 @@ class Restriction(NamedTuple):
     """The tokens of a part that were sampled under a constraint, and the ids that it allowed."""
 
     tokens_K: Tensor  # The tokens' indices on the axis N, ascending
-    sets_K: Tensor  # The index of each token's set of allowed ids, which several tokens may share
+    sets_K: Tensor  # The index of each token's set of allowed ids; multiple tokens may share a set
     owners_A: Tensor  # The index of the set, for each id of each set
     ids_A: Tensor
     sets: int
@@ -50,9 +53,9 @@ class MicroBatch(NamedTuple):
 class TrainingRows:
     """The rows of a batch, concatenated."""
 
-    ids: Ints  # (L,) of all tokens
+    ids: Ints  # (L,) the ids of all tokens
     starts_B: Ints  # the index in `ids` at which each row begins
-    lengths_B: Ints  # number of tokens in each row
+    lengths_B: Ints  # the number of tokens in each row
     counts_B: Ints  # The number of each row's tokens in the loss
     flat_N: Ints  # The index of each token in the loss on the batch's flat axis (B·T)
     positions_N: Ints  # The index of each token within its row
@@ -79,7 +82,7 @@ class TrainingRows:
         lengths = np.count_nonzero(is_token, axis=1).astype(np.int64)
         flat = np.flatnonzero(takes_part & is_token)
         rows_N, columns_N = np.divmod(flat, max(is_token.shape[1], 1))
-        # Real tokens are contiguous, and rows without any have no token in the loss.
+        # Real tokens are contiguous, and rows without real tokens have no token in the loss.
         places = columns_N - (is_token.argmax(axis=1)[rows_N] if len(flat) else 0)
         if len(places) and places.min() == 0:
             raise TrainingError(
@@ -111,7 +114,7 @@ class TrainingRows:
 
     @property
     def choices(self) -> int:
-        """The number of tokens in the loss that train the policy. The others train only the critic."""
+        """The number of tokens in the loss that train the policy. The other tokens train only the critic."""
         chosen = self.columns.get(CHOICE)
         return self.count if chosen is None else int(np.count_nonzero(chosen))
 
@@ -119,8 +122,8 @@ class TrainingRows:
         """Remove the tokens for which a constraint allowed only one id, because the policy had no choice.
 
         Their log-probability is 0 for any weights, so they would reduce the mean losses, entropies and divergences. If
-        `keep_firsts` is true, the first token of an action is kept, because the critic predicts the value there. It has
-        0 in the column `CHOICE`, so that no other loss counts it.
+        `keep_firsts` is true, the first token of an action is kept, because the critic predicts the value there. The
+        column `CHOICE` is 0 for this token so that no other loss counts it.
         """
         sizes = np.array([*map(len, self.sets), 0])
         is_forced = sizes[self.sets_N] == 1
@@ -226,10 +229,10 @@ def to_tensors(
         keys: the names of the arrays. If None, all arrays are converted.
         device: the device of the tensors.
         dtype: the type of the real numbers.
-        pin_memory: whether to copy through page-locked memory, from which an accelerator can copy asynchronously. With
-            the device "cpu", the tensors stay in page-locked memory.
+        pin_memory: whether to copy through page-locked memory, from which an accelerator can copy asynchronously. If
+            the device is "cpu", the tensors stay in page-locked memory.
         non_blocking: whether to return before the copies are complete. Later work on the device waits for them. This
-            has an effect only with `pin_memory`.
+            has an effect only if `pin_memory` is set.
 
     Raises:
         ConfigError: If an array does not exist, or `pin_memory` is set without an accelerator.

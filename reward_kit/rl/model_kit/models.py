@@ -10,7 +10,7 @@ The chat template has one token for each role and nothing between messages:
 A message ends where the token of the next role begins. Only the messages of the assistant end with a separate token,
 the end-of-sequence token `<|end|>`. The text of a message never depends on later messages, so the tokens of an episode
 so far are always a prefix of its next prompt. If a message contains the text of a special token, that text is split
-into several tokens, so that no message can imitate another role. Tool calls are written as in the action format
+into multiple tokens so that no message can imitate a different role. Tool calls are written as in the action format
 "hermes".
 
 Decoders have the architecture of Qwen3. This is a Llama with normalized queries and keys, so that attention cannot
@@ -91,8 +91,9 @@ TERSE_TEMPLATE = """\
 {{ raise_exception('a message has the role system, user, assistant or tool; got ' ~ message.role) }}
 {%- endif -%}{%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
-"""The shortest chat template, for models of a single task. All text outside of the answers of the assistant comes from
-the environment.
+"""The shortest chat template, for models of a single task.
+
+All text other than the messages of the assistant comes from the environment.
 
     Your task is: …<|assistant|>go to fridge 1<|end|> You arrive.<|assistant|>
 
@@ -115,27 +116,27 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     r"""Build a tokenizer with the chat template, for `save_pretrained` and `AutoTokenizer.from_pretrained`.
 
-    With "word", a text is split into units, words (`\w+`) and single symbols, each with at most one preceding space.
-    Other white space is split into characters. The vocabulary contains white space and all pieces of `texts` and
+    If `level` is "word", text is split into units, words (`\w+`) and single symbols, each with at most one preceding
+    space. Other white space is split into characters. The vocabulary contains white space and all pieces of `texts` and
     `words`, both with and without a preceding space. Other pieces become `<|unknown|>`, and `unknown_pieces` counts
-    them. The text of a sequence is the concatenation of the texts of its tokens, as constrained decoding requires.
+    them. The text of a sequence is the concatenation of the strings of its tokens, as constrained decoding requires.
 
-    With "byte", a token is a byte of UTF-8, and no piece is unknown.
+    If `level` is "byte", a token is a byte of UTF-8, and no piece is unknown.
 
     Args:
-        texts: the texts of the domain, for the vocabulary.
+        texts: strings from the domain, which determine the vocabulary.
         words: further words and phrases that may occur but are not in `texts`.
         units: regular expressions (Oniguruma syntax) for sequences of words that become one token. The first expression
             that matches is used. For example, `[a-z]+ \d+` makes "fridge 1" one token, and `\{"name": "` the beginning
             of a tool call.
         level: "word" or "byte".
         spaces: "kept" keeps white space. "single" replaces every run of white space with one space, and removes white
-            space at both ends of a text. With "none", white space only separates pieces, so that a word has only one
-            form, and tokens are joined with one space. A tokenizer with "none" supports no grammars, only choices from
-            a list.
-        dropped: regular expressions (Oniguruma syntax) whose matches are removed from every text first, in this order,
-            such as `(?i)\b(?:a|the)\b`. The model does not see the matches, so it cannot distinguish choices that
-            differ only in them.
+            space at both ends of a string. With "none", white space only separates pieces, so that a word has only one
+            form, and tokens are joined with one space. A tokenizer with "none" does not support grammars; it supports
+            only choices from a list.
+        dropped: regular expressions (Oniguruma syntax) whose matches are removed from every string first, in this
+            order, such as `(?i)\b(?:a|the)\b`. The model does not see the matches, so it cannot distinguish choices
+            that differ only in them.
         chat_template: the chat template in Jinja, with the special tokens above.
         context: the `model_max_length` of the tokenizer.
 
@@ -301,7 +302,10 @@ def build_decoder(
 
 @torch.no_grad()
 def initialize(model: PreTrainedModel, seed: int) -> None:
-    """Initialize float32 weights in place, as described in `build_decoder`. The layers must have the names of Llama."""
+    """Initialize float32 weights in place, as described in `build_decoder`.
+
+    The layers must have the same names as in Llama.
+    """
     generator = torch.Generator().manual_seed(seed)
     for name, weights in model.named_parameters():
         if weights.ndim < 2:
@@ -318,7 +322,7 @@ def initialize(model: PreTrainedModel, seed: int) -> None:
 def compose_embeddings(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, number_weight: float = 0.5
 ) -> None:
-    """Initialize each token that consists of several words as the sum of its words, in place.
+    """Initialize each token that consists of multiple words as the sum of its words, in place.
 
     For example, "take mug 1" becomes "take" + "mug" + half of "1". Tokens that share a word are then similar from the
     start, both as inputs and, with tied weights, as outputs. A model can therefore copy words instead of learning every

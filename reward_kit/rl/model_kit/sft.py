@@ -25,13 +25,12 @@ from reward_kit.agent.policies.hf.action_formats import (
     FORMATS,
     ActionFormat,
     Plain,
-    ToolSchema,
     find_action_format,
     tools_of,
 )
 from reward_kit.agent.policies.hf.chat_layout import ChatLayout, TokenConversation, tools_given
 from reward_kit.agent.policies.hf.constraints import TurnConstraints
-from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput, get_tool_calls
+from reward_kit.agent.policy_interface import Action, AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes.segments import REWRITTEN, EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -50,26 +49,26 @@ OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 Specs = Sequence[ToolSpec] | None
 ToolsFunction = Callable[[SingleAgentEpisode, int], Specs]
 TaughtFunction = Callable[[SingleAgentEpisode, int], bool]
-_TEXT = Plain()  # Without tools, every action is a text.
+_TEXT = Plain()  # Without tools, every action is plain text.
 _ANY_LENGTH = 2**31
 _POOL = 64
-"""The number of batches whose rows are sorted by length together, so that there is little padding but batches vary."""
+"""The number of batches whose rows are sorted by length together, so that padding is low but batches still vary."""
 
 
 class Demonstrations:
-    """Writes actions as the tokens of a model, with the options of the `HFAgentPolicy` that will act later.
+    """Writes actions as the tokens of a model. Use the same options as for the `HFAgentPolicy` that will act later.
 
     Args:
-        tokenizer: the tokenizer of the model, with a chat template.
+        tokenizer: the tokenizer of the model, which must have a chat template.
         action_format: the name of the format of tool calls.
         constrain: whether to record the ids that the constraint of the policy would have allowed for each token. With
             `use_allowed_ids` in `SFTConfig`, training then uses the same masks as the policy will use when it acts.
         tools_in_prompt: whether to pass the tools to the chat template.
         tool_role: the role of messages with tool results, "tool" or "user".
-        chat_template: the chat template. If None, it is that of the tokenizer.
+        chat_template: the chat template. If None, the chat template of the tokenizer is used.
         template_options: variables for the chat template.
-        max_context: the maximum number of tokens in a context. The first action that exceeds it and all later actions
-            are left out. None means no limit.
+        max_context: the maximum number of tokens in a context. The first action that exceeds this number and all later
+            actions are omitted. None means no limit.
 
     Raises:
         ConfigError: If the tokenizer has no chat template, or the format is unknown.
@@ -107,15 +106,15 @@ class Demonstrations:
         *,
         taught: TaughtFunction | None = None,
     ) -> list[SingleAgentEpisode]:
-        """Return copies of the episodes with the tokens of every action, for `build_rows`.
+        """Return copies of the episodes that contain the tokens of every action, for use in `build_rows`.
 
         Log-probabilities are unknown. An action that only ends the episode has no tokens. The number of tokens that are
         not in the vocabulary is logged.
 
         Args:
             episodes: the episodes, with messages as recorded by the rollout worker.
-            tools: the tools that `get_tools_spec` of the resource returns. If they vary, a function that takes an
-                episode and a step and returns the tools. None if there are no tool calls.
+            tools: the tools that `get_tools_spec` of the resource returns. If the tools vary, pass a function that
+                takes an episode and a step and returns the tools. Pass None if there are no tool calls.
             taught: a function that takes an episode and a step, and returns True if the action of the step should be
                 learned. Other actions, such as mistakes, appear only in the context of later actions. If None, every
                 action is learned.
@@ -184,7 +183,7 @@ class DemonstrationWriter:
                 raise PolicyError(str(options.form))
             form = options.form
             form.check(tools)
-        text = _write_action(action, tools, form)
+        text = form.write_action(action, tools)
         if _as_chat(read := form.action(text, tools)) != _as_chat(action):
             raise PolicyError(
                 f"action_format {form.name} parses {text!r} as {read!r}, not as {action!r}; use another action_format"
@@ -241,7 +240,7 @@ class DemonstratingPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the action of the expert with its tokens.
+        """Return the action of the expert and its tokens.
 
         Raises:
             PolicyError: If the action cannot be written as tokens.
@@ -281,18 +280,8 @@ def episode_texts(
     for episode in episodes:
         turns = set(episode.assistant_turns)
         texts += (message.text for index, message in enumerate(episode.messages) if index not in turns)
-        texts += (_write_action(episode.get_actions(step), known, form) for step in range(len(episode)))
+        texts += (form.write_action(episode.get_actions(step), known) for step in range(len(episode)))
     return texts
-
-
-def _write_action(action: Action, tools: Sequence[ToolSchema], form: ActionFormat) -> str:
-    def tool(name: str) -> ToolSchema:
-        return next((tool for tool in tools if tool.name == name), ToolSchema(name, {"type": "object"}))
-
-    calls = [form.write(tool(call["name"]), call.get("arguments") or {}) for call in get_tool_calls(action)]
-    text = "\n".join([*([action["content"]] if action.get("content") else []), *calls])
-    reasoning = action.get("reasoning_content")
-    return f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text
 
 
 def _as_chat(action: Action) -> dict[str, Any]:
@@ -318,7 +307,7 @@ class SFTConfig:
         min_lr_share: the learning rate at the end, as a fraction of `lr`.
         betas: the betas of AdamW.
         weight_decay: the weight decay of AdamW, which is applied to matrices.
-        max_grad_norm: the 2-norm to which the gradient is clipped. If None, it is not clipped.
+        max_grad_norm: the 2-norm to which the gradient is clipped. If None, the gradient is not clipped.
         use_allowed_ids: whether to compute the loss only over the ids that a constraint allowed, if rows record them. A
             token without an alternative is then skipped, because its loss is always 0.
         label_smoothing: the fraction of the target that is distributed evenly over the possible tokens. These are the
@@ -326,7 +315,7 @@ class SFTConfig:
             vocabulary otherwise. Smoothing preserves the exploration of a model.
         precision: "bfloat16" runs the model in autocast, while weights and loss are float32. If None, the type of the
             model determines the precision.
-        seed: the seed of the order of rows.
+        seed: the seed for the order of rows.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -382,7 +371,7 @@ class SFTProgress(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """The accuracy of a model that predicts each action token from the true tokens before it."""
+    """The accuracy of a model that predicts each action token from the true tokens that precede it."""
 
     loss: float  # the mean negative log-probability of an action token, in nats
     token_accuracy: float  # The share of action tokens that have the highest probability
@@ -410,11 +399,11 @@ def fit(
     on_failure: OnFailure | None = None,
     device: torch.device | str = "cpu",
 ) -> list[EpochReport]:
-    """Train a model on the actions of episodes, in place and without dropout. The same seed gives the same weights.
+    """Train a model on the actions of episodes, in place and without dropout. The same seed produces the same weights.
 
-    Half-precision weights become float32, as in `PPOLearner`. On a CPU, denormal numbers are treated as 0 during
-    training, because they can make a badly initialized model 40 times slower. The process also keeps freed memory for
-    reuse.
+    Half-precision weights are converted to float32, as in `PPOLearner`. On a CPU, denormal numbers are treated as 0
+    during training, because they can make a badly initialized model 40 times slower. The process also keeps freed
+    memory for reuse.
 
     Args:
         model: a causal language model of `transformers`.

@@ -45,7 +45,7 @@ def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
 
 
 def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield each unknown key of a mapping and of the mappings in it, with the keys that the dataclass has."""
+    """Yield each unknown key of a mapping and of nested mappings, and the keys that the dataclass accepts there."""
     hints = get_type_hints(kind)
     for key, value in data.items() if isinstance(data, dict) else ():
         if key not in hints:
@@ -242,7 +242,7 @@ class EvaluationModel(BaseModel):
 
 
 class CheckpointsModel(BaseModel):
-    """The checkpoints. One is also written at the end and when training is interrupted."""
+    """The checkpoints. A checkpoint is also written at the end and when training is interrupted."""
 
     model_config = _STRICT
 
@@ -281,7 +281,7 @@ class WandbModel(BaseModel):
 
 
 class LogsModel(BaseModel):
-    """The outputs of figures in addition to `metrics.jsonl`, which is always written."""
+    """Additional outputs for figures. `metrics.jsonl` is always written."""
 
     model_config = _STRICT
 
@@ -317,7 +317,8 @@ class TrainModel(BaseModel):
     reward: RewardModel = Field(default_factory=RewardModel)
     reward_manager: RewardManagerModel = Field(default_factory=RewardManagerModel)
     credit: CreditModel | None = Field(
-        default=None, description="the credit estimator; default: that of the task, or gigpo if the task has none"
+        default=None,
+        description="the credit estimator; default: the estimator of the task, or gigpo if the task has none",
     )
     dynamic_sampling: DynamicSamplingModel | None = None
     ppo: PPO = Field(default_factory=PPOConfig)

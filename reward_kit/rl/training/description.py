@@ -1,4 +1,4 @@
-"""The description of a training plan that `train --dry-run` prints: batches, credit and loss, with their values."""
+"""The description of a training plan that `train --dry-run` prints: batches, credit and loss, and their values."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _AGGREGATIONS: Mapping[str, str] = {
 
 
 def describe_plan(plan: TrainingPlan) -> str:
-    """Describe the plan in words and formulas, with the values in effect."""
+    """Describe the plan in words and formulas that contain the values in effect."""
     config, definition, schedule = plan.config, plan.task.definition, plan.config.pipeline
     kind = config.reward_manager.normalization_type
     reward = definition.reward_function_path or " + ".join(one.name for one in definition.rewards or ())

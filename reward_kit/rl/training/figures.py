@@ -108,7 +108,7 @@ class Meter:
     """Collects the figures of one update at a time.
 
     `totals` contains the numbers of `episodes`, `env_steps` and `sampled_tokens` since training began. `episodes`
-    contains the episodes that were scored since the last call of `take`.
+    contains the episodes that were scored since the last call to `take`.
     """
 
     def __init__(self, pass_threshold: float = 1.0) -> None:
@@ -146,7 +146,7 @@ class Meter:
         self.totals["sampled_tokens"] += sum(map(sampled_tokens, episodes))
 
     def add_scored(self, episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch) -> None:
-        """Add scored episodes of the batch, including those of dropped groups."""
+        """Add scored episodes of the batch, including episodes of dropped groups."""
         self.episodes += episodes
         self._scores += aligned.scores
         self._failures += aligned.failures.values()
@@ -200,8 +200,8 @@ class UpdateRecorder:
     def add_update(self, rows: TokenBatch, learner: object) -> None:
         """Add the rows of a finished update, and the learner after it.
 
-        The ratio of a token is the exponential of the difference between its current log-probability and the one that
-        was recorded when it was sampled.
+        The ratio of a token is the exponential of the difference between its current log-probability and the
+        log-probability that was recorded when the token was sampled.
         """
         if not isinstance(learner, SupportsLogprobs):
             return
@@ -216,10 +216,10 @@ class UpdateRecorder:
             self._advantages[rollout_id] += advantages.tolist()
 
     def line(self, episode: SingleAgentEpisode, redaction: Redaction) -> bytes:
-        """Return the `record` of an episode as a line, without secrets and after the redaction hook of the task."""
+        """Return the `record` of an episode as a line, without secrets and redacted by the hook of the task."""
         record = self.record(episode)
         if state := episode.custom_data.get("final_state"):
-            # Redacted before it is encoded as Base64.
+            # Redact the record before it is encoded as Base64.
             clean = redacted_state(state, redaction)
             record["final_state"] = to_json_value({"kind": clean.kind, "payload": clean.payload})
         hooked = dict(redaction.redact_record({key: value for key, value in record.items() if key != TRAINING}))
@@ -229,11 +229,12 @@ class UpdateRecorder:
         return redaction.redact_line(json.dumps(hooked).encode("ascii")) + b"\n"
 
     def record(self, episode: SingleAgentEpisode) -> dict[str, Any]:
-        """Return the record of an episode as in `episodes.jsonl`, with the results of the update under `training`.
+        """Return the record of an episode in the format of `episodes.jsonl`. The key `training` contains the results.
 
-        The results are its `score`, its `credit` as in the lines of `credit.jsonl`, and the `advantages` and `ratios`
-        of each action with recorded tokens, in order. The advantage is one number, or null if the action is not in the
-        loss. There is one ratio for each token, or null if a log-probability is unknown. Unknown parts are left out.
+        The results are the `score` of the episode, its `credit` in the format of the lines of `credit.jsonl`, and, in
+        order, the `advantages` and `ratios` of each action with recorded tokens. The advantage is one number, or null
+        if the action is not in the loss. There is one ratio for each token, or null if a log-probability is unknown.
+        Unknown parts are omitted.
         """
         record, made = episode_to_record(episode), self._made[episode.id_]
         ratios, advantages = self._ratios[episode.id_], self._advantages[episode.id_]

@@ -75,9 +75,9 @@ class Logs:
             there.
         options: the outputs other than `metrics.jsonl`.
         config: the resolved train file.
-        first: the first update that will be written. In TensorBoard, this update and later ones of earlier processes
-            are then hidden.
-        metrics_size: the size in bytes to which `metrics.jsonl` is cut.
+        first: the first update that will be written. In TensorBoard, this update and all later updates that earlier
+            processes wrote are hidden.
+        metrics_size: the size in bytes to which `metrics.jsonl` is truncated.
 
     Raises:
         ConfigError: If a requested package is not installed.
@@ -149,8 +149,8 @@ class TrainingDisplay:
     """Shows progress on standard error. Use it as a context manager.
 
     "plain" prints a line for each update, "rich" also shows a progress bar, and "none" prints nothing.
-    `evaluated_every` is the number of updates between evaluations, or None without evaluations. It is used to estimate
-    the remaining time.
+    `evaluated_every` is the number of updates between evaluations, or None if there are no evaluations. It is used to
+    estimate the remaining time.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class TrainingDisplay:
             self._live.__exit__(kind, error, trace)
 
     def begin_at(self, updates: int) -> None:
-        """Set the number of updates that earlier processes made."""
+        """Set the number of updates that earlier processes performed."""
         self._done = updates
 
     def say(self, note: str) -> None:
@@ -192,7 +192,7 @@ class TrainingDisplay:
         if self._kind == "none":
             return
         parts = [f"update {update:{len(str(self._updates))}}/{self._updates}"]
-        # In `sync` no time is hidden, and a column of zeros would only distract.
+        # In `sync`, no time is hidden, and a column of zeros would only be a distraction.
         is_hidden = figures.get("overlap/hidden_share", 0.0) >= 0.005
         shown = [one for one in _SHOWN if one[0] in figures and (one[0] != "overlap/hidden_share" or is_hidden)]
         parts += [f"{label} {figures[name]:{form}}" for name, label, form in shown]
@@ -217,7 +217,7 @@ class TrainingDisplay:
         known = list(self._seconds)[1:] if len(self._seconds) < _RECENT else list(self._seconds)
         if left <= 0 or not known:
             return ""
-        # Evaluations follow every n-th update, and the last one.
+        # Evaluations follow every n-th update and the last update.
         evaluations = 0 if self._every is None else -(-self._updates // self._every) - self._done // self._every
         seconds = left * sum(known) / len(known) + evaluations * self._evaluation_s
         minutes, rest = divmod(round(seconds), 60)

@@ -2,8 +2,8 @@
 
     sync          collect, score and learn; nothing overlaps
     minibatch     train on a part of the batch as soon as its groups are scored
-    one_step_off  roll out the next batch while this one is scored and trained on; its weights are then one version
-                  older than the weights that learn from it
+    one_step_off  roll out the next batch while the current batch is scored and trained on; the weights that sample the
+                  next batch are then one version older than the weights that are trained on it
     both          minibatch and one_step_off combined
 
 In every order, each token records the version of the weights that sampled it.
@@ -58,7 +58,7 @@ class PipelineOptions:
 
 
 class Pipeline:
-    """The training loop over batches. Use it as an async context manager inside that of the reward agent."""
+    """The training loop over batches. Use it as an async context manager inside the context of the reward agent."""
 
     def __init__(self, trainer: Trainer, stream: SampleStream, options: PipelineOptions) -> None:
         self.trainer, self.stream, self.options = trainer, stream, options
@@ -88,7 +88,7 @@ class Pipeline:
             return {name: value for name, value in diagnostics.items() if name not in ("score", "unscored")}
         if (batch := self._ahead) is None:
             batch = _PendingBatch(self.trainer, self._tasks)
-            if self._waiting:  # Rolled out before a resume
+            if self._waiting:  # rolled out before a resume
                 batch.add(self._waiting)
                 self._waiting = []
             else:
@@ -196,10 +196,10 @@ class _Group(NamedTuple):
 
 
 class _PendingBatch:
-    """Groups that are being rolled out or scored. Each is scored as soon as its episodes are finished.
+    """Groups that are being rolled out or scored. A group is scored as soon as its episodes are finished.
 
     `tasks` remain open until all scores have arrived. `episodes` contains the groups that were rolled out but not
-    returned, by index.
+    returned, keyed by index.
     """
 
     def __init__(self, trainer: Trainer, tasks: anyio.abc.TaskGroup) -> None:
@@ -270,7 +270,7 @@ class Progress:
 
 
 def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: float | None, keep: int) -> Path:
-    """Write a checkpoint from which a run resumes exactly, and remove all but the latest `keep` and the best one.
+    """Write a checkpoint from which a run resumes exactly, and remove all but the latest `keep` and the best.
 
     `score` is the value of the metric that selects the best checkpoint, or None if it is unknown.
     """
@@ -278,7 +278,7 @@ def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: floa
     manager = trainer.reward_manager
     state = {
         "learner": trainer.learner.state_dict(),
-        # As text, since episodes may contain any data from their environments.
+        # Store the state as text, since episodes may contain any data from their environments.
         "pipeline": json.dumps(pipeline.state_dict()),
         "version": trainer.version,
         "reward_manager": manager.state_dict() if isinstance(manager, EpisodeRewardManager) else None,
@@ -300,7 +300,7 @@ async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
     """Restore a checkpoint before the first step.
 
     Raises:
-        ConfigError: If the model or the optimizer is different.
+        ConfigError: If the checkpoint belongs to a different model or optimizer.
     """
     state: dict[str, Any] = checkpoint.state
     trainer = pipeline.trainer
@@ -325,9 +325,9 @@ def _arithmetic() -> dict[str, Any]:
 
 
 def why_not_reproducible(checkpoint: Checkpoint) -> str:
-    """Return why a resumed run will differ from an uninterrupted run in the last bits.
+    """Return the reason why a resumed run will differ from an uninterrupted run in the last bits.
 
-    The result is "" if it will not.
+    The result is "" if the runs will not differ.
     """
     before, now = checkpoint.facts, _arithmetic()
     return ", ".join(

@@ -63,9 +63,9 @@ class TrainingPlan:
     overrides: Mapping[str, Any]  # The overridden keys
     config: TrainModel
     task: LoadedTask
-    samples: tuple[Sample, ...]  # The task's samples, without the held-out ones
+    samples: tuple[Sample, ...]  # The samples of the task, excluding held-out samples
     credit: CreditAssigner
-    held_out: HeldOut | None  # None without evaluation
+    held_out: HeldOut | None  # None if there is no evaluation
     digests: Mapping[str, str]  # SHA-256 of every input that affects the result, except for the policy's own files
     redaction: Redaction  # Redacts the secrets of the file, the tasks and the overrides in the run's files
     of_user: frozenset[str]  # The keys of `overrides` set by the user now, not by an earlier run's file
@@ -113,7 +113,7 @@ class TrainingPlan:
         return overridden_keys("policy", self.policy_block[0].options(), given)
 
     def make_policy(self, **changes: Any) -> AgentPolicy:
-        """Create the policy to train, with changed options."""
+        """Create the policy to train, with the given options changed."""
         block, folder = self.policy_block
         return make_policy(block.type, {**block.options(), **changes}, folder, of_user=self.policy_of_user)
 
@@ -138,8 +138,8 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
         path: the YAML file.
         overrides: values that replace those in the file. Nested keys are dotted. Keys that begin with `task.` apply to
             the task.
-        stored: the keys of `overrides` that come from the file of an earlier run. Like the train file itself, they
-            cannot send an API key to an endpoint.
+        stored: the keys of `overrides` that come from the file of an earlier run. Like the keys in the train file
+            itself, these keys cannot send an API key to an endpoint.
 
     Raises:
         ConfigError: If the file is invalid. The message has one line for each problem.

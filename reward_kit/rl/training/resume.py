@@ -1,4 +1,4 @@
-"""The header of a training run, and the changes of its inputs that prevent a resume."""
+"""The header of a training run, and the changes to its inputs that prevent a resume."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stored_config(plan: TrainingPlan) -> dict[str, Any]:
 
 
 class Changes(NamedTuple):
-    """The differences between the stored inputs of a run and the current ones.
+    """The differences between the stored inputs of a run and the current inputs.
 
     Attributes:
         refused: descriptions of changed inputs that affected earlier updates, so that the run cannot be resumed.
@@ -57,7 +57,7 @@ class Changes(NamedTuple):
 def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
     """Compare the inputs stored in the directory of a run with the current files, using the same overrides."""
     changed = sorted(name for name, digest in plan.digests.items() if header.digests.get(name) != digest)
-    if isinstance(plan.config.task, dict):  # An inline task is compared key by key, with the train file.
+    if isinstance(plan.config.task, dict):  # An inline task is compared key by key, as part of the train file.
         has_own = plan.held_out is not None and plan.held_out.is_own_task
         inline = {TASK_FILE} if has_own else {TASK_FILE, f"evaluation's {TASK_FILE}"}
         changed = [name for name in changed if name not in inline]

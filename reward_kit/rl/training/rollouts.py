@@ -60,8 +60,8 @@ class SampleStream:
 class LockstepBarrier(AgentPolicy):
     """A trainable policy whose sessions start together. Each `open` waits until all expected sessions are opened.
 
-    Without it, an engine that computes all open sessions together would start with the environment that is ready first.
-    Its batches, and therefore the last bits of its results, would depend on timing.
+    Without the barrier, an engine that computes all open sessions together would start with the environment that is
+    ready first. The batches of the engine, and therefore the last bits of the results, would depend on timing.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -153,7 +153,7 @@ class Collector:
     ) -> list[list[SingleAgentEpisode]]:
         """Collect a group for each sample, in the order of the samples. Failures are recorded in the episodes.
 
-        `finished` is called with the index and the episodes of each group as soon as it is finished.
+        `finished` is called with the index and the episodes of each group as soon as the group is finished.
         """
         groups: list[list[SingleAgentEpisode]] = [[] for _ in requests]
         most = len(requests) * self._group_size
@@ -179,7 +179,7 @@ class Collector:
         if barrier is None:
             await gather(collect, indices)
             return groups
-        # Whole groups, at least one, since the same episodes must be in flight together in every run.
+        # Take whole groups (at least one), since the same episodes must be in flight together in every run.
         width = max(1, (self._limit or most) // self._group_size)
         limiter.total_tokens = width * self._group_size
         async with self._wave_lock:
@@ -194,7 +194,7 @@ class Collector:
 class HeldOutEvaluation:
     """Evaluates the current weights on held-out samples. The random choices are always the same."""
 
-    worker: TrainingWorker  # a worker whose policy acts as in evaluations
+    worker: TrainingWorker  # a worker whose policy acts as it does in evaluations
     reward_agent: AsyncRewardAgent
     samples: Sequence[Sample]
     rollouts: int  # the number of episodes per sample
@@ -228,13 +228,16 @@ class HeldOutEvaluation:
 
 
 def evaluation_policy(policy: Any, temperature: float | None) -> Any:
-    """Return a policy with the same weights at the given temperature. If it is `None`, return the same policy."""
+    """Return a policy with the same weights at the given temperature.
+
+    If `temperature` is `None`, return the same policy.
+    """
     if temperature is None:
         return policy
     sampling = getattr(policy, "sampling", None)
     if sampling is None or not hasattr(sampling, "temperature"):
         raise ConfigError(f"evaluation.temperature: {type(policy).__name__} has no sampling temperature")
-    # It shares the engine: sessions close what they open, and the owner of the original policy closes the engine.
+    # The copy shares the engine. Sessions close what they open, and the owner of the original policy closes the engine.
     acting = copy.copy(policy)
     acting.sampling = sampling._replace(temperature=temperature)
     return acting

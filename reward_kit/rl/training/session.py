@@ -1,4 +1,4 @@
-"""A training run, with its updates, evaluations, checkpoints and figures."""
+"""A training run: its updates, evaluations, checkpoints and figures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager
 class TrainingOutcome:
     """The outcome of a run: its directory, its status ("complete" or "interrupted"), and its summary.
 
-    The summary is the content of `summary.json`. If the run was stopped during an update, only `updates` and `stopped`.
+    The summary is the content of `summary.json`. If the run was stopped during an update, it contains only `updates`
+    and `stopped`.
     """
 
     path: Path
@@ -101,7 +102,7 @@ async def run_training(
     except BaseException:
         note_end("failed")
         raise
-    # Reached only if the control has cancelled its scope.
+    # This is reached only if the control has cancelled its scope.
     return TrainingOutcome(folder.path, INTERRUPTED, {"updates": note_end(INTERRUPTED), "stopped": control.stop_reason})
 
 
@@ -125,7 +126,7 @@ class _Session:
         self._control, self._display = control, display
         self._saved_at = -1
         self._measured: float | None = None
-        self._idle = 0  # updates without anything to learn from
+        self._idle = 0  # the number of updates that had nothing to learn from
         self._began = time.perf_counter() - progress.worked_s
 
     async def run(self, *, resumed: bool) -> str:
@@ -165,7 +166,7 @@ class _Session:
         return status
 
     async def _update(self, number: int) -> Figures:
-        """Make one update, and return its figures."""
+        """Perform one update, and return its figures."""
         trainer, began = self._trainer, time.perf_counter()
         before, totals = dict(trainer.meter.totals), trainer.meter.totals
         every = self._config.logs.episodes_every

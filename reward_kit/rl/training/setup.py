@@ -112,7 +112,10 @@ def _local_scorer(task: LoadedTask) -> Scorer:
 
 @dataclass(frozen=True, slots=True)
 class Factories:
-    """Functions that create the components of a run, possibly in other processes. By default, all are in this one."""
+    """Functions that create the components of a run, possibly in other processes.
+
+    By default, all are in this process.
+    """
 
     learner: Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], Learner] = make_learner
     actors: Callable[[TrainingPlan, AgentPolicy], AbstractAsyncContextManager[Workers]] = _local_workers
@@ -190,7 +193,7 @@ async def open_components(
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of threads that torch uses. If None, it is unchanged."""
+    """Set the number of threads that torch uses. If `threads` is None, the number is unchanged."""
     if threads is not None:
         torch.set_num_threads(threads)
 
@@ -198,7 +201,7 @@ def use_threads(threads: int | None) -> None:
 def sharded_learner_factory(
     group: ProcessGroup,
 ) -> Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], ShardedLearner]:
-    """Return the function that creates the learner in the first of several processes."""
+    """Return the function that creates the learner in the first of multiple processes."""
 
     def make(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> ShardedLearner:
         orders = (str(plan.path.resolve()), dict(plan.overrides))
@@ -216,7 +219,7 @@ def follow_training(group: ProcessGroup) -> bool:
         policy = plan.make_policy()
         module, ppo = trainable(policy).module, with_temperature(plan.config.ppo, policy)
         anyio.run(policy.close)
-        del policy  # without the copy of the weights with which it would act
+        del policy  # this process does not act, so it needs no copy of the weights for acting
         return make_learner(module, ppo, plan, plan.folder)
 
     return follow(group, make)

@@ -94,7 +94,7 @@ def train_into(
         interruptible: a context manager in which the user can stop the run.
         factories: the functions that create components in other processes.
         is_new: True if the run was just created.
-        on_end: a function that is called with the path if there are metrics, even after a failure.
+        on_end: a function that is called with the path if there are metrics, even if training failed.
     """
     from reward_kit.rl.training.session import run_training
 

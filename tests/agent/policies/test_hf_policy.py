@@ -13,14 +13,17 @@ from reward_kit.agent.policies.hf.action_formats import tools_of
 from reward_kit.agent.policies.hf.chat_layout import TOOLS_CHANGED
 from reward_kit.agent.policies.hf.model import PolicyWithValue, remember, remembered
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
+from reward_kit.agent.policies.simple_policies import ExpertPolicy
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, collect_group
 from reward_kit.agent.samples import Sample
 from reward_kit.checks import check_episode
 from reward_kit.environments.household_problems import HOLDS
-from reward_kit.episodes.record import episode_from_record, episode_to_record
+from reward_kit.episodes.record import episode_from_record, episode_to_record, get_facts
 from reward_kit.errors import ConfigError, PolicyError
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.rl.model_kit.models import save_model
+from reward_kit.rl.model_kit.sft import DemonstratingPolicy, Demonstrations
+from reward_kit.rl.training.rollouts import LockstepBarrier
 from reward_kit.rl.training.session import save_weights
 from reward_kit.tokens import build_rows
 from tests.agent.policies.hf.small_models import CHATML, PLAIN_TEXT, byte_tokenizer, small_llama, word_tokenizer
@@ -415,3 +418,50 @@ def test_meta_device_builds_the_policy_without_weights(folder):
     assert {one.device.type for one in policy.module.parameters()} == {"meta"}
     assert "value_head.weight" in dict(policy.module.named_parameters())
     assert policy.pad_token_id == make_policy("hf", {"model": "small"}, folder.parent).pad_token_id
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+@pytest.mark.parametrize(("task", "form"), [(LAKE, "hermes"), (CHORES, "bare")], ids=["lake", "chores"])
+async def test_continuation_begins_with_the_exact_tokens(task, form, lockstep):
+    tokenizer = BYTES if form == "hermes" else WORDS
+    options = {"action_format": form, "constrain": True, "max_new_tokens": 90, "lockstep": lockstep}
+    async with open_policy(tokenizer, undecided(tokenizer), **options) as policy:
+        acting = LockstepBarrier(policy) if lockstep else policy
+        worker = RLRolloutWorker(task, acting)
+        if lockstep:
+            acting.expect(1)
+        episode = await worker.collect_episode()
+        assert get_facts(episode)["failure"] is None
+        turns = episode.tokens.turns()
+        for step in range(len(episode)):
+            continued = await worker.continue_from(episode, step, 2)
+            for one in continued:
+                own = one.tokens.turns()
+                assert all(own[t].token_ids.tolist() == turns[t].token_ids.tolist() for t in range(step))
+                assert own[step].prompt_ids.tolist() == turns[step].prompt_ids.tolist()
+                assert own[step].segment_reason == turns[step].segment_reason
+                assert [finding for finding in check_episode(one) if finding.level == "error"] == []
+        assert len({str(one.tokens.ids) for one in continued}) == 2  # each draws its own random numbers
+        rows = build_rows(continued, pad_token_id=policy.pad_token_id)
+        sampled = sum(len(turn.token_ids) for one in continued for turn in one.tokens.turns().values())
+        assert rows.batch["action_mask"].sum() == sampled
+
+
+async def test_greedy_continuation_repeats_the_episode():
+    async with open_policy(WORDS, undecided(WORDS), action_format="bare", constrain=True, temperature=0.0) as policy:
+        worker = RLRolloutWorker(CHORES, policy)
+        episode = await worker.collect_episode()
+        for step in range(len(episode)):
+            (again,) = await worker.continue_from(episode, step)
+            assert again.tokens.ids == episode.tokens.ids and again.messages == episode.messages
+
+
+async def test_actions_of_a_different_policy_are_written_in_the_format_of_this_one():
+    options = {"action_format": "bare", "constrain": True}
+    episode = await RLRolloutWorker(CHORES, ExpertPolicy()).collect_episode()
+    writing = DemonstratingPolicy(ExpertPolicy(), Demonstrations(WORDS, **options))
+    written = (await RLRolloutWorker(CHORES, writing).collect_episode()).tokens.turns()
+    async with open_policy(WORDS, undecided(WORDS), max_new_tokens=90, **options) as policy:
+        (continued,) = await RLRolloutWorker(CHORES, policy).continue_from(episode, 3)
+    own = continued.tokens.turns()
+    assert min(own) == 3 and own[3].prompt_ids.tolist() == written[3].prompt_ids.tolist()

@@ -228,7 +228,7 @@ class TestOwnCalls:
         other = {"resource_type": f"{__name__}:Louder"}
         _, again = await replayed(tmp_path, FunctionPolicy(*self.STEPS), before={"on_text": "continue"}, now=other)
         assert (
-            "add {'by': 2} returned a different result than in the recording: 'THE COUNT IS 2'"
+            "add {'by': 2} returned a result that differs from the recorded one: 'THE COUNT IS 2'"
             in failure(again)["message"]
         )
         twice, fields = FunctionPolicy(self.call_and_tell, self.call_and_tell, *self.STEPS[1:]), {"on_text": "continue"}
@@ -334,7 +334,7 @@ class TestRecordedRun:
             written(tmp_path, *await collect(ScriptedPolicy([text(f"I am {label}")]), label=label))
         (again,) = await collect(ReplayPolicy(tmp_path, policy="b"), label="b")
         assert again.messages[-1].text == "I am b"
-        with pytest.raises(ConfigError, match="has episodes of a, b; set policy to one of them"):
+        with pytest.raises(ConfigError, match=r"has episodes of multiple policies \(a, b\); set policy to one of them"):
             ReplayPolicy(tmp_path)
         with pytest.raises(ConfigError, match="no episodes of policy 'c'"):
             ReplayPolicy(tmp_path, policy="c")

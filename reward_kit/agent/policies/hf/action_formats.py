@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from reward_kit.agent.actions import json_text
 from reward_kit.agent.message_actions import RawToolCall, action_from_parts
-from reward_kit.agent.policy_interface import Action
+from reward_kit.agent.policy_interface import Action, get_tool_calls
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError, boundary, did_you_mean
 from reward_kit.safe_input import parse_json
@@ -125,6 +125,23 @@ class ActionFormat(ABC):
         Raises:
             PolicyError: If the format cannot express the call.
         """
+
+    def write_action(self, action: Action, tools: Sequence[ToolSchema]) -> str:
+        """Return the text of a turn with this action: its reasoning, its content and its calls.
+
+        Raises:
+            PolicyError: If the format cannot express a call.
+        """
+        known = {tool.name: tool for tool in tools}
+        calls = [
+            self.write(
+                known.get(call["name"]) or ToolSchema(call["name"], {"type": "object"}), call.get("arguments") or {}
+            )
+            for call in get_tool_calls(action)
+        ]
+        text = "\n".join([*([action["content"]] if action.get("content") else []), *calls])
+        reasoning = action.get("reasoning_content")
+        return f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text
 
     @abstractmethod
     def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:

@@ -1,0 +1,250 @@
+"""`reward-kit why`: find the steps at which finished episodes were lost or won, by continuing them from there."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from reward_kit.cli.echo import echo, echo_json
+from reward_kit.cli.options import (
+    Number,
+    SectionedCommand,
+    WholeNumber,
+    complete_policies,
+    complete_runs,
+    json_option,
+    newest_run_option,
+    report_hidden_secrets,
+    run_or_newest,
+    set_option,
+)
+from reward_kit.cli.outcome import note_console, note_page
+from reward_kit.cli.run import keys_for_trust, refuse_changes, with_run_limits
+from reward_kit.cli.trust import require_trust_in_file, trust_option
+from reward_kit.console import SafeConsole
+from reward_kit.display_text import escape_text, pluralize
+from reward_kit.errors import ConfigError, RewardKitError, StoreError
+from reward_kit.providers.session import ProviderSession
+from reward_kit.report.run_page import write_page
+from reward_kit.runs.counterfactual import (
+    FILE,
+    Counterfactual,
+    CounterfactualWorker,
+    MeasuredEpisode,
+    choose_episodes,
+    open_measuring,
+    write_result,
+)
+from reward_kit.runs.plan import NamedPolicy, RunArgs, RunPlan, plan_run
+from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
+from reward_kit.runs.step_search import Change, StepValue
+from reward_kit.runs.task_file import parse_override
+from reward_kit.runs.tasks import load_task
+
+_SECTIONS = {
+    "Episodes": ("limit", "log_dir"),
+    "Policy": ("model", "policy", "base_url"),
+    "Search": ("continuations", "max_cost", "seed", "max_concurrency"),
+    "Task": ("overrides", "force", "trust"),
+    "Output": ("as_json", "verbose"),
+}
+_LONGEST_ACTION = 70
+_MOST_INSTEAD = 3
+_BAR = 12
+
+
+@click.command(name="why", cls=SectionedCommand, sections=_SECTIONS)
+@click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=complete_runs)
+@click.argument("episode", required=False)
+@click.option(
+    "--limit",
+    type=WholeNumber(1),
+    default=3,
+    show_default=True,
+    help="Without EPISODE: the maximum number of failed episodes to examine.",
+)
+@newest_run_option()
+@click.option("--model", metavar="PROVIDER/NAME", help="Continue with this model instead of the episode's policy.")
+@click.option(
+    "--policy", shell_complete=complete_policies, help="Continue with this policy: random, expert or file.py:Class."
+)
+@click.option("--base-url", help="The endpoint of the model.")
+@click.option(
+    "--continuations",
+    type=WholeNumber(8),
+    default=160,
+    show_default=True,
+    help="Maximum number of continuations per episode.",
+)
+@click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop at a cost of X US dollars.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the continuations.")
+@click.option(
+    "--max-concurrency",
+    type=WholeNumber(1),
+    default=16,
+    show_default=True,
+    help="Maximum number of concurrent continuations.",
+)
+@set_option("Set a key of the task (dotted if nested), such as a secret that was not stored.")
+@click.option("--force", is_flag=True, help="Continue although files of the task changed.")
+@trust_option
+@json_option("Print the results as JSON on standard output.")
+def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any) -> None:
+    """Find the steps at which episodes of RUN were lost or won.
+
+    The policy of the episode continues it from a step, several times, with other random numbers. The share of the
+    continuations that pass is the success probability before that step. The search measures the steps between which it
+    changes, and shows what the continuations that passed did instead.
+
+    EPISODE is a rollout id, or the beginning of one. Without it, the first failed episodes of the run are examined.
+    Without RUN, the newest run is used. Results are written to counterfactual.jsonl and report.html of the run.
+
+    \b
+    Examples:
+      reward-kit why
+      reward-kit why runs/my-run task-0c3a5e-0
+      reward-kit why runs/my-run --policy expert --continuations 80
+    """
+    path = run_or_newest(run, log_dir)
+    if is_open_elsewhere(path):
+        raise StoreError(f"{path} is open in another process; wait until it has finished")
+    results: list[Counterfactual] = []
+    with contextlib.redirect_stdout(sys.stderr):
+        plan, traffic, chosen = _prepare(path, episode, options)
+        for named in plan.policies:
+            of_policy = [one for one in chosen if len(plan.policies) == 1 or one.row.policy == named.label]
+            if of_policy:
+                anyio.run(_measure_all, path, plan, named, traffic, of_policy, options["continuations"], results)
+    if options["as_json"]:
+        echo_json({"run": str(path), "episodes": [result.to_json() for result in results]})
+    else:
+        console = SafeConsole()
+        for result in results:
+            _show(console, result)
+    note_console().print(f"Written to {path / FILE}")
+    note_page(*write_page(path))
+
+
+def _prepare(
+    path: Path, episode: str | None, options: Mapping[str, Any]
+) -> tuple[RunPlan, ProviderSession, list[MeasuredEpisode]]:
+    """Load the task and the policies of a run, and choose the episodes."""
+    header = RunHeader.read_folder(path)
+    if header.task_path is None or header.from_python is not None:
+        raise ConfigError(
+            f"{path} was not started from a task file, so its task cannot be loaded; in Python, use "
+            "RLRolloutWorker.continue_from"
+        )
+    overrides = dict(parse_override(item) for item in options["overrides"])
+    args = RunArgs.from_header(header)
+    hidden = report_hidden_secrets(header.overrides, overrides, ", or set it in the environment")
+    args = args.with_changes(overrides, options["base_url"], hidden)
+    typed = {**overrides, **keys_for_trust([options["policy"]] if options["policy"] else [], options["base_url"])}
+    stored = {**header.overrides, **keys_for_trust(header.policies, header.base_url)}
+    own = set() if require_trust_in_file(args.task_path, typed, stored) else {*args.overrides} - {*overrides}
+    if options["model"] or options["policy"]:
+        models = (options["model"],) if options["model"] else ()
+        policies = (options["policy"],) if options["policy"] else ()
+        if models and policies:
+            raise click.UsageError("use either --model or --policy")
+        args = replace(args, models=models, policies=policies)
+    chosen = choose_episodes(path, header, episode, options["limit"])
+    traffic = ProviderSession()
+    task = load_task(args.task_path, args.overrides, stored=own)
+    refuse_changes(path, header, task, options["force"])
+    # The limits of the run are not those of its continuations.
+    task = with_run_limits(task, None, overrides, options["max_cost"])
+    args = replace(args, seed=options["seed"])
+    plan = plan_run(task, args, max_concurrency=options["max_concurrency"], traffic=traffic)
+    unknown = {one.row.policy for one in chosen} - {named.label for named in plan.policies}
+    if len(plan.policies) > 1 and unknown:
+        raise ConfigError(f"{path}: policy {min(unknown)!r} of these episodes is not in the run; pass --policy")
+    return plan, traffic, chosen
+
+
+async def _measure_all(
+    path: Path,
+    plan: RunPlan,
+    named: NamedPolicy,
+    traffic: ProviderSession,
+    chosen: Sequence[MeasuredEpisode],
+    continuations: int,
+    results: list[Counterfactual],
+) -> None:
+    worker: CounterfactualWorker
+    async with open_measuring(plan, named, traffic) as worker:
+        for one in chosen:
+            episode = episode_at(path, one.offset)
+
+            def report(value: StepValue, id_: str = episode.id_) -> None:
+                echo(f"{id_}: step {value.step}: {value.passed} of {value.scored} continuations passed", err=True)
+
+            try:
+                result = await worker.measure(episode, one.score, continuations, report)
+            except RewardKitError as error:
+                if len(chosen) == 1:
+                    raise
+                echo(f"{episode.id_}: not measured: {error}", err=True)
+                continue
+            write_result(path, result, plan.redaction)
+            results.append(result)
+            if result.stopped is not None:
+                echo(f"stopped at a limit of the run: {result.stopped}", err=True)
+                return
+
+
+def _show(console: SafeConsole, result: Counterfactual) -> None:
+    """Print the measured values of an episode, and the steps at which it was lost or won."""
+    outcome = "passed" if result.passed else "failed"
+    by = f", continued by {result.continued_by}" if result.continued_by != result.policy else ""
+    steps = pluralize(len(result.actions), "step")
+    title = f"{result.rollout_id}  {result.policy}{by}: {outcome} with score {result.score:g} after {steps}"
+    table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left")
+    for name, width in (("step", 4), ("success", 7), ("", _BAR), ("95% interval", 12), ("passed", 6)):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True, min_width=width)
+    table.add_column("action", no_wrap=True, overflow="ellipsis")
+    for value in result.values:
+        low, high = value.bounds()
+        table.add_row(
+            str(value.step),
+            f"{value.mean:.2f}",
+            "█" * round(value.mean * _BAR),
+            f"{low:.2f}–{high:.2f}",
+            f"{value.passed}/{value.scored}",
+            Text(escape_text(result.actions[value.step], _LONGEST_ACTION)),
+        )
+    console.print(table)
+    changes = result.search.changes()
+    for change in changes:
+        console.print(Text(_describe(result, change)))
+    if not changes:
+        first = result.values[0].mean if result.values else None
+        about = f" It was {first:.2f} before the first step." if first is not None else ""
+        console.print(Text(f"No step changed the success probability significantly.{about}"))
+    used = f"{len(result.continuations):,} continuations"
+    cost = f", {result.cost:.4f} US dollars" if result.cost else ""
+    console.print(Text(f"Used {used}{cost}.\n", "dim"))
+
+
+def _describe(result: Counterfactual, change: Change) -> str:
+    """Describe a change of the success probability, and what successful continuations did instead."""
+    before, after = change.before, change.after
+    word = "lost" if change.difference < 0 else "gained"
+    where = f"at step {before.step}" if change.is_located else f"between steps {before.step} and {after.step}"
+    lines = [f"Success probability {word} {where}: {before.mean:.2f} → {after.mean:.2f}"]
+    if change.is_located:
+        lines.append(f"  action: {escape_text(result.actions[before.step], _LONGEST_ACTION)}")
+    if change.difference < 0 and (instead := result.instead(change)):
+        told = (f"{escape_text(action, _LONGEST_ACTION)} ({count})" for action, count in instead[:_MOST_INSTEAD])
+        lines.append(f"  instead, continuations that passed did: {', '.join(told)}")
+    return "\n".join(lines)
