@@ -586,7 +586,9 @@ def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -
             findings.error("action-span", text, step=span.step, token=span.stop)
     for one, two in pairwise(tokens.spans):
         if two.step <= one.step or two.start < one.stop:
-            findings.error("action-span", f"the action overlaps or precedes that of step {one.step}", step=two.step)
+            findings.error(
+                "action-span", f"the action overlaps or precedes the action of step {one.step}", step=two.step
+            )
     if steps is not None and tokens.spans and not 0 <= (last := tokens.spans[-1].step) < steps:
         text = f"this step has tokens, but the episode has only {steps} steps; an action was sampled but not taken"
         findings.error("action-span", text, step=last)

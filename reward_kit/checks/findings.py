@@ -14,7 +14,7 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 FAIL_ON = (*LEVELS, "never")
 _EXAMPLE_CHARS = 400
 CAUSES = {
-    "action-and-message": "the message was rewritten, or it belongs to another step",
+    "action-and-message": "the message was rewritten, or it belongs to a different step",
     "advantage-unscored": "a missing score was counted as 0; use None as the advantage of unscored episodes",
     "assistant-turns": "each action must append exactly one assistant message, because rewards locate the "
     "message by its turn",
@@ -31,7 +31,7 @@ CAUSES = {
     "duplicate-rollout": "a row was repeated to fill a batch, or two runs share a seed",
     "environment-reward": "the rewards are shifted by one step, or they were changed after the episode",
     "episode-advantage-varies": "A_E must be constant within an episode, but the baseline was computed over steps",
-    "group-id": "the baseline would come from another group",
+    "group-id": "the baseline would come from a different group",
     "inverted-mask": "a mask must be 1 only on tokens that the policy sampled",
     "logprob-off-action": "the value must be 0.0, but the prompt was scored too, or an action is missing from the mask",
     "logprob-positive": "a negative log-likelihood, a logit or a probability was recorded",

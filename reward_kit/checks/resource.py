@@ -202,7 +202,7 @@ class Probe:
         for _ in range(count):
             with boundary(EnvironmentFailure, "admissible_actions"):
                 admissible = await resource.admissible_actions()
-            # Include inadmissible actions, since agents take them too.
+            # Include inadmissible actions, because agents also take them.
             if admissible and rng.random() < 0.5:
                 chosen = rng.choice(list(admissible))
                 action = Action(chosen["name"], chosen["arguments"])

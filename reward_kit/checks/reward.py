@@ -364,9 +364,9 @@ class TaskReport:
 def why_not_free(task: LoadedTask, user: SimulatedUser | None) -> str:
     """Return the reason why validating the task would cost money, or "" if it would not."""
     if user is not None and not user.is_free:
-        return "its simulated user is a model, which costs money"
+        return "its simulated user is a model, and calls to it cost money"
     is_free = task.reward is None or _without_judges(task.reward) is not None
-    return "" if is_free else "its reward calls a model, which costs money"
+    return "" if is_free else "its reward calls a model, and these calls cost money"
 
 
 def _without_judges(reward: Reward) -> Reward | None:
@@ -451,7 +451,7 @@ async def prove(
     if task.reward is None:
         raise ConfigError(f"{task.path}: the task has no reward to check; set 'reward'")
     if user is not None and not user.is_free:
-        raise ConfigError(f"{task.path}: the simulated user is a model, which costs money")
+        raise ConfigError(f"{task.path}: the simulated user is a model, and calls to it cost money")
     rights = [_right(task, sample, policy) for sample in samples]
     proofs = [SampleProof(sample, right[0] if right else "") for sample, right in zip(samples, rights, strict=True)]
     definition, limiter = task.definition, anyio.CapacityLimiter(max_concurrency)

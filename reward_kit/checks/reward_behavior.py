@@ -222,7 +222,7 @@ _WORDS = {"file": "files opened", "environment": "environment variables", "netwo
 
 
 async def runs_answers(context: CheckContext) -> None:
-    """Check that the reward does not execute code from an answer or a question in its own process."""
+    """Check that the reward does not execute code from an answer or a question in the process of the reward."""
     code = f"__import__('{_CANARY}')"
     texts = {
         code,

@@ -103,7 +103,7 @@ def odd_histories(prompt: Sequence[Message]) -> Iterator[OddHistory]:
 
 
 def odd_texts() -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of answers that break parsers."""
+    """Yield the names and contents of answers that break parsers."""
     yield from {
         "spaces": " \n\t ",
         "a lone surrogate": "\ud83d answer",
@@ -130,7 +130,7 @@ def odd_texts() -> Iterator[tuple[str, str]]:
 
 
 def long_texts() -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of answers with a size of one megabyte."""
+    """Yield the names and contents of answers with a size of one megabyte."""
     yield "a megabyte of words", "word " * (_MEGABYTE // 5)
     yield "a megabyte of lines", "line\n" * (_MEGABYTE // 5)
 
@@ -271,7 +271,7 @@ def near_values(truth: Any) -> list[Any]:
 
 
 def equal_forms(truth: Any) -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of equivalent forms of the answer."""
+    """Yield the names and contents of equivalent forms of the answer."""
     text = truth_text(truth).strip()
     if is_number(truth):
         value = _value(truth)

@@ -241,7 +241,7 @@ def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs:
         findings.error("empty-completion", text)
         return
     # Concatenated prompts: the second repeats the first and continues with the first action, which also begins the
-    # completion. Require four equal tokens, since a prompt may repeat itself.
+    # completion. Require four equal tokens, because a prompt may repeat itself.
     for size in range(1, len(prompt) // 2 + 1):
         if prompt[size] != prompt[0] or not np.array_equal(prompt[:size], prompt[size : 2 * size]):
             continue
@@ -339,7 +339,7 @@ def _check_turn(findings: Findings, number: int, turn: Mapping[str, Any]) -> Non
     if any(value not in (0, 1) for value in (*on_prompt, *on_completion)):
         findings.error("mask-values", "a mask contains values other than 0 and 1", step=number)
     elif any(on_prompt):
-        text = "prompt_mask is 1 on prompt tokens; earlier actions must only be trained on in their own steps"
+        text = "prompt_mask is 1 on prompt tokens; earlier actions must be trained on only in their own steps"
         findings.error("mask-on-prompt", text, step=number)
     elif on_completion and not any(on_completion):
         findings.error("inverted-mask", "completion_mask is 0 on all sampled tokens", step=number)
@@ -428,7 +428,7 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
             findings = [Finding("error", "unreadable", str(error))]
         yield findings
     if refused is not None and not is_of_form:
-        raise refused  # The whole file is in another format
+        raise refused  # The whole file is in a different format
 
 
 def _records(path: Path) -> Iterator[tuple[str, str | None, Any]]:

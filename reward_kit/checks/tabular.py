@@ -74,12 +74,12 @@ class TabularTask:
         return slice(row * width, (row + 1) * width)
 
     def chances(self, state: str, logits_P: Floats | None = None) -> Floats:
-        """Return the softmax of the logits of a state. The default logits are those of the policy."""
+        """Return the softmax of the logits of a state. By default, the logits of the policy are used."""
         exponentials = np.exp((self.logits_P if logits_P is None else logits_P)[self.rows(state)])
         return np.asarray(exponentials / exponentials.sum())
 
     def paths(self, logits_P: Floats | None = None) -> list[Path]:
-        """Return every path under these logits. The default logits are those of the policy."""
+        """Return every path under these logits. By default, the logits of the policy are used."""
         return list(self._paths(Path(1.0, (), self.start), self.logits_P if logits_P is None else logits_P))
 
     def _paths(self, path: Path, logits_P: Floats) -> Iterator[Path]:

@@ -94,7 +94,7 @@ class Cassette:
             try:
                 lock_file(file.fileno())
             except OSError as error:
-                raise ConfigError(f"the recording {path} is being written by another process") from error
+                raise ConfigError(f"the recording {path} is being written by a different process") from error
             cassette = cls(path, file, None)
             if path.stat().st_size:
                 # Continue an existing file: drop an incomplete last line, and continue to count from the recorded

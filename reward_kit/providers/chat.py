@@ -135,7 +135,7 @@ class ChatEndpoint:
         """Return the queue for a model, or None if there is no `ProviderSession`.
 
         Raises:
-            ConfigError: If another endpoint in the same session has different rates for the model.
+            ConfigError: If a different endpoint in the same session has different rates for the model.
         """
         if self._traffic is None:
             return None

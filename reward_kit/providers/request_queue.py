@@ -179,7 +179,7 @@ class Concurrency:
         self._cuts_in_a_row = 0
         self._unrefused = 0
         self._share = 0.0  # running average of the share of rejections since the last cut
-        self._has_answers = False  # since the last cut
+        self._has_answers = False  # whether any request was answered since the last cut
         self._rejections = 0  # rejections that caused or followed the last cut
 
     def answered(self, is_scarce: bool, in_flight: int = 1) -> None:
@@ -345,7 +345,7 @@ class EndpointWatcher(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Permit:
-    """A permission for one request to use a queue for all attempts of the request."""
+    """A permission for one request to use a queue. The permit covers all attempts of the request."""
 
     queue: RequestQueue
     request: int  # number of the request
@@ -445,7 +445,7 @@ class RequestQueue:
 
     async def enter(self, permit: Permit) -> None:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # requests in flight in another loop ended with that loop
+        if loop is not self._loop:  # requests in flight in a different loop ended with that loop
             self._loop, self._timer = loop, None
             self._sending.clear()
             self._waiting.clear()

@@ -97,7 +97,7 @@ class CallThreads:
 
         If the caller is cancelled, a waiting call is dropped, and a running call is abandoned. A thread cannot be
         killed, so an abandoned call continues and its result is discarded. If the function raises a
-        `KeyboardInterrupt`, or another exception that is not an `Exception`, the exception is replaced with a
+        `KeyboardInterrupt`, or any other exception that is not an `Exception`, the exception is replaced with a
         `RuntimeError`, because it would end the event loop.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()

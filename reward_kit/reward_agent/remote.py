@@ -121,7 +121,7 @@ def checked_address(url: str) -> str:
     """Check the URL of a reward, and return it without a trailing slash.
 
     Raises:
-        ConfigError: If the URL is not that of a reward, or if it contains a user name or a password.
+        ConfigError: If the URL does not belong to a reward, or if it contains a user name or a password.
     """
     if "@" in url:
         raise ConfigError(f"the URL of a reward must not contain a user name or password; set {KEY_VARIABLE} instead")

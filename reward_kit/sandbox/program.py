@@ -112,7 +112,7 @@ def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpe
 def library_path() -> list[str]:
     """Return the entries of `sys.path` for the standard library and installed packages, without project directories.
 
-    Links are resolved on both sides. An entry is also kept if its name is that of a package directory. Such a directory
+    Links are resolved on both sides. An entry is also kept if it has the name of a package directory. Such a directory
     may belong to a different virtual environment on `PYTHONPATH`.
     """
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}

@@ -231,7 +231,7 @@ def test_damaged_line_newer_version_and_missing_file_are_config_errors(tmp_path)
 
 def test_recording_locks_out_a_second_recorder(tmp_path):
     first = Cassette.record(tmp_path / "c.jsonl")
-    with pytest.raises(ConfigError, match="is being written by another process"):
+    with pytest.raises(ConfigError, match="is being written by a different process"):
         Cassette.record(tmp_path / "c.jsonl")
     first.close()
     Cassette.record(tmp_path / "c.jsonl").close()

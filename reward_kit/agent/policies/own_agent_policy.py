@@ -303,7 +303,7 @@ class _AgentSession(AgentPolicy):
         return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
-        """Call a tool of the environment, while the agent may use it."""
+        """Call a tool of the environment. Raise an `EpisodeError` if the agent may not use the environment anymore."""
         if isinstance(arguments, str):
             try:
                 read = parse_json(arguments) if arguments.strip() else {}

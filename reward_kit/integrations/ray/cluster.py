@@ -82,7 +82,7 @@ class Connection:
         if ray.is_initialized():
             if self._ship is not None:
                 raise ConfigError(
-                    "ship: this program is already connected to a cluster; set runtime_env in its ray.init"
+                    "ship: this program is already connected to a cluster; set runtime_env in ray.init instead"
                 )
             return
         with ExitStack() as opened:

@@ -289,7 +289,7 @@ class TRLReward:
         if missing := sorted(self._needed - given):
             raise ConfigError(
                 f"reward {self.reward.id!r} requires {missing[0]!r}, but the dataset has no such column"
-                f"{did_you_mean(missing[0], known)} (if another column contains it, "
+                f"{did_you_mean(missing[0], known)} (if a different column contains it, "
                 f"pass columns={{'…': {missing[0]!r}}})"
             )
         of_rollouts = {"assistant_turns"} if "rollout_id" in named else set()

@@ -178,8 +178,8 @@ class Rollouts:
         if self._thread is None:
             self._thread = LoopThread("rollouts for TRL", self._opened())
         output = self._thread.run(self._collect(seeded, size, trainer))
-        # In TRL, the columns of a rollout override those of the dataset. Reject equal names, so no column is lost
-        # silently.
+        # In TRL, the columns of a rollout override the columns of the dataset. Reject equal names, so that no column is
+        # lost silently.
         known = getattr(getattr(trainer, "train_dataset", None), "column_names", None) or ()
         if clash := sorted(set(known) & output.keys()):
             raise ConfigError(
@@ -203,7 +203,7 @@ class Rollouts:
         if name not in self._samples:
             near = did_you_mean(name, self._samples)
             raise ConfigError(
-                f"no sample {name[:80]!r}{near} (the prompts of the dataset must be those of "
+                f"no sample {name[:80]!r}{near} (the prompts of the dataset must come from "
                 "rows(); for other prompts, pass sample_of)"
             )
         return self._samples[name]

@@ -14,8 +14,8 @@ from trl.trainer.utils import split_tensor_dict
 def trl_loss(trainer: GRPOTrainer) -> Callable[[dict[str, Any]], Tensor]:
     """Return the training step of a `GRPOTrainer` or of a subclass, for `check_trainer`.
 
-    The code of the trainer computes the advantages and the loss. Its rollouts, rewards and log-probabilities are
-    replaced with those of the enumerated batches, so the trainer cannot be used for training afterwards.
+    The code of the trainer computes the advantages and the loss. The enumerated batches replace the trainer's rollouts,
+    rewards and log-probabilities, so the trainer cannot be used for training afterwards.
 
     Args:
         trainer: a trainer on the CPU, with its options and any model. It needs an optimizer, for example from
