@@ -271,7 +271,7 @@ def test_reward_receives_the_steps_of_the_policy() -> None:
         assert reward(["id"], ["4"], assistant_turns=[[3]], **rollout) == [1.0]
         with pytest.raises(ConfigError, match=r"completion 0: assistant_turns must be positions of assistant messages"):
             reward(["id"], ["4"], assistant_turns=[[0]], **rollout)
-        with pytest.raises(ConfigError, match="parameter 'assistant_turns' is never taken from the dataset"):
+        with pytest.raises(ConfigError, match="parameter 'assistant_turns' of the reward is never taken"):
             reward(["2 + 2?"], ["4"], assistant_turns=[[3]])
     assert seen == [[3]]
 

@@ -223,7 +223,7 @@ class TestConnect:
 
     async def test_connect_reports_silent_server_and_unknown_reward(self) -> None:
         async with scripted([never_answers]) as (url, _):
-            with pytest.raises(DeadlineError, match="did not answer within timeout_s"):
+            with pytest.raises(DeadlineError, match="did not respond within timeout_s"):
                 await RemoteReward.connect(url, api_key=KEY, request_options=request_options(timeout_s=0.05))
         async with scripted([says({"error": {"message": "there is no reward 'x'"}}, 404)]) as (url, _):
             with pytest.raises(ConfigError, match="there is no reward 'x'"):
