@@ -1,6 +1,6 @@
 """Evaluate language-model agents, and train them with credit for every step.
 
-Public names load on first use, so `import reward_kit` stays fast.
+Public names are loaded on first use, so `import reward_kit` stays fast.
 """
 
 from __future__ import annotations

@@ -19,12 +19,13 @@ def cohens_kappa(a_N: Integers, b_N: Integers, levels: int, *, quadratic: bool =
     """Return Cohen's kappa, the agreement beyond chance: 1 − Σ w_ij O_ij / Σ w_ij E_ij.
 
     O is the contingency table of the two raters, and E is the table expected of independent raters with the same
-    margins. w_ij is 1 off the diagonal, or (i − j)² if `quadratic` is true, so that near misses weigh less. The result
-    is NaN if both raters used a single category, the same one. Unweighted: Cohen 1960; weighted: Cohen 1968.
+    margins. w_ij is 0 on the diagonal. Off the diagonal, it is 1 or, if `quadratic` is true, (i − j)², so that near
+    misses weigh less. The result is NaN if both raters used only one category and it is the same for both. Unweighted:
+    Cohen 1960; weighted: Cohen 1968.
 
     Args:
         a_N, b_N: each rater's categories, from 0 to `levels` − 1.
-        levels: the number of categories, whether used or not.
+        levels: the number of categories, including unused ones.
         quadratic: whether to weight disagreements by their squared distance.
     """
     observed = np.zeros((levels, levels))
@@ -62,7 +63,7 @@ def kendall_tau_b(x_N: Floats, y_N: Floats) -> float:
     """Return Kendall's tau-b: (C − D) / sqrt((n₀ − n₁)(n₀ − n₂)) (Kendall 1945); NaN if either input is constant.
 
     C and D are the numbers of concordant and discordant pairs, n₀ is the number of all pairs, and n₁ and n₂ are the
-    numbers of pairs tied in x and in y. Takes O(n log² n) time (Knight 1966).
+    numbers of pairs tied in x and in y. The computation takes O(n log² n) time (Knight 1966).
     """
     n = len(x_N)
     if n < 2 or _is_constant(x_N) or _is_constant(y_N):
@@ -79,7 +80,7 @@ def kendall_tau_b(x_N: Floats, y_N: Floats) -> float:
 
 
 def inversions(values_N: Floats) -> int:
-    """Return the number of pairs in the wrong order: i < j and a_i > a_j."""
+    """Return the number of pairs that are in the wrong order: i < j and a_i > a_j."""
     if len(values_N) <= _LEAF:
         return int(np.triu(values_N[:, None] > values_N[None, :], 1).sum())
     middle = len(values_N) // 2

@@ -1,4 +1,4 @@
-"""Bridge from synchronous code to coroutines, built on anyio's blocking portal."""
+"""A bridge from synchronous code to coroutines, built on anyio's blocking portal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _Result = TypeVar("_Result")
 def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine to completion.
 
-    If the current thread already runs an event loop, as in a notebook, the coroutine runs in a separate thread.
+    If the current thread already runs an event loop, for example in a notebook, the coroutine runs in a separate
+    thread.
     """
     is_in_loop = False
     with contextlib.suppress(RuntimeError):
@@ -40,9 +41,9 @@ def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 def allow_threads(max_concurrency: int) -> None:
-    """Raise the thread limit of the running event loop for this number of concurrent episodes.
+    """Raise the thread limit of the running event loop to allow this number of concurrent episodes.
 
-    Each episode may block one thread in its environment or a tool, and each reward call may block another.
+    Each episode may block one thread in its environment or a tool, and each reward call may block another thread.
     """
     limiter = anyio.to_thread.current_default_thread_limiter()
     limiter.total_tokens = max(limiter.total_tokens, 3 * max_concurrency + 64)
@@ -55,8 +56,9 @@ class LoopThread:
 
     Args:
         name: the thread's name.
-        context: a context manager, entered when the thread starts and exited on close. Both happen in one task, as task
-            groups require. Every coroutine sees the context variables that it sets, and those of the caller of `run`.
+        context: a context manager that is entered when the thread starts and exited on close. Both happen in one task,
+            as task groups require. Every coroutine sees the context variables that the context manager sets and those
+            of the caller of `run`.
     """
 
     def __init__(self, name: str, context: AbstractAsyncContextManager[Any] | None = None) -> None:
@@ -65,8 +67,8 @@ class LoopThread:
         self._is_closed = False
         self._variables: dict[contextvars.ContextVar[Any], Any] = {}
         with ExitStack() as stack:
-            # Does not use `start_blocking_portal`: its generator stops the portal when it is collected, which would
-            # hang in a forked process that lacks the thread.
+            # Do not use `start_blocking_portal`: its generator stops the portal when the generator is collected, which
+            # would hang in a forked process that lacks the thread.
             ready: Future[BlockingPortal] = Future()
             thread = threading.Thread(target=anyio.run, args=(_serve, ready), name=name, daemon=True)
             thread.start()
@@ -78,10 +80,10 @@ class LoopThread:
             self._stack = stack.pop_all()
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run a coroutine and return its result; cancel it if the caller is interrupted."""
+        """Run a coroutine and return its result. If the caller is interrupted, the coroutine is cancelled."""
         try:
-            if self._pid != os.getpid():  # Checked before taking the lock, which a fork may copy while it is held.
-                raise RewardKitError(f"{self._name}: not available in a forked process; create a new one there")
+            if self._pid != os.getpid():  # Check this before taking the lock, which a fork may copy while it is held.
+                raise RewardKitError(f"{self._name}: not available in a forked process; create a new instance there")
             with self._lock:
                 if self._is_closed:
                     raise RewardKitError(f"{self._name} is closed")

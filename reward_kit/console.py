@@ -1,4 +1,4 @@
-"""A `rich` console for untrusted text: brackets are not markup, and control characters are escaped."""
+"""A `rich` console for untrusted text: brackets are not interpreted as markup, and control characters are escaped."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class SafeConsole(Console):
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Return the segments of a renderable, with untrusted text escaped.
+        """Return the segments of a renderable; untrusted text is escaped.
 
-        Control segments come from `rich` itself and pass unchanged.
+        Control segments come from `rich` itself and are passed through unchanged.
         """
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))

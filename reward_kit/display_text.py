@@ -1,4 +1,4 @@
-"""Display of untrusted text: escaping, shortening, log records, counts, and the first difference of two values."""
+"""Display of untrusted text: escaping, shortening, log records, counts, and the first difference between two values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET_NAME = re.compile(
 
 
 def hide_secrets(value: Any) -> Any:
-    """Return a copy of a value in which "…" replaces the values of keys that match `SECRET_NAME`."""
+    """Return a copy of a value in which the values of keys that match `SECRET_NAME` are replaced by "…"."""
     if isinstance(value, Mapping):
         return {key: "…" if SECRET_NAME.search(str(key)) else hide_secrets(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -32,17 +32,17 @@ def hide_secrets(value: Any) -> Any:
 
 
 def truncate(text: str, limit: int) -> str:
-    """Return a text of at most `limit` characters, ending in "…" if it was shortened."""
+    """Return a string of at most `limit` characters that ends in "…" if it was shortened."""
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def escape_text(text: object, limit: int, length: int | None = None) -> str:
-    """Return untrusted text of at most about `limit` characters, with invisible characters escaped.
+    """Return untrusted text of at most about `limit` characters; invisible characters are escaped.
 
     Args:
-        text: a text, or any other value, which is converted with `repr`.
-        limit: maximum number of characters; a longer text is cut and followed by its length.
-        length: length of the full text, if `text` is only its beginning.
+        text: a string, or any other value, which is converted with `repr`.
+        limit: the maximum number of characters. A longer text is cut, and its length is appended.
+        length: the length of the full text, if `text` is only its beginning.
     """
     text = text if isinstance(text, str) else str(text)
     length = len(text) if length is None else length
@@ -66,24 +66,24 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Escape a text like `printable`, including line breaks and tabs, so that it stays on one line."""
+    """Escape a text like `printable`, but also escape line breaks and tabs so that the text stays on one line."""
     if text.isascii() and text.isprintable():
         return text
     return _INVISIBLE_IN_LINE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def pluralize(count: int, noun: str) -> str:
-    """Return a count with its noun, such as "1 error" or "2 errors"."""
+    """Return a number and its noun, such as "1 error" or "2 errors"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 class SafeFormatter(logging.Formatter):
-    """A formatter that writes a record as one line of printable characters, with its traceback indented below.
+    """A formatter that writes a record as one line of printable characters. A traceback is indented below the line.
 
     Args:
         pattern: the format string of `logging.Formatter`.
-        hide: a function that removes secrets from a text; called on the message and the traceback, before and after
-            escaping.
+        hide: a function that removes secrets from a text. It is called on the message and the traceback, both before
+            and after escaping.
     """
 
     def __init__(self, pattern: str | None = None, hide: Callable[[str], str] = str) -> None:
@@ -99,7 +99,7 @@ class SafeFormatter(logging.Formatter):
 
 
 def format_traceback(record: logging.LogRecord) -> str:
-    """Return the traceback and the logged stack of a record; "" if it has neither."""
+    """Return the traceback and the logged stack of a record; "" if the record has neither."""
     parts = [record.exc_text or "", record.stack_info or ""]
     if record.exc_info and record.exc_info[0]:
         parts[0] = logging.Formatter().formatException(record.exc_info)
@@ -107,13 +107,14 @@ def format_traceback(record: logging.LogRecord) -> str:
 
 
 def indent_traceback(traceback: str) -> str:
-    """Return a traceback as indented lines, to be appended to a record's line."""
+    """Return a traceback as indented lines, which can be appended to the line of a record."""
     return "".join(f"\n    {one_line(line)}" for line in traceback.splitlines())
 
 
 def first_difference(before: Any, now: Any, path: str = "") -> str:
-    """Describe where and how two JSON values first differ, such as " at .position: 3 became 4"; "" if they are
-    equal.
+    """Describe where and how two JSON values first differ, such as " at .position: 3 became 4".
+
+    Return "" if the values are equal.
     """
     if isinstance(before, Mapping) and isinstance(now, Mapping) and before.keys() == now.keys():
         pairs = ((f"{path}.{key}", before[key], now[key]) for key in before)

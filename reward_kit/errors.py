@@ -3,10 +3,10 @@
 1. Every boundary to foreign code or data has one flat error type below: configuration, provider, policy,
    environment, tool, reward function, alignment, training, store. They do not inherit from one another.
 2. `boundary(ErrorType, what)` surrounds a call across such a boundary. Any exception that escapes is re-raised as
-   that type, with the original as its cause; errors of this package and cancellation pass unchanged.
+   that type, with the original exception as its cause. Errors of this package and cancellation pass unchanged.
 3. Two places convert an error to a record: the rollout worker (on the episode) and the reward agent (on the score).
    Both call `Failure.from_exception`; other episodes and rewards continue.
-4. The command line prints one line for a `RewardKitError` and exits with its `exit_code`.
+4. The command line prints one line for a `RewardKitError` and exits with the error's `exit_code`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CLASS_MEANINGS: dict[FailureClass, str] = {
         "A limit other than time was reached: memory, size, or number of calls. Raise the limit that the message names."
     ),
     "invalid_result": (
-        "The returned value is not a valid result: it has a wrong type, is NaN, or names an unknown step. Fix "
+        "The returned value is not a valid result: it has the wrong type, is NaN, or names an unknown step. Fix "
         "the reward."
     ),
     "refused": (
@@ -42,33 +42,33 @@ CLASS_MEANINGS: dict[FailureClass, str] = {
     ),
     "provider_error": "A model endpoint or a service did not answer, even after retries. Try again later.",
 }
-"""The meaning of each failure class, and the remedy."""
+"""The meaning of each failure class, and what to do about it."""
 _PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
 PACKAGE_DIRECTORIES = ("site-packages", "dist-packages")
 """The names of directories of installed packages."""
 _INSTALLED = (*PACKAGE_DIRECTORIES, str(Path(os.__file__).parent) + os.sep)
 _MESSAGE_LIMIT = 2_000
-_MOST_KNOWN = 40  # Maximum number of listed names; a dataset may have thousands of samples.
+_MOST_KNOWN = 40  # The maximum number of names to list; a dataset may have thousands of samples.
 
 
 class RewardKitError(Exception):
     """Base class of all errors that this package raises deliberately.
 
-    `failure_class` is the class under which the failure is counted when it is recorded on an episode or a score.
+    `failure_class` is the class under which a failure is counted when it is recorded on an episode or a score.
     """
 
     failure_class: ClassVar[FailureClass] = "crash"
     exit_code: ClassVar[int] = 3
     recorded: Failure | None = None  # the recorded failure, for an error raised from a record
-    judge_usage: str | None = None  # the usage of a judge that was paid for, but gave no verdict
+    judge_usage: str | None = None  # the usage of a judge whose call was paid for but returned no verdict
 
 
 class ConfigError(RewardKitError, ValueError):
-    """A task file, dataset, option or path is wrong. Raised before anything is written.
+    """A task file, dataset, option or path is wrong. The error is raised before anything is written.
 
     Likely cause: a misspelled key, a value out of range, a missing file, or an extra that is not installed.
 
-    What to do: fix the file, line and key that the message names; it also suggests the nearest known name.
+    What to do: fix the file, line and key that the message names; the message also suggests the nearest known name.
     """
 
     failure_class = "refused"
@@ -76,7 +76,7 @@ class ConfigError(RewardKitError, ValueError):
 
 
 class ProviderError(RewardKitError):
-    """A model endpoint could not be reached, refused the request, or sent an invalid answer.
+    """A model endpoint could not be reached, refused the request, or sent an invalid response.
 
     Likely cause: the server is not running; the URL, the key or the model's name is wrong; or the rate limit is
     exhausted.
@@ -89,22 +89,22 @@ class ProviderError(RewardKitError):
 
 
 class PolicyError(RewardKitError):
-    """An `AgentPolicy` raised an exception, or returned something that is not an action.
+    """An `AgentPolicy` raised an exception or returned something that is not an action.
 
-    Likely cause: a bug in the policy that only some observations trigger.
+    Likely cause: a bug in the policy that is triggered only by some observations.
 
     What to do: read the traceback, whose first frame is in the policy. Other episodes are not affected.
     """
 
 
 class EnvironmentFailure(RewardKitError):
-    """A `ForkableResource` or a tool raised an exception or broke its contract. The episode stays unscored.
+    """A `ForkableResource` or a tool raised an exception or violated its contract. The episode stays unscored.
 
     Likely cause: a bug in a tool, a `resource_config` that the environment rejects, a server that exited, or a method
     that returns the wrong type.
 
-    What to do: read the traceback, whose first frame is in the tool; raise a `ToolError` for mistakes of the agent.
-    Test a resource alone with `reward-kit check`, which names the broken contract.
+    What to do: read the traceback, whose first frame is in the tool. In a tool, raise a `ToolError` for mistakes of the
+    agent. Test a resource alone with `reward-kit check`, which reports the violated part of the contract.
     """
 
 
@@ -122,7 +122,8 @@ class ToolError(RewardKitError):
 class RewardError(RewardKitError):
     """A reward function raised an exception or could not be called. The episode stays unscored.
 
-    Likely cause: a rollout that the function does not expect: no tool calls, an empty answer, unusual characters.
+    Likely cause: a rollout that the function does not expect, for example one with no tool calls, an empty answer or
+    unusual characters.
 
     What to do: run `reward-kit check my_reward.py:function`, which tries such rollouts, fix the function, and score
     again with `reward-kit score RUN`.
@@ -132,7 +133,7 @@ class RewardError(RewardKitError):
 class InvalidResultError(RewardKitError, ValueError):
     """A reward function returned something that is not a valid result.
 
-    Likely cause: None from a branch without `return`, NaN, a string, or a metric outside [0, 1].
+    Likely cause: the function returned None from a branch without `return`, NaN, a string, or a metric outside [0, 1].
 
     What to do: return a finite number or an `EvaluateResult` on every path; raise an error to leave a rollout unscored.
     """
@@ -145,7 +146,8 @@ class AlignmentError(RewardKitError):
 
     Likely cause: `step_index` was counted from 1, or over messages; it must count the policy's actions from 0.
 
-    What to do: return at most one `StepOutput` per action, with its index; the message lists the valid indexes.
+    What to do: return at most one `StepOutput` per action, with the index of the action. The message lists the valid
+    indices.
     """
 
     failure_class = "invalid_result"
@@ -165,10 +167,10 @@ class DeadlineError(RewardKitError):
 class LimitError(RewardKitError):
     """A limit other than time was reached, such as size, memory, or number of calls.
 
-    A policy raises it if the conversation no longer fits the model's context; the episode is then truncated, not
-    failed.
+    A policy raises this error if the conversation no longer fits the model's context; the episode is then truncated,
+    not failed.
 
-    Likely cause: the work needs more memory, output, processes or tokens than the limit that the message names.
+    Likely cause: the work needs more memory, output, processes or tokens than the limit that the message names allows.
 
     What to do: raise that limit if the work needs it. For a conversation, lower `max_episode_steps` or shorten the
     outputs of tools.
@@ -182,14 +184,14 @@ class EpisodeError(RewardKitError, ValueError):
 
     Likely cause: your own code adds a step before the reset, after the end, or out of order.
 
-    What to do: follow the order that the message names, and test a finished episode with `check_episode`.
+    What to do: follow the order that the message describes, and test a finished episode with `check_episode`.
     """
 
 
 class TrainingError(RewardKitError):
     """An optimizer step is impossible or would destroy the weights. The step is skipped, and earlier steps are kept.
 
-    Likely cause: a loss or gradient that is not finite, from a learning rate that is too high or a broken batch.
+    Likely cause: a loss or gradient that is not finite because the learning rate is too high or the batch is broken.
 
     What to do: look at the batch in the `studies/` directory of the run, lower `ppo.lr`, and continue with `--resume`.
     """
@@ -207,16 +209,16 @@ class StoreError(RewardKitError):
 class boundary:
     """Context manager that re-raises any exception that escapes its block as one error type.
 
-    This includes `SystemExit`, so a script that exits does not end the run. It is a class because a generator-based
-    context manager is four times as slow, and every step passes several boundaries.
+    `SystemExit` is included, so a script that exits does not end the run. This is a class because a generator-based
+    context manager is four times as slow, and every step passes multiple boundaries.
 
     Args:
         error_type: the type to raise.
-        what: the operation, named in the message ("tool 'move'").
+        what: the operation, which is named in the message ("tool 'move'").
 
     Raises:
-        RewardKitError: the original exception, if it is a `RewardKitError` already; otherwise an `error_type` with the
-            original as its cause.
+        RewardKitError: the original exception if it already is a `RewardKitError`; otherwise an `error_type` whose
+            cause is the original exception.
     """
 
     __slots__ = ("_error_type", "_what")
@@ -248,7 +250,7 @@ class boundary:
 
 
 def safe_str(value: Any) -> str:
-    """Return `str(value)`, cut to a readable length; a placeholder if `__str__` raises an exception."""
+    """Return `str(value)`, cut to a readable length, or a placeholder if `__str__` raises an exception."""
     try:
         text = str(value)
     except Exception as error:  # noqa: BLE001 - hostile code may raise anything here
@@ -265,7 +267,7 @@ class Failure:
         where: the name of the error type, which identifies the boundary. For a user's subclass, the name of the base
             class in this module.
         message: a one-line description.
-        traceback: at most 15 lines, with the user's frames first; empty if no foreign code was involved.
+        traceback: at most 15 lines; the user's frames come first. Empty if no foreign code was involved.
     """
 
     failure_class: FailureClass
@@ -275,7 +277,7 @@ class Failure:
 
     @classmethod
     def from_exception(cls, error: BaseException) -> Failure:
-        """Record `error`; an exception that is not a `RewardKitError` counts as a crash."""
+        """Record `error`. An exception that is not a `RewardKitError` counts as a crash."""
         if isinstance(error, RewardKitError) and error.recorded is not None:
             return error.recorded
         failure_class: FailureClass = error.failure_class if isinstance(error, RewardKitError) else "crash"
@@ -299,13 +301,13 @@ class Failure:
 
     @classmethod
     def from_line(cls, line: str, where: str) -> Failure:
-        """Parse a line written by `to_line`; a line without a known class counts as a crash."""
+        """Parse a line written by `to_line`. A line that has no known class counts as a crash."""
         name, _, message = line.partition(": ")
         known = name in FAILURE_CLASSES
         return cls(name if known else "crash", where, message if known else line)  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, str]:
-        """Return the JSON form that is stored in files."""
+        """Return the JSON form in which the failure is stored in files."""
         fields = {"where": self.where, "message": self.message, "traceback": self.traceback}
         return {"class": self.failure_class, **fields}
 
@@ -318,7 +320,7 @@ class Failure:
 
 
 def user_traceback(error: BaseException, max_lines: int = 15) -> str:
-    """Return the error and the frames of user code, innermost first; "" if no frame is in user code."""
+    """Return the error and the frames of user code, innermost first, or "" if no frame is in user code."""
     own = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -332,7 +334,7 @@ def user_traceback(error: BaseException, max_lines: int = 15) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the nearest known word; without a near match, list the known words."""
+    """Return "; did you mean 'x'?" for the nearest known word. If no word is near, list the known words."""
     names = sorted(set(known))
     lowered = {name.lower(): name for name in reversed(names)}
     nearest = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
@@ -343,7 +345,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def describe_read_error(path: Path, error: OSError | UnicodeError) -> str:
-    """Return the reason why a file cannot be read; for a missing file, suggest the nearest name in its directory."""
+    """Return the reason why a file cannot be read.
+
+    If the file is missing, suggest the nearest name in its directory.
+    """
     if not isinstance(error, OSError):
         return f"not UTF-8 text ({error})"
     reason = error.strerror or type(error).__name__
@@ -360,13 +365,13 @@ def type_name(value: Any) -> str:
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs an extra from a clone, since this version is not on a package index."""
+    """Return the command that installs an extra from a clone, since this version is not in a package index."""
     return f"install the extra {extra!r}: pip install '/path/to/reward-kit[{extra}]' (in the clone: '.[{extra}]')"
 
 
 @contextmanager
 def requires_extra(extra: str, what: str) -> Iterator[None]:
-    """Report a package that this block fails to import as a missing extra that `what` needs.
+    """Report a package that cannot be imported in this block as a missing extra that `what` needs.
 
     Raises:
         ConfigError: an import fails because a package is not installed.

@@ -1,4 +1,4 @@
-"""Lazy loading of a package's public names on first use (PEP 562), which keeps its import fast."""
+"""Lazy loading of a package's public names on first use (PEP 562), which keeps importing the package fast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return a package's `__getattr__` and `__dir__`, given the module that defines each public name."""
+    """Return a package's `__getattr__` and `__dir__`. `homes` contains the module that defines each public name."""
 
     def get(name: str) -> Any:
         if name not in homes:
@@ -25,12 +25,12 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
 
 
 def lazy_modules(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Like `lazy_names`, but given the public names of each module, separated by spaces."""
+    """Do the same as `lazy_names`, but accept the public names of each module, separated by spaces."""
     return lazy_names(package, {name: module for module, names in modules.items() for name in names.split()})
 
 
 def package_version() -> str:
-    """Return the installed version; "0+not.installed" for a source tree that is on the path without being installed."""
+    """Return the installed version, or "0+not.installed" for a source tree that is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

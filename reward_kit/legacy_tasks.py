@@ -1,7 +1,7 @@
-"""Conversion of task files from reward-kit 0.4, whose resources and options had other names.
+"""Conversion of task files from reward-kit 0.4, in which resources and options had different names.
 
-An option that does not affect results is dropped with a note. An option that is not supported any more is rejected as
-an unknown key.
+An option that does not affect results is dropped, and a note is shown. An option that is not supported any more is
+rejected as an unknown key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def upgrade_task(data: Any) -> Any:
         return data
     name = _RESOURCES.get(str(data.get("resource_type")))
     if name is not None:
-        # In 0.4 a text without tool calls ended the episode.
+        # In 0.4, a text message without tool calls ended the episode.
         data = {"on_text": "end", **data, "resource_type": name}
         if isinstance(config := data.get("base_resource_config"), Mapping):
             options = {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT.get(name, {})}
@@ -44,14 +44,14 @@ def upgrade_task(data: Any) -> Any:
                 texts = [options.pop(key) for key in ("schema_sql", "seed_sql") if isinstance(options.get(key), str)]
                 if texts:
                     options["seed_sql"] = "\n".join(texts)
-                # Two files, or a file and a text, cannot be merged; they are rejected as unknown keys.
+                # Two files, or a file and a script, cannot be merged; they are rejected as unknown keys.
                 if texts or len(renamed.keys() & options.keys()) != 1:
                     renamed = {}
             data["base_resource_config"] = {renamed.get(key, key): value for key, value in options.items()}
     criteria = data.get("evaluation_criteria")
     if "ground_truth" in data or not isinstance(criteria, Mapping) or not _CRITERIA.keys() & criteria.keys():
         return data
-    # In 0.4 rewards received the criteria as the ground truth.
+    # In 0.4, rewards received the criteria as the ground truth.
     return {**data, "ground_truth": {new: criteria.get(old) for old, new in _CRITERIA.items()}}
 
 

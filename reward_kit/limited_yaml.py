@@ -1,7 +1,7 @@
 """Loading of untrusted YAML: PyYAML's safe loader with limits on size, nesting and aliases.
 
 A dozen lines of aliases can expand to a billion values ("billion laughs"), and a merge key (`<<`) repeats the mapping
-that it refers to. Values are therefore counted with every alias expanded, before any object is constructed.
+to which it refers. All aliases are therefore expanded when values are counted, before any object is constructed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 
 
 class YamlLimitError(yaml.MarkedYAMLError):
-    """The file is too large or too deeply nested. Carries a mark (line and column), like every YAML error."""
+    """The file is too large or too deeply nested. Like every YAML error, it has a mark (line and column)."""
 
 
 class LimitedLoader(yaml.SafeLoader):
     """PyYAML's safe loader for one document, with limits.
 
     Raises:
-        YamlLimitError: a limit is exceeded. The constructor checks the size in bytes, and `get_single_node` the other
-            limits.
+        YamlLimitError: a limit is exceeded. The size in bytes is checked by the constructor, and the other limits are
+            checked by `get_single_node`.
     """
 
     def __init__(self, text: str) -> None:
@@ -35,7 +35,7 @@ class LimitedLoader(yaml.SafeLoader):
         self._depth = self._nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose the next node; raise YamlLimitError if a limit is exceeded."""
+        """Compose the next node; raise a YamlLimitError if a limit is exceeded."""
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         self._depth += 1
         self._nodes += 1
@@ -48,14 +48,17 @@ class LimitedLoader(yaml.SafeLoader):
         return node
 
     def get_single_node(self) -> yaml.Node | None:
-        """Return the document's node; raise YamlLimitError if its values, with aliases expanded, exceed the limits."""
+        """Return the document's node.
+
+        Raise a YamlLimitError if the number of its values, with aliases expanded, exceeds a limit.
+        """
         node = super().get_single_node()
         if node is not None:
             _check_aliases(node, {}, set())
         return node
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
-        """Parse an integer; raise an error with its line if it has too many digits."""
+        """Parse an integer; raise an error that contains the line if the integer has too many digits."""
         try:
             return super().construct_yaml_int(node)
         except ValueError as error:
@@ -70,7 +73,7 @@ def _too_many() -> str:
 
 
 def _check_aliases(node: yaml.Node, known: dict[int, tuple[int, int]], above: set[int]) -> tuple[int, int]:
-    """Return the number of values below a node, with aliases expanded, and their nesting depth."""
+    """Return the number of values below a node and their nesting depth, both with aliases expanded."""
     if id(node) in known:
         return known[id(node)]
     if id(node) in above:
@@ -93,7 +96,7 @@ def _check_aliases(node: yaml.Node, known: dict[int, tuple[int, int]], above: se
 
 
 def load_yaml(text: str) -> Any:
-    """Parse a YAML text."""
+    """Parse YAML text."""
     loader = LimitedLoader(text)
     try:
         return loader.get_single_data()

@@ -1,4 +1,4 @@
-"""Load a user's object from `file.py:name` or `package.module:name`, with errors that suggest a fix."""
+"""Load a user's object from `file.py:name` or `package.module:name`. Errors suggest a fix."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MODULE_PREFIX = "_reward_kit_user_"
 
 
 def load_object(reference: str, folder: Path | None = None) -> Any:
-    """Return the object that a `file.py:name`, `package.module:name` or `package.module.name` refers to."""
+    """Return the object to which `file.py:name`, `package.module:name` or `package.module.name` refers."""
     location, name = split_reference(reference)
     return get_attribute(load_module(location, folder), name, reference, location)
 
 
 def get_attribute(module: ModuleType, name: str, reference: str, location: str) -> Any:
-    """Look up a dotted name in a module; `reference` and `location` appear in messages."""
+    """Look up a dotted name in a module; `reference` and `location` are used in messages."""
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):
@@ -39,7 +39,7 @@ def get_attribute(module: ModuleType, name: str, reference: str, location: str) 
 
 
 def _is_candidate(name: str, item: Any, module: str) -> bool:
-    """Return False for private names, modules, and functions and classes imported from another package."""
+    """Return False for private names, modules, and functions and classes imported from a different package."""
     if name.startswith("_") or isinstance(item, ModuleType) or type(item).__module__ in ("__future__", "typing"):
         return False
     is_code = isinstance(item, type) or inspect.isroutine(item)
@@ -47,7 +47,7 @@ def _is_candidate(name: str, item: Any, module: str) -> bool:
 
 
 def load_module(location: str, folder: Path | None = None) -> ModuleType:
-    """Import a module by the path of a .py file or by its dotted name; each file is loaded once per process."""
+    """Import a module by the path of a .py file or by its dotted name. Each file is loaded once per process."""
     if not location.endswith(".py"):
         return import_user_code(lambda: importlib.import_module(location), location)
     path = ((folder or Path.cwd()) / location).resolve()
@@ -57,12 +57,12 @@ def load_module(location: str, folder: Path | None = None) -> ModuleType:
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """Split a reference into its file or module and the dotted name in it."""
+    """Split a reference into its file or module and the dotted name within it."""
     location, separator, name = reference.rpartition(":")
     if not separator:
         location, separator, name = reference.rpartition(".")
     if reference.endswith(".py"):
-        raise ConfigError(f"{reference!r} needs an object name; write {reference}:NAME")
+        raise ConfigError(f"{reference!r} needs the name of an object; write {reference}:NAME")
     if not location or not name:
         raise ConfigError(f"{reference!r} does not name an object; write file.py:name or package.module:name")
     return location, name
@@ -74,7 +74,10 @@ def is_built_in(location: str) -> bool:
 
 
 def user_module_name(path: Path) -> str:
-    """Return a module name with a hash of the file's path, so that two files called reward.py do not collide."""
+    """Return a module name that contains a hash of the file's path.
+
+    The hash prevents two files called reward.py from having the same module name.
+    """
     return f"{MODULE_PREFIX}{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
 
 

@@ -46,7 +46,7 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class FunctionCall(BaseModel):
-    """The function of a tool call, with its arguments as the JSON text that the model wrote."""
+    """The function of a tool call, and its arguments as the JSON text that the model wrote."""
 
     model_config = ConfigDict(from_attributes=True, extra="allow")
 
@@ -55,16 +55,16 @@ class FunctionCall(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """A tool call of an assistant message, in OpenAI chat form. Also accepts the objects of the `openai` package."""
+    """A tool call in an assistant message, in OpenAI chat format. Objects of the `openai` package are also accepted."""
 
     model_config = ConfigDict(from_attributes=True, extra="allow")
 
-    id: str = Field(description="the call's id, repeated as tool_call_id by its result")
+    id: str = Field(description="the id of the call, which its result repeats as tool_call_id")
     type: Literal["function"] = Field(default="function", description='always "function"')
     function: FunctionCall
 
     def to_chat(self) -> dict[str, Any]:
-        """Return the same as `model_dump`, but much faster."""
+        """Return the same dict as `model_dump`, but much faster."""
         function = self.function
         if self.model_extra or function.model_extra:
             return self.model_dump()
@@ -73,16 +73,16 @@ class ToolCall(BaseModel):
 
 
 PROVIDER_ITEMS = "provider_items"
-"""The key of a message for items of an API that chat form cannot express, such as signed or encrypted reasoning.
+"""The key of a message for API-specific items that the chat format cannot express, such as encrypted reasoning.
 
-Its value maps the API to the list of all items of the message. They are sent back unchanged to the same API.
+Its value maps the API to the list of all items of the message. These items are sent back unchanged to the same API.
 """
 
 
 class Message(BaseModel):
-    """A message of a conversation, in OpenAI chat form.
+    """A message of a conversation, in OpenAI chat format.
 
-    `content` is a text, a list of content parts (`{"type": "text", "text": …}`, …) or None.
+    `content` is a string, a list of content parts (`{"type": "text", "text": …}`, …) or None.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -90,14 +90,16 @@ class Message(BaseModel):
     role: Role = Field(description="the role of the speaker; some endpoints use developer for system")
     content: str | list[dict[str, Any]] | None = Field(
         default="",
-        description="a text, which in a task file is a template over the sample's row; or a list of content parts",
+        description="a string, which in a task file is a template over the sample's row; or a list of content parts",
     )
-    name: str | None = Field(default=None, description="the name of the speaker, or of the tool that answered")
-    tool_call_id: str | None = Field(default=None, description="in a tool message, the id of the call that it answers")
-    tool_calls: list[ToolCall] | None = Field(
-        default=None, description="in an assistant message, the calls that it makes"
+    name: str | None = Field(
+        default=None, description="the name of the speaker, or of the tool that returned the result"
     )
-    function_call: FunctionCall | None = Field(default=None, description="a single call, in OpenAI's older form")
+    tool_call_id: str | None = Field(
+        default=None, description="in a tool message, the id of the call whose result it is"
+    )
+    tool_calls: list[ToolCall] | None = Field(default=None, description="in an assistant message, its tool calls")
+    function_call: FunctionCall | None = Field(default=None, description="a single call, in OpenAI's older format")
     reasoning_content: str | None = Field(default=None, description="the model's reasoning, if the endpoint returns it")
 
     @field_validator("tool_calls")
@@ -107,7 +109,7 @@ class Message(BaseModel):
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """Validate like pydantic, but report a missing role with the message of reward-kit 0.4."""
+        """Validate a message in the same way as pydantic, but report a missing role as reward-kit 0.4 did."""
         if isinstance(obj, dict) and "role" not in obj:
             problem = InitErrorDetails(
                 type=PydanticCustomError("missing", "Role is required"), loc=("role",), input=obj
@@ -117,14 +119,15 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """The message's text: its content, or its joined text parts; "" without text."""
+        """The text of the message: its content, or its joined text parts; "" if it has no text."""
         if isinstance(self.content, str):
             return self.content
         return "".join(str(part.get("text", "")) for part in self.content or [])
 
     def to_chat(self) -> dict[str, Any]:
-        """Return the message as sent to providers and written to files: always with `content`, without unset optional
-        fields.
+        """Return the message in the form that is sent to providers and written to files.
+
+        The result always has `content`; optional fields that are not set are omitted.
         """
         data: dict[str, Any] = {"role": self.role, "content": self.content}
         for key, value in (("name", self.name), ("tool_call_id", self.tool_call_id)):
@@ -140,7 +143,7 @@ class Message(BaseModel):
 
 
 def _finite_number(value: Any) -> float:
-    if getattr(value, "ndim", None) == 0:  # A scalar of NumPy or torch, with its own bool type
+    if getattr(value, "ndim", None) == 0:  # A scalar of NumPy or torch, which have their own bool types
         value = value.item()
     if not isinstance(value, numbers.Real):  # A bool is an int
         raise ValueError(f"a score must be a number, got {type_name(value)}")
@@ -157,7 +160,7 @@ Score = Annotated[float, BeforeValidator(_finite_number)]
 
 
 class _MappingModel(BaseModel):
-    """Base class of results whose fields are also items: `result.score` and `result["score"]`."""
+    """Base class of results whose fields can also be read as items: `result.score` and `result["score"]`."""
 
     model_config = ConfigDict(extra="forbid", revalidate_instances="always")
 
@@ -193,7 +196,7 @@ class _MappingModel(BaseModel):
 
 
 class MetricResult(_MappingModel):
-    """A named component of a score. `success=` is accepted for reward-kit 0.4 and has no effect."""
+    """A named component of a score. `success=` is accepted for compatibility with reward-kit 0.4 and has no effect."""
 
     is_score_valid: bool = True
     score: Score
@@ -224,7 +227,7 @@ class StepOutput(_MappingModel):
 
 
 def match_to_steps(outputs: Iterable[StepOutput] | None, steps: Collection[str], what: str) -> dict[str, StepOutput]:
-    """Return the step outputs by their step index.
+    """Return the step outputs, keyed by step index.
 
     Raises:
         AlignmentError: a step index is unknown or repeated.
@@ -245,7 +248,7 @@ def match_to_steps(outputs: Iterable[StepOutput] | None, steps: Collection[str],
 class EvaluateResult(_MappingModel):
     """The result of a reward function for one rollout.
 
-    A result with `is_score_valid=False` or with `error` set leaves the rollout unscored; its `score` is not used.
+    A result with `is_score_valid=False` or with `error` set leaves the rollout unscored, and its `score` is not used.
     `query` and `response` are the question to a judge and the judge's answer; they are stored with the score. If the
     scores of a group were post-processed, `raw_score` is the original score, and `is_imputed` is true if there was no
     original score.
@@ -274,8 +277,8 @@ class TaskDefinitionModel(BaseModel):
     """A task: its prompt, resource, limits, and reward.
 
     Paths are relative to the task file. `messages` and `initial_user_prompt` are Jinja2 templates over the fields of
-    the sample's row and `observation`, the environment's first observation. If no template uses `observation`, it is
-    appended as a user message, unless the key `observation` is false.
+    the sample's row and `observation`, the environment's first observation. If no template uses `observation`, the
+    observation is appended as a user message unless the key `observation` is false.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
@@ -291,12 +294,14 @@ class TaskDefinitionModel(BaseModel):
         default_factory=dict, description="the resource's configuration; a row's resource_config overrides its keys"
     )
     resources: ResourceParts | None = Field(
-        default=None, description="several resources, instead of resource_type and base_resource_config"
+        default=None, description="multiple resources, instead of resource_type and base_resource_config"
     )
-    tools_module_path: str | None = Field(default=None, description="file.py or dotted module with a ToolRegistry")
+    tools_module_path: str | None = Field(
+        default=None, description="file.py or dotted module that contains a ToolRegistry"
+    )
     tools: list[str] | None = Field(
         default=None,
-        description="names of the tools that the agent sees; default: the task's own tools, else the resource's tools",
+        description="names of the tools that the agent sees; default: the task's tools, otherwise the resource's tools",
     )
     observation: bool = Field(
         default=True,
@@ -313,7 +318,7 @@ class TaskDefinitionModel(BaseModel):
     )
     rewards: NamedRewardModels | None = Field(
         default=None,
-        description="several rewards, instead of reward_function_path; the score is their weighted mean",
+        description="multiple rewards, instead of reward_function_path; the score is their weighted mean",
     )
     goal_description: str | None = Field(
         default=None, description="a description of the goal, passed to reward functions"
@@ -322,7 +327,7 @@ class TaskDefinitionModel(BaseModel):
         default=None, description="the expected final state, passed to reward functions"
     )
     initial_user_prompt: str | None = Field(
-        default=None, description="the user's first message, after messages; a template over the sample's row"
+        default=None, description="the user's first message, which follows messages; a template over the sample's row"
     )
     messages: list[Message] = Field(
         default_factory=list, description="the first messages; their contents are templates over the sample's row"
@@ -347,17 +352,18 @@ class TaskDefinitionModel(BaseModel):
         description="regular expression to search for in each output of the policy; a match ends the episode",
     )
     stop_phrases: list[str] = Field(
-        default_factory=list, description="texts that end the episode if an output contains one of them"
+        default_factory=list, description="strings that end the episode if an output contains one of them"
     )
     terminate_tool: str | None = Field(default=None, description="name of an additional tool that ends the episode")
     on_text: Literal["end", "continue"] | None = Field(
         default=None,
         description=(
-            "what an action without tool calls does; default: end the episode if there are no tools, else continue"
+            "the effect of an action without tool calls; default: end if there are no tools, otherwise continue"
         ),
     )
     nudge: str = Field(
-        default="Please continue with a tool call.", description="the reply to a text that does not end the episode"
+        default="Please continue with a tool call.",
+        description="the reply to a text message that does not end the episode",
     )
     noise: Literal["independent", "shared"] = Field(
         default="independent", description="`shared`: the environments of a group draw the same random numbers"
@@ -365,18 +371,21 @@ class TaskDefinitionModel(BaseModel):
     ground_truth: Any = Field(
         default=None,
         description=(
-            "the ground truth, passed to reward functions but never to the policy; only for a task without a dataset"
+            "the ground truth, which is passed to reward functions but never to the policy; only without a dataset"
         ),
     )
     pass_threshold: float = Field(default=1.0, description="the lowest score that passes")
     policy: PolicyModel | None = Field(default=None, description="the policy; --model and --policy override it")
-    user: UserModel | None = Field(default=None, description="the simulated user that replies to the agent's texts")
+    user: UserModel | None = Field(
+        default=None, description="the simulated user, who replies to the agent's text messages"
+    )
     limits: LimitsModel = Field(default_factory=LimitsModel, description="limits of one episode")
     run_limits: RunLimitsModel = Field(default_factory=RunLimitsModel, description="limits of a whole run")
     sandbox: SandboxModel = Field(default_factory=SandboxModel, description="the sandbox of the reward function")
     credit: CreditModel | None = Field(default=None, description="the credit assigned to each step after the run")
     redact: str | None = Field(
-        default=None, description="file.py:function from text to text, applied to every text before it is stored"
+        default=None,
+        description="file.py:function that maps a string to a string, applied to every string before it is stored",
     )
 
     @model_validator(mode="before")
@@ -419,7 +428,7 @@ class TaskDefinitionModel(BaseModel):
 
     @model_validator(mode="after")
     def _combine_resources(self) -> TaskDefinitionModel:
-        # From here on there is only one form, also in stored definitions.
+        # From here on, and also in stored definitions, there is only one form.
         if self.resources is not None:
             self.resource_type = "composite"
             self.base_resource_config = {"resources": [part.model_dump() for part in self.resources]}
@@ -428,7 +437,7 @@ class TaskDefinitionModel(BaseModel):
 
     @model_validator(mode="after")
     def _normalize_reward(self) -> TaskDefinitionModel:
-        # From here on there is only one form, as for resources.
+        # From here on, there is only one form, as for resources.
         if (custom := self.custom_reward_function) is not None:
             if self.reward_function_path is not None or self.reward_options:
                 raise ValueError(
@@ -443,7 +452,7 @@ class TaskDefinitionModel(BaseModel):
     @classmethod
     def _check_user_is_answered(cls, user: UserModel | None, info: ValidationInfo) -> UserModel | None:
         if user is not None and info.data.get("on_text") == "end":
-            raise ValueError("on_text: end would end the episode before the user answers; remove on_text or user")
+            raise ValueError("with on_text: end, the episode would end before the user replies; remove on_text or user")
         return user
 
     @field_validator("termination_regex")

@@ -1,7 +1,7 @@
-"""HTML of a run or an episode for notebooks: no scripts or style sheets, all text escaped and shortened.
+"""HTML of a run or an episode for notebooks, without scripts or style sheets. All text is escaped and shortened.
 
-Notebooks remove style sheets from untrusted output, and have light and dark themes. So each element has an inline
-style, with colors derived from the surrounding text.
+Notebooks remove style sheets from untrusted output, and have light and dark themes. Each element therefore has an
+inline style whose colors are derived from those of the surrounding text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CELL = f"padding:0.2em 1em 0.2em 0; vertical-align:top; text-align:left; backgr
 
 
 class Html(str):
-    """HTML text, which is not escaped again."""
+    """HTML text that must not be escaped again."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ def escape(value: object, limit: int = _LONGEST) -> Html:
 
 
 def element(name: str, *children: object, style: str = "", **attributes: str) -> Html:
-    """Return an HTML element; children that are not `Html` are escaped."""
+    """Return an HTML element. Children that are not `Html` are escaped."""
     attributes = {**({"style": style} if style else {}), **attributes}
     pairs = "".join(f' {key}="{html.escape(value)}"' for key, value in attributes.items())
     return Html(f"<{name}{pairs}>{''.join(map(escape, children))}</{name}>")
@@ -83,13 +83,13 @@ def details(summary: object, *children: object, is_open: bool = False) -> Html:
 
 
 def table(names: Sequence[str], rows: Sequence[Any], cells: Callable[[Any], Iterable[object]] = iter) -> Html:
-    """Return a table. A long table shows its first and last rows, and the number of rows omitted between them.
+    """Return a table. For a long table, only the first and last rows and the number of omitted rows are shown.
 
     Args:
         names: column names.
         rows: one object per row.
-        cells: a function that returns the cells of a row, called for shown rows only; by default the row itself is the
-            cells.
+        cells: a function that returns the cells of a row and is called only for rows that are shown; by default, the
+            row itself is the cells.
     """
     header = element("tr", *(element("th", name, style=f"{_CELL} opacity:0.7;") for name in names))
     body = [
@@ -105,7 +105,7 @@ def table(names: Sequence[str], rows: Sequence[Any], cells: Callable[[Any], Iter
 def first_and_last(items: Sequence[Any], noun: str, most: int = _MOST_ROWS) -> Iterable[tuple[Html, Any]]:
     """Yield ("", item) for each item to show.
 
-    If there are more than `most` items, yield only the first and the last of them, with (note, None) in between.
+    If there are more than `most` items, yield only the first and the last ones, and (note, None) between them.
     """
     if len(items) <= most:
         yield from ((Html(""), item) for item in items)
@@ -116,7 +116,10 @@ def first_and_last(items: Sequence[Any], noun: str, most: int = _MOST_ROWS) -> I
 
 
 def link(path: Path) -> Html:
-    """Return a link to a file, relative if it is below the working directory, as notebook servers require."""
+    """Return a link to a file.
+
+    It is relative if the file is below the working directory, as notebook servers require.
+    """
     full = path.resolve()
     is_below = full.is_relative_to(Path.cwd())
     address = quote(full.relative_to(Path.cwd()).as_posix()) if is_below else full.as_uri()

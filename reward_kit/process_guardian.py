@@ -1,6 +1,6 @@
-"""A watchdog process that kills leftover children and removes their files after the process that started it has ended.
+"""A watchdog process that kills leftover children of an ended process and removes their files.
 
-`processes` runs this file by its path (`python -I -S process_guardian.py TOKEN FOLDER`), so it imports only the
+`processes` runs this file by its path (`python -I -S process_guardian.py TOKEN FOLDER`), so the file imports only the
 standard library. Its standard input is a pipe from the watched process. The lines are `+ID` and `-ID` for sessions that
 began and ended, and `done` if nothing is left to clean up.
 """
@@ -15,13 +15,13 @@ import time
 from collections.abc import Collection
 
 MARK = "REWARD_KIT_GUARD"
-"""The environment variable that every child inherits, with the tokens of its guardians, joined by colons."""
+"""The environment variable that every child inherits. It contains the tokens of its guardians, joined by colons."""
 _QUIET_CHECKS = 5
 _LONGEST_S = 60.0
 
 
 def main() -> None:
-    """Wait for the end of the pipe, then clean up."""
+    """Wait until the pipe is closed, then clean up."""
     token, folder = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -67,14 +67,14 @@ def find_processes(token: str, sessions: Collection[int] = ()) -> list[int]:
 
 
 def _session(pid: int) -> int:
-    """Return the session of a process; 0 if it has ended."""
+    """Return the session of a process, or 0 if the process has ended."""
     # The name in parentheses may contain any character; state, parent, group and session follow the last parenthesis.
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[3]) if len(fields) > 3 and fields[0] not in (b"Z", b"X") else 0
 
 
 def _read(pid: int, name: str) -> bytes:
-    # A zombie's environment is empty; that of another user's process cannot be read.
+    # The environment of a zombie is empty, and the environment of another user's process cannot be read.
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123
             return file.read()

@@ -1,8 +1,8 @@
 """Long-lived child processes and temporary directories that never outlive this process.
 
-The code that uses them removes both, at the latest when the interpreter exits. After a crash or `kill -9`, the guardian
-(`process_guardian`) removes them: every child and its descendants inherit the guardian's token in the environment.
-Importing this module starts nothing.
+The code that uses a child or directory removes it, at the latest when the interpreter exits. After a crash or
+`kill -9`, the guardian (`process_guardian`) removes it: every child and its descendants inherit the guardian's token in
+the environment. Importing this module starts nothing.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ INHERITED_VARIABLES = re.compile(
 _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 """Variables that are also inherited, in upper or lower case, unless they contain a password."""
 LOG_FOLDER: ContextVar[Path | None] = ContextVar("LOG_FOLDER", default=None)
-"""The directory for the output of children, such as a run's `logs`; if unset, the output is deleted with the child."""
+"""The directory for the output of children, such as a run's `logs`. If unset, the output is deleted with the child."""
 _SHARED = "shared"
 _log_numbers: dict[Path, int] = {}
 _LONGEST_LINE = 500
 
 
 class _Guard:
-    """This process's guardian: its token, the temporary root, and the pipe that closes when this process ends."""
+    """The guardian of this process: its token, the temporary root, and the pipe that closes when this process ends."""
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(16)
@@ -71,7 +71,7 @@ class _Guard:
         self.sessions: set[int] = set()
         self._owner = os.getpid()
         command = [sys.executable, "-I", "-S", process_guardian.__file__, self.token, str(self.root)]
-        # Without the mark, since another guardian must not kill this one before it has finished.
+        # The guardian does not get the mark, since another guardian must not kill it before it has finished.
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         reader, self._pipe = os.pipe()
         try:
@@ -85,18 +85,18 @@ class _Guard:
             )
         finally:
             os.close(reader)
-        # The guardian learns the path before the directory exists, so a kill in between leaves nothing behind.
+        # The guardian gets the path before the directory exists, so a kill in between leaves nothing behind.
         self.root.mkdir(mode=0o700)
         (self.root / _SHARED).mkdir(mode=0o700)
         os.register_at_fork(after_in_child=self._close_pipe_in_fork)
         atexit.register(self._clean_up)
 
     def mark(self) -> str:
-        """Return the value of `MARK` for a child, which includes the guardians of this process."""
+        """Return the value of `MARK` for a child. It includes the guardians of this process."""
         return ":".join(token for token in (os.environ.get(MARK, ""), self.token) if token)
 
     def watch(self, session: int) -> None:
-        """Register a child's session, so that it can be ended even if its mark cannot be read."""
+        """Register a child's session so that it can be ended even if its mark cannot be read."""
         self.sessions.add(session)
         self._send(f"+{session}")
 
@@ -140,8 +140,8 @@ def _guard() -> _Guard:
 def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Sequence[str] = ()) -> dict[str, str]:
     """Return a child's environment: `extra`, the variables in `INHERITED_VARIABLES` and `pass_names`, and the mark.
 
-    This keeps keys out of programs that do not need them, and so out of their logs and crash reports. It is not a
-    security boundary: a program can read everything that its user can.
+    This keeps keys away from programs that do not need them, and thus out of the logs and crash reports of these
+    programs. It is not a security boundary, because a program can read everything that its user can read.
     """
     for name in pass_names:
         if name not in os.environ:
@@ -155,12 +155,12 @@ def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Seq
 
 
 def temporary_folder(prefix: str) -> Path:
-    """Create a private temporary directory, which is removed by `remove_folder` or at exit."""
+    """Create a private temporary directory, which is removed by `remove_folder` or when this process exits."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=_guard().root))
 
 
 def shared_folder(name: str) -> Path:
-    """Return this process's shared temporary directory with this name; it is removed at exit."""
+    """Return this process's shared temporary directory with this name. It is removed when this process exits."""
     folder = _guard().root / _SHARED / name
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -172,7 +172,7 @@ def remove_folder(path: Path) -> None:
 
 
 def temporary_root() -> Path:
-    """Return the directory that holds all temporary directories of this process."""
+    """Return the directory that contains all temporary directories of this process."""
     return _guard().root
 
 
@@ -183,11 +183,11 @@ _LOG_TAIL_BYTES = 32_768
 
 
 class LogLimit:
-    """Limits the size of a log file while another process writes it: above `PROCESS_LOG_BYTES`, only the last MiB is
-    kept.
+    """Limits the size of a log file while another process writes it.
 
-    The check runs in a thread, so it works even if the event loop is blocked. The writer must have opened the file for
-    appending, so that it continues at the new end.
+    If the file is larger than `PROCESS_LOG_BYTES`, only its last MiB is kept. The check runs in a thread, so it works
+    even if the event loop is blocked. The writer must have opened the file for appending, so that it continues at the
+    new end.
     """
 
     def __init__(self, log: Path) -> None:
@@ -196,7 +196,7 @@ class LogLimit:
         threading.Thread(target=self._watch, daemon=True, name=f"log of {log.name}").start()
 
     def stop(self) -> None:
-        """Stop watching, after the writer has ended. A second call has no effect."""
+        """Stop watching after the writer has ended. A second call has no effect."""
         self._ended.set()
 
     def _watch(self) -> None:
@@ -210,7 +210,7 @@ class LogLimit:
 
 
 def read_log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
-    """Return the last bytes of a log; b"" if it cannot be read."""
+    """Return the last bytes of a log, or b"" if the log cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
@@ -220,7 +220,7 @@ def read_log_end(log: Path, size: int = _LOG_TAIL_BYTES) -> bytes:
 
 
 class ChildProcess:
-    """A child process in its own session, created by `start_process`; the caller ends it."""
+    """A child process in its own session, created by `start_process`. The caller must end it."""
 
     def __init__(self, process: subprocess.Popen[bytes], token: str, log: Path, keep_log: bool) -> None:
         self._process = process
@@ -233,12 +233,12 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, which is also the id of its session and its process group."""
+        """The process id, which is also the id of the child's session and process group."""
         return self._process.pid
 
     @property
     def pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """The standard input and output of a child started with `piped`; the caller closes them."""
+        """The standard input and output of a child that was started with `piped`. The caller must close them."""
         assert self._process.stdin is not None and self._process.stdout is not None, (
             "the process was not started with piped=True"
         )
@@ -246,11 +246,12 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The exit status, negative for a signal; None while the child is running."""
+        """The exit status, which is negative for a signal; None while the child is running."""
         if self._process.returncode is not None or not hasattr(os, "waitid"):
             return self._process.poll()
         try:
-            # Inspected, not reaped: until `end` its id cannot be reused, so signals reach no other process.
+            # Inspect the child without reaping it: until `end`, its id cannot be reused, so signals reach no other
+            # process.
             status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return self._process.poll()
@@ -259,7 +260,7 @@ class ChildProcess:
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
     def log_tail(self, lines: int = 10) -> str:
-        """Return the last lines of the output, each cut to 500 characters."""
+        """Return the last lines of the output. Each line is cut to 500 characters."""
         output = read_log_end(self._log) if self._last_output is None else self._last_output
         written = output.decode("utf-8", "replace").replace("\0", "").rstrip().splitlines()
         return "\n".join(
@@ -267,8 +268,9 @@ class ChildProcess:
         )
 
     async def end(self, grace_s: float = 3.0) -> None:
-        """End the child and its descendants with SIGTERM, and after `grace_s` seconds with SIGKILL. A second call has
-        no effect.
+        """End the child and its descendants with SIGTERM, and after `grace_s` seconds with SIGKILL.
+
+        A second call has no effect.
         """
         if self._ended:
             return
@@ -300,7 +302,7 @@ async def start_process(
 ) -> ChildProcess:
     """Start a child in its own session.
 
-    By default its input is empty and its output goes to a log file; with `piped`, both are pipes.
+    By default, its input is empty and its output goes to a log file. With `piped`, both are pipes.
     """
     guard, token, log_folder = _guard(), secrets.token_hex(8), LOG_FOLDER.get()
     log = _new_log(log_folder or temporary_folder("log-"), log_name)
@@ -324,7 +326,7 @@ async def start_process(
 
 
 def _new_log(folder: Path, name: str) -> Path:
-    """Create a log file, numbered if its name is taken."""
+    """Create a log file. A number is added to its name if the name is taken."""
     make_private_folder(folder, parents=True, exist_ok=True)
     while True:
         number = _log_numbers[folder / name] = _log_numbers.get(folder / name, 0) + 1
@@ -337,7 +339,7 @@ def _new_log(folder: Path, name: str) -> Path:
 
 
 def lock_file(descriptor: int) -> None:
-    """Lock an open file until it is closed or this process ends; raise OSError if another process holds the lock."""
+    """Lock an open file until it is closed or this process ends; raise an OSError if another process holds the lock."""
     if sys.platform == "win32":
         import msvcrt
 

@@ -1,5 +1,6 @@
-"""Public names of reward-kit 0.4 that have no equivalent in this version. They can be imported, and raise an error when
-used.
+"""Public names of reward-kit 0.4 that have no equivalent in this version.
+
+They can still be imported, but they raise an error when they are used.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ REMOVED_NAMES = {
 
 @functools.cache
 class RemovedName:
-    """Placeholder for a removed function, class or module; calling it or reading an attribute raises a ConfigError."""
+    """A placeholder for a removed function, class or module.
+
+    Calling it or reading an attribute raises a ConfigError.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

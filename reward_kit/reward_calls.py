@@ -1,8 +1,8 @@
-"""Calls of a reward with fixed options and open resources, in this process or in the sandbox.
+"""Calls to a reward that has fixed options and open resources, in this process or in the sandbox.
 
-A built-in reward takes options as keyword parameters with defaults. `with_options` returns a reward with some of them
-fixed, like `reward_options:` in a task file, and checks their values against the annotations at once. `OpenReward` then
-makes the calls. The sandboxed worker imports this file, so its imports are kept few.
+A built-in reward takes options as keyword parameters with defaults. `with_options` returns a reward for which some of
+them are fixed, like `reward_options:` in a task file, and immediately checks the values against the annotations.
+`OpenReward` then makes the calls. The sandboxed worker imports this file, so the file has few imports.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from reward_kit.validation import describe_validation_error
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _CHECK = "check_options"
 BATCH_NAMES = {"messages": "rollouts_messages", "ground_truth": "ground_truths"}
-"""The batch parameter for each pointwise parameter."""
+"""The batch parameter that corresponds to each pointwise parameter."""
 OFFERED = frozenset(
     {
         *("messages", "ground_truth", "assistant_turns", "sample", "state", "step_data", "environment_return"),
@@ -49,14 +49,14 @@ Caller = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[..., Any]:
-    """Return a copy of a reward with some of its keyword parameters fixed.
+    """Return a copy of a reward for which some keyword parameters are fixed.
 
     Args:
         reward: a reward function or class, which is not modified.
-        options: the options by parameter name; values are converted to the parameters' annotations.
+        options: the options, keyed by parameter name. Values are converted to the parameters' annotations.
 
     Raises:
-        ConfigError: a parameter does not exist or receives a value of the rollout, or an option's value is invalid.
+        ConfigError: a parameter does not exist or is filled from the rollout, or the value of an option is invalid.
 
     Example:
         ```python
@@ -67,7 +67,7 @@ def with_options(reward: Callable[..., Any], /, **options: Any) -> Callable[...,
 
 
 def fix_options(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
-    """Return the spec with these options fixed, like `with_options`.
+    """Return the spec with these options fixed, in the same way as `with_options`.
 
     The reward's own check (`checks_options`) runs even if there are no options.
     """
@@ -100,13 +100,13 @@ def fix_options(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
 
 
 def checks_options(check: Callable[[Mapping[str, Any]], None]) -> Callable[[_Function], _Function]:
-    """Decorate a reward with a check of its option combination, which runs when the reward is loaded.
+    """Decorate a reward with a check of the combination of its options. The check runs when the reward is loaded.
 
     Place the decorator below `@reward_function`.
 
     Args:
         check: a function that takes all options by name, including defaults, converted to their annotations. It raises
-            a ConfigError such as "option 'at_least': 5 is above at_most, 3", which is prefixed with the reward's name.
+            a ConfigError such as "option 'at_least': 5 is above at_most, 3", to which the reward's name is prefixed.
     """
 
     def mark(function: _Function) -> _Function:
@@ -117,7 +117,7 @@ def checks_options(check: Callable[[Mapping[str, Any]], None]) -> Callable[[_Fun
 
 
 def option_names(spec: RewardSpec) -> list[str]:
-    """Return the names of the parameters that may be fixed, sorted."""
+    """Return the sorted names of the parameters that may be fixed."""
     return sorted((spec.parameters or frozenset()) - OFFERED - spec.resources.keys())
 
 
@@ -126,7 +126,7 @@ class OpenReward:
 
     Args:
         spec: the reward.
-        load: a function that returns the object that a resource reference names.
+        load: a function that returns the object to which a resource reference refers.
         run: a function that calls a synchronous function, in a thread or directly.
         run_score: a function that calls a synchronous reward itself; by default `run`.
     """
@@ -143,7 +143,7 @@ class OpenReward:
         self._needs_truth = _needs_truth(spec)
 
     async def open(self) -> None:
-        """Open the resources, then create the instance and call its `setup`. Roll back on error."""
+        """Open the resources, create the instance and call its `setup`. Everything is rolled back on error."""
         async with AsyncExitStack() as stack:
             for name, value in self.spec.resources.items():
                 self._resources[name] = await self._opened(value, stack)
@@ -159,7 +159,7 @@ class OpenReward:
             self._stack = stack.pop_all()
 
     async def _opened(self, value: Any, stack: AsyncExitStack) -> Any:
-        """Return a plain value unchanged; open a factory's product and return it."""
+        """Return a plain value unchanged. For a factory, open its product and return the opened object."""
         if isinstance(value, str) and REFERENCE.match(value):
             value = self._load(value)
         if not callable(value):
@@ -174,14 +174,14 @@ class OpenReward:
         return made
 
     async def call(self, values: Mapping[str, Any]) -> EvaluateResult:
-        """Call the reward on one rollout; a batch reward gets a group of one.
+        """Call the reward on one rollout. A batch reward gets a group of one.
 
         Args:
-            values: the rollout's values, by parameter name of a pointwise reward.
+            values: the values of the rollout, keyed by the parameter names of a pointwise reward.
 
         Raises:
             InvalidResultError: the reward returned, or tried to create, an invalid result.
-            RewardError: the reward requires a ground truth, and the rollout has none.
+            RewardError: the reward requires a ground truth, but the rollout has none.
         """
         if self.spec.mode == "batch":
             (result,) = await self.call_group([values])
@@ -194,11 +194,11 @@ class OpenReward:
     async def call_group(
         self, rollouts: Sequence[Mapping[str, Any] | RewardKitError]
     ) -> list[EvaluateResult | RewardKitError]:
-        """Call a batch reward on a group; return the result or the error of each rollout.
+        """Call a batch reward on a group, and return the result or the error of each rollout.
 
         Args:
-            rollouts: the values of each rollout, by parameter name of a pointwise reward. An error is returned as the
-                result of its rollout, which is excluded from the call.
+            rollouts: the values of each rollout, keyed by the parameter names of a pointwise reward. If an item is an
+                error, it is returned as the result of its rollout, which is excluded from the call.
 
         Raises:
             InvalidResultError: the reward did not return a list of the right length.
@@ -211,7 +211,7 @@ class OpenReward:
                     failed[index] = values
                 else:
                     self._check_truth(values)
-                    # Checked separately, so that an invalid value excludes only its own rollout.
+                    # Check each value separately, so that an invalid value excludes only its own rollout.
                     self.spec.arguments({BATCH_NAMES.get(name, name): [value] for name, value in values.items()})
                     whole.append(values)
             except (RewardError, InvalidResultError) as error:
@@ -226,7 +226,10 @@ class OpenReward:
         return [failed[index] if index in failed else next(results) for index in range(len(rollouts))]
 
     def _check_truth(self, values: Mapping[str, Any]) -> None:
-        """Raise a RewardError if a required ground truth is missing; the reward would get None and score 0."""
+        """Raise a RewardError if a required ground truth is missing.
+
+        Otherwise, the reward would receive None and probably return a score of 0.
+        """
         if self._needs_truth and values.get("ground_truth") is None:
             raise RewardError(
                 f"reward {self.spec.id!r} requires a ground_truth, but the sample has none; add one, or write `| "
@@ -247,7 +250,7 @@ class OpenReward:
             problems = "; ".join(describe_validation_error(error, kinds[error.title]))
             raise InvalidResultError(f"reward {self.spec.id!r} created an invalid {error.title}: {problems}") from error
         except (AttributeError, TypeError) as error:
-            # Such as message["content"], or message.get("content").
+            # The cause may be message["content"] or message.get("content").
             if not str(error).startswith(("'Message' object", "'ToolCall' object")):
                 raise
             raise RewardError(
@@ -256,7 +259,7 @@ class OpenReward:
             ) from error
 
     async def close(self) -> None:
-        """Close the instance and the resources, in reverse order of opening."""
+        """Close the instance and the resources in the reverse order of opening."""
         stack, self._stack = self._stack, AsyncExitStack()
         await stack.aclose()
 
@@ -268,8 +271,9 @@ class OpenReward:
 
 
 def needs_host(spec: RewardSpec) -> bool:
-    """Return True if the reward, or a part of it, cannot run in the sandbox because it calls a model or starts its own
-    sandbox.
+    """Return True if the reward, or a part of it, cannot run in the sandbox.
+
+    This is the case if it calls a model or starts a sandbox of its own.
     """
     if any(hasattr(resource, "check_options") for resource in spec.resources.values()):
         return True

@@ -30,7 +30,7 @@ class RewardFunction:
 
     Raises:
         ConfigError: If `mode` is not "local", if neither `func` nor `func_path` is set, or if both are set.
-        ImportError: If `func_path` does not name a function.
+        ImportError: If `func_path` does not refer to a function.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class RewardFunction:
         self._call = self.func if hasattr(self.func, "__reward_spec__") else reward_function(self.func)
 
     def __call__(self, messages: Sequence[Any], ground_truth: Any = None, **kwargs: Any) -> EvaluateResult:
-        """Call the function; without a ground truth, pass it the messages before the last."""
+        """Call the function. If there is no ground truth, pass the messages before the last one instead."""
         truth = list(messages[:-1]) if ground_truth is None else ground_truth
         result: EvaluateResult = self._call(messages=messages, ground_truth=truth, **{**self.kwargs, **kwargs})
         return result
 
     def get_trl_adapter(self) -> Callable[..., list[float]]:
-        """Return a function `(prompts, completions, **columns)` with one score per completion, for TRL's trainers.
+        """Return a function `(prompts, completions, **columns)` that scores each completion, for TRL's trainers.
 
-        A completion is a text or a list of messages; the column `solution` is the ground truth. Unlike in 0.4, errors
-        of the function are raised. Use `as_trl_reward` for a sandbox, concurrency, or other columns.
+        A completion is a string or a list of messages. The column `solution` is the ground truth. Unlike in 0.4, errors
+        of the function are raised. Use `as_trl_reward` if you need a sandbox, concurrency, or other columns.
         """
 
         def adapter(prompts: Sequence[Any], completions: Sequence[Any] | None = None, **columns: Any) -> list[float]:

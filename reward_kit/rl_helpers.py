@@ -1,7 +1,7 @@
-"""GiGPO advantages for the steps of a batch, with the name and signature of the specification.
+"""GiGPO advantages for the steps of a batch, with the name and signature that the specification defines.
 
-The estimators are in `reward_kit.credit`. Arguments are never modified. An unscored trajectory is not a score of 0: if
-its score is `None`, every step gets advantage None, and baselines ignore it.
+The estimators are in `reward_kit.credit`. Arguments are never modified. An unscored trajectory does not count as a
+score of 0: if its score is `None`, all of its steps get the advantage None, and baselines ignore the trajectory.
 """
 
 from __future__ import annotations
@@ -39,23 +39,24 @@ def system_apply_gigpo_to_batch_steps(
     """Return copies of the steps with GiGPO advantages; see `gigpo_credit` for the formulas and further options.
 
     Args:
-        batch_of_step_data_lists: the trajectories, each a list of steps in time order.
-        final_scores_for_rollouts: one score per trajectory, None if it is unscored.
+        batch_of_step_data_lists: the trajectories, each of which is a list of steps in time order.
+        final_scores_for_rollouts: one score per trajectory; None if it is unscored.
         omega: the weight of A_E in the convex combination.
         gamma: the discount of G_k.
-        state_hashing_function: returns a hashable key; steps with equal keys share an anchor state. It is called with
-            the conversation that the policy saw before the action, as a shared `History` (for a step without messages,
-            its `observation_data`), or with the whole `StepData` if its parameter is named `step`. A string names a
-            built-in function (see `gigpo_credit`); None uses the recorded state key.
-        default_step_reward: see `gigpo_credit`, also for the options below.
-        group_ids: one id per trajectory. None uses `step_info["group_id"]` of the steps; without any, all trajectories
-            form one group.
+        state_hashing_function: a function that returns a hashable key; steps with equal keys share an anchor state. It
+            is called with the conversation that the policy saw before the action, as a shared `History` (for a step
+            without messages, with its `observation_data`). If its parameter is named `step`, it is called with the
+            whole `StepData` instead. A string names a built-in function (see `gigpo_credit`); None uses the recorded
+            state key.
+        default_step_reward: see `gigpo_credit`, which also documents the options below.
+        group_ids: one id per trajectory. None uses `step_info["group_id"]` of the steps; if no step has one, all
+            trajectories form one group.
         combination: "convex" or "additive".
         step_weight: the weight of A_S in the additive combination.
 
     Returns:
-        Copies of the steps with `advantage` set to A, and `return_to_go` set to A + V if the policy recorded a value V,
-        else to G_k. Both are `None` for an unscored trajectory.
+        Copies of the steps in which `advantage` is A, and `return_to_go` is A + V if the policy recorded a value V,
+        otherwise G_k. Both are `None` for an unscored trajectory.
     """
     credit = gigpo_credit(
         batch_of_step_data_lists,

@@ -1,8 +1,8 @@
 """Conversion of reward results to step advantages: alignment with the steps, then an estimator selected by name.
 
-`RLDataAligner` adds an `EvaluateResult`'s step outputs to the steps they name. `CreditAssigner` does this for a batch
-of episodes and scores, and calls the estimator. An episode that cannot be aligned is unscored, with the failure
-recorded; the others continue. Arguments are never modified.
+`RLDataAligner` adds the step outputs of an `EvaluateResult` to the steps that they name. `CreditAssigner` does this for
+a batch of episodes and scores, and then calls the estimator. An episode that cannot be aligned is unscored, and the
+failure is recorded; the other episodes continue. Arguments are never modified.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RLDataAligner:
         """Return copies of the steps with the rewards from the result.
 
         A `StepOutput` belongs to the step whose `step_info["assistant_turn_index"]` equals its `step_index`; the index
-        may be 3 or "3". Its `base_reward` becomes the step's base reward; its metrics and reason are stored as
+        may be 3 or "3". Its `base_reward` becomes the base reward of the step; its metrics and reason are stored as
         `step_info["metrics"]` and `step_info["reward_reason"]`. A step without an output is unchanged.
 
         Args:
@@ -75,10 +75,11 @@ class RLDataAligner:
         current_step_data_lists: Sequence[Sequence[StepData]],
         rollout_ids: Sequence[str],
     ) -> list[list[StepData]]:
-        """Call `align_data_for_rl_processing` for each rollout of a batch; one error rejects the whole batch.
+        """Call `align_data_for_rl_processing` for each rollout of a batch. A single error rejects the whole batch.
 
         Args:
-            current_eval_results: the result of each rollout; None if unscored, which leaves its steps unchanged.
+            current_eval_results: the result of each rollout; None if the rollout is unscored, which leaves its steps
+                unchanged.
             current_step_data_lists: the steps of each rollout.
             rollout_ids: the id of each rollout.
 
@@ -130,14 +131,14 @@ class AlignedEpisode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreditBatch:
-    """A batch of aligned episodes, later with credit; every sequence has one item per episode.
+    """A batch of aligned episodes, to which credit is added later. Every sequence has one item per episode.
 
     Attributes:
         rollout_ids: the ids of the episodes.
-        group_ids: the ids of their groups.
-        steps: aligned copies of their steps, with advantages once `credit` is set.
+        group_ids: the ids of the groups of the episodes.
+        steps: aligned copies of the steps. They have advantages once `credit` is set.
         scores: the scores; None for an unscored episode.
-        failures: the failures of unscored episodes, by rollout id.
+        failures: the failures of unscored episodes, keyed by rollout id.
         credit: the estimator's result, flat over all steps.
         state_hash: the estimator's option; None for the default, and for estimators without states.
     """
@@ -152,7 +153,7 @@ class CreditBatch:
 
     @classmethod
     def from_episodes(cls, episodes: Iterable[AlignedEpisode]) -> CreditBatch:
-        """Return a batch of aligned episodes; raise `ConfigError` for a repeated id."""
+        """Return a batch of aligned episodes; raise a `ConfigError` for a repeated id."""
         batch = cls([], [], [], [], {})
         for episode in episodes:
             batch.rollout_ids.append(episode.rollout_id)
@@ -172,10 +173,10 @@ class CreditBatch:
         return {**mean, "unscored": float(len(self.scores) - len(scores))}
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows of `credit.jsonl`, one per step; an unscored episode has None instead of numbers.
+        """Yield the rows of `credit.jsonl`, one per step. An unscored episode has None instead of numbers.
 
-        `anchor` numbers the pairs of group and state in order of appearance, and `peers` counts the other scored steps
-        with the same pair; both are `None` for an estimator without states.
+        `anchor` numbers the pairs of group and state in order of appearance, and `peers` is the number of other scored
+        steps that have the same pair. Both are `None` for an estimator without states.
 
         Raises:
             ConfigError: the batch has no credit yet.
@@ -249,7 +250,7 @@ class CreditAssigner:
         self.estimator, self.step_rewards = estimator, step_rewards
         self.options: Mapping[str, Any] = resolve_options(estimator, options)
         self._aligner = RLDataAligner()
-        # An empty batch makes the estimator check its options now, before the first collection.
+        # Calling the estimator with an empty batch checks its options now, before episodes are collected.
         ESTIMATORS[estimator]([], [], group_ids=[], **self.options)
 
     def assign(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
@@ -272,11 +273,11 @@ class CreditAssigner:
         by_id = {result.rollout_id: result for result in scored}
         missing = [episode.id_ for episode in episodes if episode.id_ not in by_id]
         if missing:
-            raise ConfigError(f"unscored episodes: {len(missing)}, for example {missing[0]}")
+            raise ConfigError(f"{len(missing)} of the episodes have no score, for example {missing[0]}")
         return CreditBatch.from_episodes(self.align_one(episode, by_id[episode.id_]) for episode in episodes)
 
     def advantages(self, batch: CreditBatch) -> CreditBatch:
-        """Return the batch with the estimator's credit, on new copies of its steps.
+        """Return the batch with the estimator's credit and new copies of its steps.
 
         Raises:
             ConfigError: the episodes lack an input of the estimator, such as values.
@@ -285,7 +286,7 @@ class CreditAssigner:
         try:
             credit = ESTIMATORS[self.estimator](batch.steps, batch.scores, group_ids=batch.group_ids, **self.options)
         except (ConfigError, InvalidResultError) as error:
-            # Estimators identify trajectories by index, users by id.
+            # Estimators identify trajectories by index, while users identify them by id.
             message = re.sub(
                 r"\btrajectory (\d+)", lambda match: f"rollout {batch.rollout_ids[int(match[1])]}", str(error)
             )
@@ -294,7 +295,7 @@ class CreditAssigner:
         return replace(batch, steps=steps, credit=credit, state_hash=self.options.get("state_hash"))
 
     def align_one(self, episode: SingleAgentEpisode, scored: Scored) -> AlignedEpisode:
-        """Align one episode of a batch, for batches that do not fit into memory; see `align`."""
+        """Align one episode of a batch. Use this for batches that do not fit into memory; see `align`."""
         steps, result, score = episode_steps(episode), scored.result, scored.score
         recorded = get_facts(episode).get("failure")
         failure = Failure.from_json(recorded) if recorded else scored.failure
@@ -310,7 +311,10 @@ class CreditAssigner:
 
 
 def _take_environment_rewards(steps: Sequence[StepData], episode: SingleAgentEpisode) -> None:
-    """Use the environment's rewards as base rewards; if it gave any, a step without a reward counts as 0."""
+    """Use the environment's rewards as base rewards.
+
+    If the environment returned any rewards, a step without a reward counts as 0.
+    """
     rewards = episode.environment_rewards()
     for t, reward in enumerate(rewards):
         if reward is not None and not math.isfinite(reward):

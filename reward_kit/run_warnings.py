@@ -1,4 +1,4 @@
-"""Warnings that a run collects from its episodes and reports at its end."""
+"""Warnings that a run collects from its episodes and reports when it ends."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _MAX_NOTES, _SHOWN_CHARS = 20, 500
 
 
 class RunWarnings:
-    """Warnings that a run reports at its end: calls to unknown tools, and further notes.
+    """Warnings that a run reports when it ends: calls to unknown tools, and other notes.
 
-    The episodes continue, so that without these lines the causes would be visible only in the episodes and the log.
+    The episodes continue. Without these warnings, the causes would therefore be visible only in the episodes and the
+    log.
     """
 
     def __init__(self) -> None:
@@ -34,14 +35,14 @@ class RunWarnings:
             self._unknown[name] += 1
 
     def add(self, note: str) -> bool:
-        """Add a note, and return True unless the run has it already, or too many others."""
+        """Add a note and return True. Return False if the run already has the note or has too many others."""
         if note in self._notes or len(self._notes) == _MAX_NOTES:
             return False
         self._notes[note] = None
         return True
 
     def lines(self) -> list[str]:
-        """Return the notes, and a line with the most frequent unknown names if there were such calls."""
+        """Return the notes and, if unknown tools were called, a line with the most frequent unknown names."""
         notes = [f"warning: {escape_text(note, _SHOWN_CHARS)}" for note in self._notes]
         if not self._unknown_calls:
             return notes
@@ -55,11 +56,11 @@ class RunWarnings:
 
 
 CURRENT_RUN_WARNINGS: ContextVar[RunWarnings | None] = ContextVar("CURRENT_RUN_WARNINGS", default=None)
-"""The warnings of the current run; None outside of one."""
+"""The warnings of the current run; None outside a run."""
 
 
 def warn_once(logger: logging.Logger, message: str) -> None:
-    """Log a warning, once per run, and report it at the end of the run."""
+    """Log a warning once per run, and report it when the run ends."""
     warnings = CURRENT_RUN_WARNINGS.get()
     if warnings is None or warnings.add(message):
         logger.warning("%s", message)

@@ -1,8 +1,8 @@
 """Limits on external input, functions that enforce them, a strict JSON parser, and a reader of appended lines.
 
-Each limit is well above normal use, and low enough that an endless answer costs less than 200 MB. Larger input is cut
-off: reading stops, the connection is closed or the process ended, and one error names the limit. JSON of very short
-values takes about 25 times its size once parsed, so answers also have a limit on the number of values.
+Each limit is well above normal use, and low enough that an endless response costs less than 200 MB. If input is larger,
+reading stops, the connection is closed or the process is ended, and one error names the limit. Parsed JSON that
+consists of very short values takes about 25 times the size of its text, so the number of values is also limited.
 """
 
 from __future__ import annotations
@@ -19,53 +19,53 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 MODEL_ANSWER_BYTES = 32 * MIB
-"""Maximum size of a complete model answer, or of the stored parts of a streamed answer. 128,000 sampled tokens with
+"""Maximum size of a complete model response, or of the stored parts of a streamed response. 128,000 sampled tokens with
 their log-probabilities take about 13 MiB; 16,000 tokens with 20 alternatives each take about 27 MiB.
 """
 MODEL_ANSWER_VALUES = 2_000_000
-"""Maximum number of JSON values in a model's answer. 128,000 tokens with log-probabilities have about 1.3 million."""
+"""Maximum number of JSON values in a model response. 128,000 tokens with log-probabilities have about 1.3 million."""
 MODEL_STREAM_BYTES = 128 * MIB
-"""Maximum size of a streamed answer. An event adds about 300 bytes to each token, so 128,000 tokens take 40 to 60
+"""Maximum size of a streamed response. An event adds about 300 bytes to each token, so 128,000 tokens take 40 to 60
 MiB.
 """
 MODEL_ANSWER_CALLS = 1_000
-"""Maximum number of tool calls, output items or content blocks in one streamed answer."""
+"""Maximum number of tool calls, output items or content blocks in one streamed response."""
 ERROR_BODY_BYTES = 256 * 1024
-"""Bytes read from the body of an HTTP error; a message shows 1,000 characters of it."""
+"""Maximum number of bytes read from the body of an HTTP error. A message shows 1,000 characters of the body."""
 ENVIRONMENT_ANSWER_BYTES = 64 * MIB
-"""Maximum size of an answer of an HTTP or OpenEnv environment; a camera image as a list of numbers is about 20 MiB."""
+"""Maximum size of a response of an HTTP or OpenEnv environment. A camera image as a list of numbers takes 20 MiB."""
 ENVIRONMENT_ANSWER_VALUES = 8_000_000
-"""Maximum number of JSON values in an answer of an HTTP or OpenEnv environment; such an image has six million."""
+"""Maximum number of JSON values in a response of an HTTP or OpenEnv environment. Such an image has six million."""
 MCP_MESSAGE_BYTES = 64 * MIB
-"""Maximum size of a message from an MCP server: a line over stdio or an answer over HTTP. A tool may return a file of
+"""Maximum size of a message from an MCP server: a line over stdio or a response over HTTP. A tool may return a file of
 50 MB.
 """
 MCP_STREAM_BYTES = 128 * MIB
-"""Maximum size of all events that an MCP server sends over HTTP for one request: notifications and the answer."""
+"""Maximum size of all events that an MCP server sends over HTTP for one request: notifications and the response."""
 MCP_MESSAGE_VALUES = 2_000_000
 """Maximum number of JSON values in one message from an MCP server."""
 MCP_TOOLS_BYTES = 32 * MIB
-"""Maximum size of an MCP server's list of tools, over all pages, as JSON."""
+"""Maximum size of the list of tools of an MCP server as JSON, over all pages."""
 MCP_TOOLS = 10_000
-"""Maximum number of tools of an MCP server, in one message and over all pages."""
+"""Maximum number of tools of an MCP server, both in one message and over all pages."""
 ENGINE_ANSWER_BYTES = 16 * MIB
-"""Maximum size of an answer from a worker process that runs an engine (text games, the household)."""
+"""Maximum size of a response from a worker process that runs an engine (text games, the household)."""
 REWARD_ANSWER_BYTES = 64 * MIB
-"""Maximum size of an answer from a reward server, which may contain the scores of a whole batch."""
+"""Maximum size of a response from a reward server, which may contain the scores of a whole batch."""
 AGENT_REQUEST_BYTES = 64 * MIB
 """Maximum size of an agent's request to the recording endpoint: the conversation so far, including images."""
 MODEL_LIST_BYTES = 4 * MIB
-"""Bytes that `reward-kit doctor` reads of a list of models."""
+"""Maximum number of bytes of a list of models that `reward-kit doctor` reads."""
 RECORDED_LINE_BYTES = 128 * MIB
-"""Maximum size of an exchange in a recording: a request and its answer, in ASCII."""
+"""Maximum size of an exchange in a recording: a request and its response, in ASCII."""
 PROCESS_LOG_BYTES = 64 * MIB
 """Maximum size of the log of one started server or engine; a longer log is cut to its last MiB."""
 TEMPLATE_BYTES = MIB
 """Maximum number of characters in one message template of a task file."""
 TEMPLATE_OUTPUT_CHARS = 16 * MIB
-"""Maximum number of characters in one rendered message, four times the context of a model with a million tokens."""
+"""Maximum number of characters in one rendered message, which is four times a context of a million tokens."""
 TEMPLATE_WORK = 32 * MIB
-"""Maximum number of characters that one rendering produces; a list item counts as 8, a loop step or a call as 16."""
+"""Maximum number of characters that one rendering produces. A list item counts as 8, a loop step or a call as 16."""
 TEMPLATE_CPU_S = 3.0
 """Maximum CPU time of one rendering, in seconds."""
 TEMPLATE_NUMBER = 10_000
@@ -79,9 +79,9 @@ NESTING = 100
 
 
 class TooLargeError(Exception):
-    """The input exceeds its limit; the message is the limit itself, such as "32 MiB".
+    """The input exceeds its limit. The message is the limit itself, such as "32 MiB".
 
-    Callers catch it and raise the error type of their own boundary.
+    Callers catch this error and raise the error type of their own boundary.
     """
 
 
@@ -91,7 +91,7 @@ def format_size(size: int) -> str:
 
 
 def check_values(text: str | bytes, most_values: int) -> None:
-    """Raise a TooLargeError if a JSON text contains too many values; called before parsing."""
+    """Raise a TooLargeError if a JSON text contains too many values. Call this before parsing."""
     if len(text) <= most_values:
         return
     if isinstance(text, str):
@@ -116,7 +116,7 @@ def is_nested_too_deeply(value: Any) -> bool:
 
 
 async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Read the whole body of a response, decompressed."""
+    """Read the whole body of a response and decompress it."""
     body = await read_prefix(response, most_bytes)
     if len(body) > most_bytes:
         raise TooLargeError(format_size(most_bytes))
@@ -124,7 +124,7 @@ async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
 
 
 async def read_prefix(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-    """Read at most about `most_bytes` of a response body, then close the connection if there is more."""
+    """Read at most about `most_bytes` of a response body. If there is more, close the connection."""
     body = bytearray()  # A list would need 40 bytes per piece, and a server may send single bytes.
     async for piece in response.content.iter_any():
         body += piece
@@ -138,7 +138,7 @@ Pairs = list[tuple[str, Any]]
 
 
 def strict_decoder(object_pairs_hook: Callable[[Pairs], Any] | None = None) -> json.JSONDecoder:
-    """Return a strict JSON decoder; `object_pairs_hook` creates the value of each JSON object."""
+    """Return a strict JSON decoder. `object_pairs_hook` creates the value of each JSON object."""
     return json.JSONDecoder(parse_constant=_reject_constant, parse_float=_finite, object_pairs_hook=object_pairs_hook)
 
 
@@ -164,7 +164,7 @@ _decode = strict_decoder().decode
 
 
 def complete_lines(path: Path, most_bytes: int = -1) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and bytes of each complete line of an append-only file; skip an incomplete last line.
+    """Yield the offset and bytes of each complete line of an append-only file. An incomplete last line is skipped.
 
     Raises:
         OSError: the file cannot be read.

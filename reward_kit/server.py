@@ -1,6 +1,6 @@
 """`create_app` of reward-kit 0.4, which serves a reward as an ASGI application.
 
-It has no authentication, limits or sandbox; `reward-kit serve` has all three.
+The application has no authentication, limits or sandbox; `reward-kit serve` has all three.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_BODY_BYTES = 16 * 2**20
 
 
 def create_app(reward_func: Callable[..., Any]) -> ASGIApp:
-    """Return an ASGI application for a synchronous reward that you trust, to mount behind your own authentication.
+    """Return an ASGI application for a synchronous reward that you trust. Mount it behind your own authentication.
 
     `POST /reward` expects an object with `messages`, optionally `ground_truth`, and further keyword parameters. It
     returns the fields of the `EvaluateResult`. `GET /health` returns `{"status": "ok"}`.
@@ -50,7 +50,7 @@ def create_app(reward_func: Callable[..., Any]) -> ASGIApp:
 
     async def app(scope: Mapping[str, Any], receive: _Receive, send: _Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"this application serves HTTP requests only, got {scope['type']!r}")
+            raise RuntimeError(f"this application serves only HTTP requests, got {scope['type']!r}")
         status, data = await answer(scope["method"], scope["path"], receive)
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": headers})

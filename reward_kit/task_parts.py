@@ -17,12 +17,12 @@ SandboxLevel = Literal["in_process", "warm", "isolated"]
 BY_NAME: JsonDict = {"type": ["object", "string"]}
 """The JSON schema of a section that may also be given as a plain name."""
 StepRewards = Literal["reward_function", "environment"]
-"""The source of step rewards for a result without step outputs: none, or the environment."""
+"""The source of step rewards for a result that has no step outputs: none, or the environment."""
 
 
 def _number_to_text(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError(f"YAML reads this as {str(value).lower()}; put the text in quotes")
+        raise ValueError(f"YAML reads this as {str(value).lower()}; put the value in quotes")
     return str(value) if isinstance(value, int | float) else value
 
 
@@ -31,7 +31,7 @@ Word = Annotated[str, BeforeValidator(_number_to_text, json_schema_input_type=st
 
 
 class ResourcePartModel(BaseModel):
-    """One of several resources that serve a task."""
+    """One of the resources of a task that has more than one."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -43,11 +43,12 @@ class ResourcePartModel(BaseModel):
 
     @model_validator(mode="after")
     def _check_name(self) -> ResourcePartModel:
-        # The name is a prefix of tool names, and must not look like a key of the configuration.
+        # The name becomes a prefix of tool names and must not look like a key of the configuration.
         self.name = self.name or self.type.rpartition(":")[2]
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", self.name) or self.name == "resources":
             raise ValueError(
-                f"the name {self.name!r} is invalid; use 1 to 32 characters of A-Z a-z 0-9 _ -, and not 'resources'"
+                f"the name {self.name!r} is invalid; use 1 to 32 of the characters A-Z a-z 0-9 _ -; "
+                "'resources' is reserved"
             )
         return self
 
@@ -65,14 +66,16 @@ ResourceParts = Annotated[list[ResourcePartModel], Field(min_length=1), AfterVal
 class ResourceServerConfig(BaseModel):
     """The command that starts the server behind an `http` resource.
 
-    `{port}` in the command, the URL and the variables is replaced by a free port; without it the URL is fixed.
+    `{port}` in the command, the URL and the variables is replaced by a free port; without `{port}`, the URL is fixed.
     `{python}` in the command and the variables is replaced by the running Python interpreter.
     """
 
     model_config = ConfigDict(extra="forbid")
 
-    start_command: str = Field(description="program and arguments, quoted as in a shell; runs in the task's directory")
-    health_check_url: str = Field(description="URL that answers with status 2xx when the server is ready")
+    start_command: str = Field(
+        description="program and arguments, quoted as in a shell; the program runs in the task's directory"
+    )
+    health_check_url: str = Field(description="URL that returns status 2xx when the server is ready")
     start_timeout_s: float = Field(default=60.0, gt=0, description="seconds to wait until the server is ready")
     env: dict[str, Word] = Field(default_factory=dict, description="environment variables to add")
     pass_env: list[str] = Field(
@@ -87,7 +90,7 @@ class ResourceServerConfig(BaseModel):
         except ValueError as error:
             raise ValueError(f"cannot be split into words: {error}") from error
         if not words:
-            raise ValueError("the command is empty; name a program")
+            raise ValueError("the command is empty; specify a program")
         return command
 
     @model_validator(mode="after")
@@ -108,7 +111,7 @@ class CriterionModel(BaseModel):
 
 
 class EvaluationCriteriaModel(BaseModel):
-    """The expected final state and tool calls, passed to reward functions as `evaluation_criteria`."""
+    """The expected final state and tool calls, which are passed to reward functions as `evaluation_criteria`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -120,7 +123,8 @@ class EvaluationCriteriaModel(BaseModel):
         default=None, description="the content required of the final state"
     )
     rubric: dict[str, str | CriterionModel] | None = Field(
-        default=None, description="dimensions for llm_judge: name -> description, or {description, weight}"
+        default=None,
+        description="dimensions for llm_judge: a mapping from names to descriptions or to {description, weight}",
     )
 
 
@@ -131,25 +135,28 @@ class LimitsModel(BaseModel):
 
     wall_time_s: float | None = Field(default=None, gt=0, description="seconds after which the episode is truncated")
     total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens of all steps")
-    cost: float | None = Field(default=None, gt=0, description="US dollars, from the policy's price_file")
+    cost: float | None = Field(default=None, gt=0, description="US dollars, computed from the policy's price_file")
     environment_time_s: float | None = Field(
         default=300.0, gt=0, description="seconds for one setup, reset, fork or observation of the resource"
     )
     tool_time_s: float | None = Field(default=60.0, gt=0, description="seconds for one call of a tool")
     policy_time_s: float | None = Field(default=None, gt=0, description="seconds for one action of the policy")
     reward_time_s: float | None = Field(default=600.0, gt=0, description="seconds for one call of the reward function")
-    tool_output_chars: int = Field(default=16_000, gt=0, description="a longer tool output is cut and marked")
+    tool_output_chars: int = Field(
+        default=16_000, gt=0, description="maximum length of a tool output; longer outputs are cut and marked"
+    )
 
 
 class SandboxLimitsModel(BaseModel):
-    """Limits of one call of a sandboxed reward, in addition to `limits.reward_time_s`. None means the sandbox's
-    default.
+    """Limits of one call of a sandboxed reward, in addition to `limits.reward_time_s`.
+
+    None means the default of the sandbox.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     cpu_s: float | None = Field(default=None, gt=0, description="seconds of CPU time; default: limits.reward_time_s")
-    memory_mb: int | None = Field(default=None, ge=16, description="MiB beyond what is preloaded; default 512")
+    memory_mb: int | None = Field(default=None, ge=16, description="MiB in addition to preloaded modules; default 512")
     processes: int | None = Field(default=None, ge=0, description="processes that the reward may start; default 0")
     open_files: int | None = Field(default=None, ge=8, description="open file descriptors; default 64")
     disk_mb: int | None = Field(default=None, ge=1, description="MiB of files that the reward may write; default 16")
@@ -173,23 +180,25 @@ class SandboxModel(BaseModel):
 
 
 class RunLimitsModel(BaseModel):
-    """Limits of a run, over all its episodes and policies. None means no limit."""
+    """Limits of a run over all its episodes and policies. None means no limit."""
 
     model_config = ConfigDict(extra="forbid")
 
-    cost: float | None = Field(default=None, gt=0, description="US dollars, from the price_file of each policy")
+    cost: float | None = Field(
+        default=None, gt=0, description="US dollars, computed from the price_file of each policy"
+    )
     total_tokens: int | None = Field(default=None, gt=0, description="prompt and completion tokens")
-    steps: int | None = Field(default=None, gt=0, description="actions of policies")
-    wall_time_s: float | None = Field(default=None, gt=0, description="seconds, including time before a resume")
+    steps: int | None = Field(default=None, gt=0, description="number of actions of the policies")
+    wall_time_s: float | None = Field(default=None, gt=0, description="seconds, including the time before a resume")
     outage_time_s: float | None = Field(
         default=None,
         gt=0,
-        description="seconds to wait for a model endpoint that is down; default: 600, less before its first answer",
+        description="seconds to wait for a model endpoint that is down; default: 600, less before its first response",
     )
 
 
 class PolicyModel(BaseModel):
-    """The policy that acts, with its own keys; unknown keys are errors."""
+    """The policy that chooses the actions, with its policy-specific settings; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=BY_NAME)
 
@@ -209,14 +218,14 @@ class PolicyModel(BaseModel):
 
 
 class UserModel(PolicyModel):
-    """The simulated user: its instructions, and the keys of the policy that plays it."""
+    """The simulated user: its instructions, and the settings of the policy that plays the user."""
 
     type: str = Field(description="`openai`, `anthropic` or another provider, `scripted`, `human`, or module:Class")
     instructions: str | None = Field(
         default=None, description="the user's system message, a template over the sample's row"
     )
     stop_phrase: str = Field(
-        default=STOP_PHRASE, min_length=1, description="text that ends the conversation if an answer contains it"
+        default=STOP_PHRASE, min_length=1, description="text that ends the conversation if a reply contains it"
     )
     opens: bool | None = Field(
         default=None, description="whether the user speaks first; default: true if no message has the role user"
@@ -224,17 +233,17 @@ class UserModel(PolicyModel):
 
 
 class CustomRewardModel(BaseModel):
-    """A reward in verl's form, as an alternative to `reward_function_path` with `reward_options`."""
+    """A reward in verl's format, as an alternative to `reward_function_path` and `reward_options`."""
 
     model_config = ConfigDict(extra="forbid")
 
     path: str = Field(min_length=1, description="file.py or package.module")
-    name: str = Field(default="compute_score", min_length=1, description="the function or class in it")
+    name: str = Field(default="compute_score", min_length=1, description="the function or class in the file or module")
     reward_kwargs: dict[str, Any] = Field(default_factory=dict, description="further keyword parameters")
 
 
 class NamedRewardModel(BaseModel):
-    """One of a task's rewards. Its score is a metric under its name."""
+    """One of a task's rewards. Its score is reported as a metric under its name."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -243,7 +252,7 @@ class NamedRewardModel(BaseModel):
         default=1.0,
         ge=0,
         allow_inf_nan=False,
-        description="the weight in the score, relative to the other rewards; 0 only measures",
+        description="the weight in the score, relative to the other rewards; with 0, the reward is only a metric",
     )
     reward_function_path: str = Field(min_length=1, description="file.py:function, package.module:function or a URL")
     reward_options: dict[str, Any] = Field(
@@ -254,7 +263,7 @@ class NamedRewardModel(BaseModel):
     @classmethod
     def _check_name(cls, name: str) -> str:
         if not name.isprintable() or name != name.strip() or name == "judge_usage":
-            raise ValueError(f"the name {name!r} is invalid; use printable characters, and not 'judge_usage'")
+            raise ValueError(f"the name {name!r} is invalid; use only printable characters; 'judge_usage' is reserved")
         return name
 
 
@@ -272,7 +281,7 @@ NamedRewardModels = Annotated[list[NamedRewardModel], Field(min_length=1), After
 
 
 class CreditModel(BaseModel):
-    """The estimator of each step's credit, with its own keys; unknown keys are errors."""
+    """The estimator of the credit of each step, with its estimator-specific settings; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="allow", frozen=True, json_schema_extra=BY_NAME)
 
@@ -280,7 +289,8 @@ class CreditModel(BaseModel):
         default="gigpo", min_length=1, description="an advantage estimator: `gigpo`, `grpo`, `rloo`, …"
     )
     step_rewards: StepRewards = Field(
-        default="reward_function", description="for results without step outputs: no rewards, or the environment's"
+        default="reward_function",
+        description="for results without step outputs: no rewards, or the rewards of the environment",
     )
 
     @model_validator(mode="before")

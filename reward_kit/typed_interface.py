@@ -1,9 +1,9 @@
 """`@reward_function`, the decorator that turns a plain Python function into a validated reward.
 
-The decorator reads the signature once, when the file loads, and rejects a signature that cannot be called. Each call
-passes only the parameters that the function names, converts them to their annotations, and validates the returned
-value. The function stays an ordinary function, sync or async, and can be called directly. A class with a `score` method
-and, optionally, `setup` and `close` is also a reward.
+The decorator reads the signature once, when the file is loaded, and rejects a signature that cannot be called. Each
+call passes only the parameters that the function declares, converts them to their annotations, and validates the
+returned value. The function stays an ordinary function, sync or async, and can be called directly. A class that has a
+`score` method and, optionally, `setup` and `close` can also be a reward.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ class RewardSpec:
     """The data that the decorator reads from a reward function.
 
     Attributes:
-        function: the undecorated function, or the class with a `score` method.
+        function: the undecorated function, or the class that has a `score` method.
         mode: "pointwise": one rollout per call; "batch": all rollouts of a group in one call.
         id: the reward's name in files; by default the function's name.
         requirements: the packages that the reward needs, in the syntax of a requirements file.
-        resources: plain values, factories, or references to factories, passed by name with the rollout.
+        resources: plain values, factories, or references to factories, which are passed by name with the rollout.
         parameters: the accepted parameter names; None if the function accepts any (`**kwargs`).
         required: the parameters without a default.
         is_async: True for a coroutine function.
         sandbox: the level required by the decorator; None leaves the choice to the user.
         origin: the file and name; None if the function exists only in memory.
         weakened_from: the requested level, if the machine has no sandbox and the reward runs in this process.
-        options: fixed keyword parameters, see `reward_calls.with_options`.
+        options: the fixed keyword parameters; see `reward_calls.with_options`.
     """
 
     function: Function
@@ -80,7 +80,7 @@ class RewardSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that the function accepts, each converted to its parameter's annotation.
+        """Return the values that the function accepts, each converted to the annotation of its parameter.
 
         Raises:
             InvalidResultError: a value cannot be converted.
@@ -133,13 +133,14 @@ def reward_function(
     resources: Mapping[str, Any] | None = None,
     sandbox: SandboxLevel | None = None,
 ) -> Any:
-    """Turn a function, or a class with a `score` method, into a reward.
+    """Turn a function, or a class that has a `score` method, into a reward.
 
-    Values are converted to the annotations of their parameters: a ground truth to a pydantic model, a dataclass or a
-    TypedDict, "45" to `int`, JSON text to `list[str]`. A value that cannot be converted leaves the rollout unscored.
+    Values are converted to the annotations of their parameters: for example, a ground truth to a pydantic model, a
+    dataclass or a TypedDict, "45" to `int`, JSON text to `list[str]`. A value that cannot be converted leaves the
+    rollout unscored.
 
-    A class is instantiated without arguments once per worker; `setup()` runs before the first `score`, and `close()` at
-    the end.
+    A class is instantiated without arguments once per worker. `setup()` runs before the first `score`, and `close()`
+    runs at the end.
 
     Args:
         mode: "pointwise" for `f(messages, ground_truth=None, **kwargs) -> EvaluateResult`; "batch" for
@@ -149,12 +150,13 @@ def reward_function(
             a number, a bool, or (score, reason).
         id: the reward's name in files.
         requirements: the packages that the reward needs.
-        resources: values passed by name: a plain value, a factory without arguments, or a string "file.py:factory". The
-            object that a factory returns is opened once per worker and closed when the worker ends.
-        sandbox: the minimum sandbox level; the user's choice can only be stricter.
+        resources: values that are passed by name: a plain value, a factory without arguments, or a string
+            "file.py:factory". The object that a factory returns is opened once per worker and closed when the worker
+            ends.
+        sandbox: the minimum sandbox level; the user can only choose a stricter level.
 
     Raises:
-        ConfigError: raised when the file loads: the mode or level is unknown, a resource is not a parameter, or the
+        ConfigError: raised when the file is loaded: the mode or level is unknown, a resource is not a parameter, or the
             signature cannot be called.
 
     Example:
@@ -180,12 +182,12 @@ def reward_function(
 
 
 def reward_spec(function: Function) -> RewardSpec:
-    """Return the spec of a reward function or class; an undecorated function becomes a pointwise reward.
+    """Return the spec of a reward function or class. An undecorated function becomes a pointwise reward.
 
     Raises:
         ConfigError: the object is not a function or class, or its signature is invalid.
     """
-    # A subclass does not inherit the spec: its `score` may have another signature.
+    # A subclass does not inherit the spec, because its `score` may have a different signature.
     spec = vars(function).get(_SPEC) if isinstance(function, type) else getattr(function, _SPEC, None)
     if isinstance(spec, RewardSpec):
         return spec
@@ -195,12 +197,15 @@ def reward_spec(function: Function) -> RewardSpec:
 
 
 def as_function(spec: RewardSpec) -> Function:
-    """Return a callable reward function, or class, that carries this spec."""
+    """Return a callable reward function or class that carries this spec."""
     if isinstance(spec.function, type):
         return type(spec.function.__name__, (spec.function,), {_SPEC: spec})
 
     def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Bind the arguments of a direct call by name, like Python; unknown names may be dropped later."""
+        """Bind the arguments of a direct call by name, in the same way as Python.
+
+        Unknown names may be dropped later.
+        """
         parameters = inspect.signature(spec.function).parameters.values()
         names = [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
         if len(args) > len(names):
@@ -231,7 +236,7 @@ def as_function(spec: RewardSpec) -> Function:
 
 
 def scoring_function(function: Function) -> Function:
-    """Return the function that has the reward's signature: a class's `score`, a partial's function, or `__call__`."""
+    """Return the function whose signature the reward has: a class's `score`, a partial's function, or `__call__`."""
     if isinstance(function, type):
         score: Function = function.score  # type: ignore[attr-defined]
         return score
@@ -241,13 +246,13 @@ def scoring_function(function: Function) -> Function:
 
 
 def source_location(code: Any) -> str:
-    """Return the message prefix "file:line: " of a function; "" if it has no Python code."""
+    """Return "file:line: " of a function as the prefix of a message, or "" if it has no Python code."""
     plain = getattr(inspect.unwrap(code), "__code__", None)
     return f"{plain.co_filename}:{plain.co_firstlineno}: " if plain is not None else ""
 
 
 def function_origin(function: Function, code: Function) -> Origin | None:
-    """Return the file and name of a function or class, located by `code`; None if it is not in a file."""
+    """Return the file and name of a function or class, located by `code`, or None if it is not in a file."""
     plain = inspect.unwrap(code)
     text = getattr(getattr(plain, "__code__", None), "co_filename", "")
     target = function if isinstance(function, type) else plain
@@ -255,7 +260,7 @@ def function_origin(function: Function, code: Function) -> Origin | None:
 
 
 def argument_without_default(kind: type, method: str) -> str | None:
-    """Return the first required parameter of a method after self, or None."""
+    """Return the first required parameter of a method after self, or None if there is none."""
     function = getattr(kind, method, None)
     if function is None or function is object.__init__:
         return None
@@ -339,13 +344,16 @@ def _read_signature(
 
 
 def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
-    """Return a function that converts a parameter's value to its annotation; messages name the parameter and `what`."""
+    """Return a function that converts the value of a parameter to its annotation.
+
+    Messages name the parameter and `what`.
+    """
     if name in _FIRST.values() and not _mentions(annotation, Message):
-        # Messages passed as dicts keep their providers' keys, whatever the annotation of the dict is.
+        # Messages passed as dicts keep the keys of their provider, regardless of the annotation of the dict.
         return _dumped if _mentions(annotation, dict) else lambda value: value
 
     of_messages, of_dicts = _mentions(annotation, Message), _mentions(annotation, dict)
-    is_strict = name in ("ground_truth", "ground_truths")  # a sample and a state may have further keys
+    is_strict = name in ("ground_truth", "ground_truths")  # a sample and a state may have additional keys
     find_adapter = functools.cache(lambda: type_adapter(annotation, is_strict=is_strict))  # built at the first call
 
     def convert(value: Any) -> Any:
@@ -372,9 +380,10 @@ def _converter(name: str, annotation: Any, what: str) -> Callable[[Any], Any]:
 
 
 def type_adapter(annotation: Any, *, is_strict: bool = False) -> pydantic.TypeAdapter[Any] | None:
-    """Return an adapter that validates and converts values to an annotation; None if pydantic does not support it.
+    """Return an adapter that validates values and converts them to an annotation.
 
-    If `is_strict` is true, unknown keys of dataclasses and TypedDicts without their own configuration are errors.
+    Return None if pydantic does not support the annotation. If `is_strict` is true, unknown keys of dataclasses and
+    TypedDicts that have no configuration are errors.
     """
     try:
         return _type_adapter(annotation, is_strict)
@@ -396,7 +405,10 @@ def _type_adapter(annotation: Any, is_strict: bool) -> pydantic.TypeAdapter[Any]
 
 
 def _with_readable_dicts(annotation: Any) -> Any:
-    """Replace each `typing.TypedDict`, which pydantic supports only from Python 3.12, with one of typing_extensions."""
+    """Replace each `typing.TypedDict` with a TypedDict from typing_extensions.
+
+    pydantic supports `typing.TypedDict` only from Python 3.12.
+    """
     if typing.is_typeddict(annotation) and type(annotation).__module__ == "typing":
         fields = {}
         for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
@@ -428,7 +440,7 @@ def _dumped(value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """Convert sequences of any kind, such as a step's history, to lists."""
+    """Convert sequences of any kind, such as the history of a step, to lists."""
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [_listed(item) for item in value]
     return value
@@ -443,8 +455,7 @@ def _mentions(annotation: Any, target: type) -> bool:
 def as_result(returned: Any, what: str) -> EvaluateResult:
     """Return `returned` as an `EvaluateResult`; `what` names the reward in messages.
 
-    A mapping is validated as the fields of a result. A number or bool is the score, as is the first item of a tuple
-    (score, reason).
+    A mapping is validated as the fields of a result. A number or bool is used as the score; a tuple is (score, reason).
 
     Raises:
         InvalidResultError: the returned value is not a valid result.
@@ -454,7 +465,7 @@ def as_result(returned: Any, what: str) -> EvaluateResult:
     elif isinstance(returned, tuple) and len(returned) == 2:
         returned = {"score": returned[0], "reason": returned[1]}
     if isinstance(returned, EvaluateResult | Mapping):
-        # Validate it again, since fields may have been reassigned.
+        # Validate the result again, since fields may have been reassigned.
         kind = type(returned) if isinstance(returned, EvaluateResult) else EvaluateResult
         try:
             return kind.model_validate(returned if isinstance(returned, EvaluateResult) else dict(returned))
@@ -468,12 +479,12 @@ def as_result(returned: Any, what: str) -> EvaluateResult:
 
 
 def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResult | InvalidResultError]:
-    """Return the results of a batch reward, with an error in place of each invalid result.
+    """Return the results of a batch reward. Each invalid result is replaced by an error.
 
     Args:
         returned: the value that the reward returned.
         count: the number of rollouts; None if unknown.
-        what: names the reward in messages.
+        what: the name of the reward, for messages.
 
     Raises:
         InvalidResultError: the returned value is not a list, or has the wrong length.
@@ -481,7 +492,7 @@ def as_results(returned: Any, count: int | None, what: str) -> list[EvaluateResu
     if not isinstance(returned, Sequence) or isinstance(returned, str | bytes):
         raise InvalidResultError(f"{what}: a batch reward must return a list, got {type_name(returned)}")
     if count is not None and len(returned) != count:
-        raise InvalidResultError(f"{what}: returned {len(returned)} results for {count} rollouts")
+        raise InvalidResultError(f"{what} returned {len(returned)} results for {count} rollouts")
     results: list[EvaluateResult | InvalidResultError] = []
     for index, item in enumerate(returned):
         try:

@@ -1,4 +1,4 @@
-"""Messages for data that a pydantic model or an option check rejects, with one line per problem."""
+"""Messages for data that a pydantic model or an option check rejects. Each problem is described on one line."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _WORDS = {
     "less_than_equal": "must be {le} or less",
     "literal_error": "expected {expected}",
 }
-"""Our wording of common problems, by pydantic's error type."""
+"""Our wording of common problems, keyed by the error type of pydantic."""
 
 
 def describe_problem(problem: ErrorDetails) -> str:
-    """Describe a problem, without the field and the value."""
+    """Describe a problem without naming the field and the value."""
     words = _WORDS.get(problem["type"])
     if words is None:
         return problem["msg"].removeprefix("Value error, ")
@@ -64,7 +64,7 @@ def describe_problem(problem: ErrorDetails) -> str:
 
 
 def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """Return the field names of the model at `path`; [] without a model at that path."""
+    """Return the field names of the model at `path`, or [] if there is no model at that path."""
     for part in path:
         if isinstance(part, int):
             continue

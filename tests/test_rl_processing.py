@@ -152,7 +152,7 @@ def test_credit_is_joined_by_rollout_id() -> None:
     assert batch.scores == [1.0, 0.0]
     assert batch.steps[0][0].advantage == pytest.approx(0.7071, abs=1e-4)
     assert batch.summary() == {"score": 0.5, "unscored": 0.0}
-    with pytest.raises(ConfigError, match="unscored episodes: 1, for example b"):
+    with pytest.raises(ConfigError, match="1 of the episodes have no score, for example b"):
         assigner.assign(episodes, [scored("a", result())])
 
 

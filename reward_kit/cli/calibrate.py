@@ -123,7 +123,7 @@ def command(
     if (reward is None) == (metric is None):
         raise click.UsageError("pass either --reward FILE.py:FUNCTION or --metric NAME")
     if metric is not None and (options or sandbox or pairs == "judge"):
-        raise click.UsageError("-O, --sandbox and --pairs judge need --reward; --metric calls none")
+        raise click.UsageError("-O, --sandbox and --pairs judge require --reward; --metric calls no reward")
     try:
         known = tuple(float(part) for part in levels.split(",")) if levels is not None else None
     except ValueError:

@@ -212,7 +212,7 @@ def _show(console: SafeConsole, result: Counterfactual) -> None:
     table = Table(title=Text(title, "bold"), box=box.SIMPLE_HEAD, title_justify="left")
     for name, width in (("step", 4), ("success", 7), ("", _BAR), ("95% interval", 12), ("passed", 6)):
         table.add_column(name, justify="right" if name else "left", no_wrap=True, min_width=width)
-    table.add_column("action", no_wrap=True, overflow="ellipsis")
+    table.add_column("action", no_wrap=True)
     for value in result.values:
         low, high = value.bounds()
         table.add_row(
@@ -221,7 +221,7 @@ def _show(console: SafeConsole, result: Counterfactual) -> None:
             "█" * round(value.mean * _BAR),
             f"{low:.2f}–{high:.2f}",
             f"{value.passed}/{value.scored}",
-            Text(escape_text(result.actions[value.step], _LONGEST_ACTION)),
+            Text(escape_text(result.actions[value.step], _LONGEST_ACTION), overflow="ellipsis"),
         )
     console.print(table)
     changes = result.search.changes()
@@ -245,6 +245,6 @@ def _describe(result: Counterfactual, change: Change) -> str:
     if change.is_located:
         lines.append(f"  action: {escape_text(result.actions[before.step], _LONGEST_ACTION)}")
     if change.difference < 0 and (instead := result.instead(change)):
-        told = (f"{escape_text(action, _LONGEST_ACTION)} ({count})" for action, count in instead[:_MOST_INSTEAD])
-        lines.append(f"  instead, continuations that passed did: {', '.join(told)}")
+        lines.append("  first actions of the continuations that passed:")
+        lines += [f"    {count} × {escape_text(action, _LONGEST_ACTION)}" for action, count in instead[:_MOST_INSTEAD]]
     return "\n".join(lines)

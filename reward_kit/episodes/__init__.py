@@ -1,6 +1,6 @@
 """Episodes: records, compact storage and exact tokens.
 
-Modules are imported on first use.
+The modules of this package are imported on first use.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The log-probability of a constrained token refers to the distribution over the allowed ids, so a trainer must apply the
 same mask before its log-softmax. Within a JSON string, the same hundred thousand ids are allowed at every token, so
-each distinct set is stored only once.
+each distinct set of ids is stored only once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class AllowedIds:
     """The restricted tokens of one row.
 
     Args:
-        places: (M,) the positions of the restricted tokens, ascending, relative to the row's first token after the
-            padding.
-        offsets: (M+1,) the start in `ids` of the ids for each place, followed by the total number of ids.
-        ids: the ids that were allowed, ascending for each place.
+        places: (M,) the positions of the restricted tokens in ascending order, relative to the row's first token after
+            the padding.
+        offsets: (M+1,) for each place, the index in `ids` at which its ids start, followed by the total number of ids.
+        ids: the ids that were allowed, in ascending order for each place.
 
     Raises:
         EpisodeError: the offsets do not match the places and ids.
@@ -54,7 +54,7 @@ class AllowedIds:
 
     @classmethod
     def shared(cls, places: npt.ArrayLike, which: npt.ArrayLike, sets: Sequence[Ids]) -> AllowedIds:
-        """Return an instance whose places may share sets; `which` (M,) contains the index of each place's set."""
+        """Return an instance in which places may share a set; `which` (M,) contains the index of each place's set."""
         made = cls([], [0], [])
         made.places, made.which = np.asarray(places, dtype=np.int32), np.asarray(which, dtype=np.int32)
         made.sets = tuple(sets)
@@ -80,14 +80,14 @@ class AllowedIds:
 
     @property
     def offsets(self) -> Ids:
-        """(M+1,) the start in `ids` of the ids for each place, computed on each access."""
+        """(M+1,) for each place, the index in `ids` at which its ids start. Computed on each access."""
         sizes = np.array([len(ids) for ids in self.sets], dtype=np.int32)
         offsets: Ids = np.cumsum(np.append(0, sizes[self.which]), dtype=np.int32)
         return offsets
 
     @property
     def ids(self) -> Ids:
-        """The concatenated ids of all places, computed on each access; the array may be large."""
+        """The concatenated ids of all places. The array may be large and is computed on each access."""
         return np.concatenate([np.zeros(0, np.int32), *(self.sets[number] for number in self.which)])
 
     def mask(self, vocabulary: int) -> npt.NDArray[np.bool_]:
@@ -100,7 +100,7 @@ class AllowedIds:
 
 
 class AllowedTrack:
-    """The restricted tokens of a growing episode; places are relative to its first token."""
+    """The restricted tokens of a growing episode; places are relative to the episode's first token."""
 
     __slots__ = ("_numbers", "places", "sets", "which")
 
@@ -114,13 +114,13 @@ class AllowedTrack:
         return bool(self.places)
 
     def add(self, place: int, number: int) -> None:
-        """Append a place and the index of its set."""
+        """Append a place and the index of the set of ids allowed there."""
         self.places.append(place)
         self.which.append(number)
 
     def add_sets(self, start: int, sets: Sequence[Ids | None]) -> None:
-        """Add the result of `check_allowed_ids` for the tokens that begin at `start`."""
-        numbers: dict[int, int] = {}  # by object identity, since many tokens often share a set
+        """Add the result of `check_allowed_ids` for the tokens from position `start` on."""
+        numbers: dict[int, int] = {}  # keyed by object identity, since many tokens often share a set
         for place, ids in enumerate(sets, start):
             if ids is not None:
                 number = numbers.get(id(ids))
@@ -138,7 +138,7 @@ class AllowedTrack:
         return number
 
     def between(self, start: int, stop: int) -> AllowedIds | None:
-        """Return the restricted tokens among `start:stop`, counted from `start`; None if no token is restricted."""
+        """Return the restricted tokens in `start:stop`, with places relative to `start`; None if there are none."""
         places = np.array(self.places, dtype=np.int32)
         first, last = np.searchsorted(places, (start, stop))
         if first == last:
@@ -147,13 +147,13 @@ class AllowedTrack:
         return AllowedIds.shared(places[first:last] - start, which, [self.sets[number] for number in used])
 
     def kept(self, start: int, stop: int) -> AllowedTrack:
-        """Return the restricted tokens in `start:stop`, with unchanged places."""
+        """Return the restricted tokens in `start:stop`; their places are unchanged."""
         kept = AllowedTrack()
         kept.extend(self, start, stop)
         return kept
 
     def extend(self, other: AllowedTrack, start: int, stop: int) -> None:
-        """Add the restricted tokens in `start:stop` of another track."""
+        """Add the restricted tokens of another track that are in `start:stop`."""
         for place, number in zip(other.places, other.which, strict=True):
             if start <= place < stop:
                 self.add(place, self.number_of(other.sets[number]))
@@ -163,7 +163,7 @@ class AllowedTrack:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> AllowedTrack:
-        """Return the track for a state from `get_state`; raise an EpisodeError for a place without a set."""
+        """Return the track for a state from `get_state`; raise an EpisodeError if a place refers to a missing set."""
         track, numbers = cls(), []
         for packed in state["sets"]:
             if isinstance(packed, Mapping):
@@ -180,10 +180,10 @@ class AllowedTrack:
 
 
 def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step: int) -> list[Ids | None]:
-    """Return (N,) the allowed ids of each token in ascending order; equal input objects share one array.
+    """Return (N,) the allowed ids of each token in ascending order; entries that are the same object share one array.
 
     Raises:
-        EpisodeError: the numbers of entries and tokens differ, or a sampled token was not allowed.
+        EpisodeError: the number of entries differs from the number of tokens, or a sampled token was not allowed.
     """
     if len(allowed) != len(token_ids):
         raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(allowed)} entries of allowed_ids")
@@ -207,7 +207,7 @@ def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step
 
 
 def _packed(ids: Ids) -> list[int] | dict[str, list[int]]:
-    """Return the ids or, if that is shorter, their runs of consecutive ids: first, count, first, count, …."""
+    """Return the ids, or their runs of consecutive ids (first, count, first, count, …) if the runs are shorter."""
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
     if 2 * (len(breaks) + 1) >= len(ids):
         return [int(number) for number in ids]

@@ -1,7 +1,7 @@
-"""`InfiniteLookbackBuffer`, which stores items by time step, with RLlib's method names and index rules.
+"""`InfiniteLookbackBuffer`, which stores items by time step and has RLlib's method names and index rules.
 
-It supports fills and one-hot vectors. Gymnasium is never imported: any object with `shape` and `dtype`, `n`, `nvec` or
-`spaces` is accepted as a space.
+The buffer supports fills and one-hot vectors. Gymnasium is never imported: any object that has `shape` and `dtype`,
+`n`, `nvec` or `spaces` is accepted as a space.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reward_kit.errors import EpisodeError
 
 
 def dummy(space: Any, fill: Any, *, one_hot: bool = False) -> Any:
-    """Return an item of the space in which every number is `fill`; for a space without numbers, return `fill` itself.
+    """Return an item of the space in which every number is `fill`; if the space has no numbers, return `fill` itself.
 
     If `one_hot` is true, discrete parts become vectors.
     """
@@ -46,10 +46,10 @@ def dummy(space: Any, fill: Any, *, one_hot: bool = False) -> Any:
 
 
 def one_hot(value: Any, space: Any) -> Any:
-    """Return an item, or a stack of items, in which every discrete part is a float32 one-hot vector.
+    """Return an item or a stack of items in which every discrete part is a float32 one-hot vector.
 
     Raises:
-        EpisodeError: the space is missing, or a number is outside of it.
+        EpisodeError: the space is missing, or a number is outside the space.
     """
     if space is None:
         raise EpisodeError("one_hot_discrete=True requires the space; pass observation_space= or action_space=")
@@ -67,7 +67,7 @@ def one_hot(value: Any, space: Any) -> Any:
     for i, depth in enumerate(depths):
         column = columns[..., i]
         if column.size and (column.min() < 0 or column.max() >= depth):
-            raise EpisodeError(f"{space} has no one-hot vector for a number outside of it")
+            raise EpisodeError(f"cannot create a one-hot vector: a number is outside the space {space}")
         vectors = np.zeros((*column.shape, depth), dtype=np.float32)
         np.put_along_axis(vectors, column[..., None].astype(np.intp), 1.0, axis=-1)
         parts.append(vectors)
@@ -75,7 +75,7 @@ def one_hot(value: Any, space: Any) -> Any:
 
 
 def _depths(space: Any) -> list[int] | None:
-    """Return the number of values for each discrete number in a space; None if the space is not discrete."""
+    """Return the number of possible values of each discrete number in a space; None if the space is not discrete."""
     nvec = getattr(space, "nvec", None)
     if nvec is not None:
         return [int(n) for n in np.ravel(nvec)]
@@ -99,13 +99,13 @@ _SLICED = (list, np.ndarray)
 
 
 class InfiniteLookbackBuffer(Generic[T]):
-    """Items by time step, of which the first `lookback` precede index 0. The interface is that of RLlib.
+    """Items by time step; the first `lookback` items precede index 0. The interface is the same as in RLlib.
 
     Args:
         data: the items: a list, which is used without a copy, or a column of arrays; None for no items.
         lookback: the number of items before index 0.
-        space: the space of an item, for fills and one-hot vectors.
-        store: called with the new storage whenever `data` is replaced.
+        space: the space of an item, needed for fills and one-hot vectors.
+        store: a function that is called with the new storage whenever `data` is replaced.
     """
 
     __slots__ = ("data", "lookback", "space", "store")
@@ -161,7 +161,7 @@ class InfiniteLookbackBuffer(Generic[T]):
             self.extend([item])
 
     def extend(self, items: Iterable[T]) -> None:
-        """Append items; compact storage is rewritten."""
+        """Append items. Compact storage is rewritten."""
         items = read_list(items) if is_compact(items) else list(items)
         if isinstance(self.data, list):
             self.data.extend(items)
@@ -169,7 +169,7 @@ class InfiniteLookbackBuffer(Generic[T]):
             self._replace(concat_columns(self.data, compact(items)))
 
     def pop(self, index: int = -1) -> T:
-        """Remove and return the item at a position that is counted from the start of the lookback."""
+        """Remove and return the item at `index`, which is counted from the start of the lookback."""
         items = read_list(self.data)
         item: T = items.pop(index)
         if not isinstance(self.data, list):
@@ -177,7 +177,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         return item
 
     def concat(self, other: InfiniteLookbackBuffer[T]) -> None:
-        """Append the items of another buffer, without its lookback."""
+        """Append the items of another buffer except its lookback."""
         self.extend(slice_column(other.data, other.lookback, len(other.data)))
 
     def __add__(self, other: InfiniteLookbackBuffer[T] | list[T] | complex) -> InfiniteLookbackBuffer[T]:
@@ -192,11 +192,11 @@ class InfiniteLookbackBuffer(Generic[T]):
         return buffer
 
     def finalize(self) -> None:
-        """Store the items compactly, in place; numbers, and dicts and tuples of numbers, become arrays."""
+        """Store the items compactly, in place. Numbers, and dicts and tuples of numbers, become arrays."""
         self._replace(compact(self.data))
 
     def get_state(self) -> dict[str, Any]:
-        """Return a state for `from_state`; the items themselves are shared."""
+        """Return a state for `from_state`. The items themselves are shared, not copied."""
         data = self.data[:] if isinstance(self.data, list) else self.data
         return {"data": data, "lookback": self.lookback, "finalized": self.finalized, "space": self.space}
 
@@ -218,11 +218,12 @@ class InfiniteLookbackBuffer(Generic[T]):
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """Return the item at an int, or the items at a slice or a sequence of ints; None selects all items after the
-        lookback.
+        """Return the item at an int, or the items at a slice or a sequence of ints.
+
+        None selects all items after the lookback.
 
         Raises:
-            EpisodeError: one-hot vectors need a space.
+            EpisodeError: one-hot vectors were requested, but there is no space.
             IndexError: an index is out of range and there is no `fill`.
             TypeError: `indices` is not an index.
         """
@@ -232,7 +233,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         """Replace the items at an int, a slice or a sequence of ints; None replaces all items.
 
         Raises:
-            IndexError: an index is out of range, or the number of new items differs.
+            IndexError: an index is out of range, or the number of new items differs from the number of indices.
             TypeError: `at_indices` is not an index.
         """
         self._replace(write(self.data, self.lookback, new_data, at_indices, neg_index_as_lookback))
@@ -277,7 +278,7 @@ def read(
 
 
 def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_hot: bool) -> Any:
-    # Not part of `read`: its variables would become closure cells, which would slow down every read.
+    # This is not part of `read`, because variables of `read` would become closure cells, which slow down every read.
     if stacks(data):
         return _stack_at(data, np.asarray(positions, dtype=np.intp), fill, space, as_one_hot)
     if fill is None and not as_one_hot:
@@ -294,7 +295,7 @@ def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_
 def resolve_positions(
     size: int, lookback: int, indices: Any, neg_index_as_lookback: bool, filled: bool = False
 ) -> int | Sequence[int]:
-    """Return the positions of `indices` among `size` items: an int for an int, else a sequence.
+    """Return the positions of `indices` among `size` items: an int for an int, otherwise a sequence.
 
     If `filled` is true, positions may be beyond either end.
 
@@ -332,7 +333,7 @@ def _filler(fill: Any, space: Any, as_one_hot: bool) -> Any:
 
 
 def _padded(data: Any, positions: range, filler: Any) -> Any:
-    """Return a range of an array that extends beyond its ends, padded with `filler`."""
+    """Return a range of an array; parts of the range that are beyond the ends of the array are filled with `filler`."""
     inside = data[max(positions.start, 0) : max(positions.stop, 0)]
     is_alike = data.dtype.char == "d" and type(filler) is float  # rewards; `np.result_type` is slow
     out = np.empty((len(positions), *data.shape[1:]), data.dtype if is_alike else np.result_type(data, filler))
@@ -369,7 +370,7 @@ def _position(size: int, lookback: int, index: Any, neg_index_as_lookback: bool,
     if not (filled or 0 <= position < size):
         raise IndexError(
             f"index {index} is out of range: {size - lookback} items and a lookback of {lookback}; "
-            "pass fill= for a default"
+            "pass fill= to get a default value instead"
         )
     return position
 
@@ -393,10 +394,10 @@ def _slice_positions(size: int, lookback: int, indices: slice, neg_index_as_look
 
 
 def write(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> Any:
-    """Return the storage with new items at `at_indices`; a list changes in place, compact storage is copied.
+    """Return the storage with new items at `at_indices`; a list is changed in place, compact storage is copied.
 
     Raises:
-        IndexError: an index is out of range, or the number of new items differs.
+        IndexError: an index is out of range, or the number of new items differs from the number of indices.
         TypeError: `at_indices` is not an index.
     """
     positions = resolve_positions(len(data), lookback, at_indices, neg_index_as_lookback)
@@ -425,7 +426,7 @@ def write(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_inde
 
 
 def same_value(left: Any, right: Any) -> bool:
-    """Compare two records recursively; arrays are compared by their items, and NaN equals NaN."""
+    """Compare two records recursively. Arrays are compared item by item, and NaN equals NaN."""
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         return _same_array(left, right)
     if isinstance(left, dict) and isinstance(right, dict):

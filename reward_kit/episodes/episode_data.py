@@ -1,11 +1,12 @@
-"""`EpisodeData`, which contains an episode's tracks, conversation, tokens and identity, its chunks, and its state.
+"""`EpisodeData`: an episode's tracks, conversation, tokens and identity, and methods for its chunks and its state.
 
-`SingleAgentEpisode` adds the methods that build and read steps. A chunk belongs to the same episode: it keeps all ids,
-the spaces, `custom_data`, and the conversation and tokens up to its end. Tokens sampled by actions outside of the chunk
-become context, so a chunk can be used for training on its own, and no action is trained on twice.
+`SingleAgentEpisode` adds the methods that build and read steps. A chunk belongs to the same episode as the data it was
+cut from: it keeps all ids, the spaces, `custom_data`, and the conversation and tokens up to its end. Tokens that were
+sampled by actions outside the chunk become context, so a chunk can be used for training separately, and no action is
+trained on twice.
 
-In a state, a track of equally shaped arrays is one block of bytes, and a track of plain numbers or texts is unchanged.
-States of version 1, which store every item separately, can still be read.
+In a state, a track of arrays of the same shape is stored as one block of bytes, and a track of plain numbers or strings
+is left unchanged. States of version 1, which store every item separately, can still be read.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _STATE_TYPES: dict[str, tuple[type, ...]] = {
     **{"tokens": (dict,), "custom_data": (dict,)},
 }
 
-# Seeded by the system, and reseeded in a forked child; much faster than a system call for every id.
+# Seeded by the system, and reseeded in a forked child. This is much faster than a system call for every id.
 _ids = random.Random()
 os.register_at_fork(after_in_child=_ids.seed)
 
@@ -71,7 +72,7 @@ def check_reward(reward: Any, id_: str, step: int, agent: Any = None) -> None:
 
 
 def check_rewards(rewards: Any, id_: str) -> None:
-    """Check a whole track of rewards; plain numbers, the common case, take one pass in C."""
+    """Check a whole track of rewards. A track of plain numbers, the common case, is checked in one pass in C."""
     if isinstance(rewards, np.ndarray) and rewards.dtype.kind in "biuf":
         return
     if not isinstance(rewards, list) or set(map(type, rewards)) <= _PLAIN_KINDS:
@@ -81,7 +82,7 @@ def check_rewards(rewards: Any, id_: str) -> None:
 
 
 def copy_infos(infos: Any, id_: str, step: int, agent: Any = None) -> dict[str, Any] | None:
-    """Return the infos of an observation as a new dict; None if they are empty.
+    """Return the infos of an observation as a new dict, or None if they are empty.
 
     Raises:
         EpisodeError: the infos are not a dict.
@@ -96,13 +97,13 @@ def copy_infos(infos: Any, id_: str, step: int, agent: Any = None) -> dict[str, 
 def check_state(
     state: Any, versions: tuple[int, ...], needed: Iterable[str], types: Mapping[str, tuple[type, ...]]
 ) -> None:
-    """Raise an EpisodeError unless `state` is a mapping of a known version with valid types in all `needed` fields."""
+    """Raise an EpisodeError unless `state` is a mapping of a known version whose `needed` fields have valid types."""
     if not isinstance(state, Mapping):
         raise EpisodeError(f"an episode state must be a dict as returned by get_state, got {state!r:.80}")
     version = state.get("schema_version")
     if version not in versions:
         known = f"version{'s' if len(versions) > 1 else ''} {' and '.join(map(str, versions))}"
-        raise EpisodeError(f"episode state of version {version!r}; this release reads {known}")
+        raise EpisodeError(f"the episode state has version {version!r}, but this release reads only {known}")
     if missing := {*needed} - state.keys():
         raise EpisodeError(f"episode state: missing {', '.join(sorted(missing))}")
     for name, kinds in types.items():
@@ -143,12 +144,15 @@ class EpisodeStatus:
         return len(self)
 
     def size(self) -> str:
-        """Describe the episode's length and whether the episode is over, for messages."""
+        """Return the episode's length and whether the episode is over, as a phrase for messages."""
         end = "terminated" if self.is_terminated else "truncated" if self.is_truncated else "not over"
         return f"{len(self)} steps, {end}"
 
     def get_duration_s(self) -> float:
-        """Return the seconds from the reset to the last step, excluding pauses between two saved states."""
+        """Return the seconds from the reset to the last step.
+
+        The time between saving a state and restoring it is excluded.
+        """
         if self._start_time is None or self._last_step_time is None:
             return self._earlier_s
         return self._earlier_s + self._last_step_time - self._start_time
@@ -157,8 +161,8 @@ class EpisodeStatus:
 class EpisodeData(EpisodeStatus):
     """The data of an episode. The raw tracks, such as `_observations`, are stored in the forms of `storage`.
 
-    The first `_lookback` items of every track precede the episode. In `_infos`, None represents an empty dict, which
-    would take 64 bytes per step.
+    The first `_lookback` items of every track precede the episode. In `_infos`, None represents an empty dict, because
+    a dict would take 64 bytes per step.
     """
 
     __slots__ = (
@@ -245,7 +249,7 @@ class EpisodeData(EpisodeStatus):
             self.validate()
 
     def _stored(self) -> list[Any]:
-        """Return the tracks to store compactly, which are all except the infos."""
+        """Return the tracks that are stored compactly: all except the infos."""
         outputs = (column.data for column in self.extra_model_outputs.values())
         return [self._observations, self._actions, self._rewards, *outputs]
 
@@ -256,14 +260,14 @@ class EpisodeData(EpisodeStatus):
             column.data = function(column.data)
 
     def to_numpy(self) -> Self:
-        """Store every track except the infos compactly, in place; reading and appending still work as before."""
+        """Store every track except the infos compactly, in place. Reading and appending still work as before."""
         self.validate()
         self._convert(compact)
         self.is_numpy = True
         return self
 
     def finalize(self) -> Self:
-        """An older name for `to_numpy`."""
+        """Call `to_numpy`, for which this is an older name."""
         return self.to_numpy()
 
     def to_lists(self) -> None:
@@ -272,7 +276,7 @@ class EpisodeData(EpisodeStatus):
         self.is_numpy = False
 
     def validate(self) -> None:
-        """Raise an EpisodeError that names the tracks with inconsistent lengths."""
+        """Raise an EpisodeError that names the tracks whose lengths are inconsistent."""
         steps, observations = len(self._rewards), len(self._observations)
         outputs = self.extra_model_outputs
         expected = steps + 1 if observations else 0
@@ -285,7 +289,7 @@ class EpisodeData(EpisodeStatus):
         of_steps |= {f"extra_model_outputs[{key!r}]": len(column.data) for key, column in outputs.items()}
         wrong += [f"{name} {n}" for name, n in of_steps.items() if n != steps]
         raise EpisodeError(
-            f"episode {self.id_}: {steps} rewards need {steps} actions and outputs, and {steps + 1} observations "
+            f"episode {self.id_}: {steps} rewards require {steps} actions and outputs, and {steps + 1} observations "
             f"and infos, got {', '.join(wrong)}"
         )
 
@@ -340,7 +344,7 @@ class EpisodeData(EpisodeStatus):
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation, with each message stored once."""
+        """The conversation. Each message is stored only once."""
         if self._messages is None:
             self._messages = []
         return self._messages
@@ -351,7 +355,7 @@ class EpisodeData(EpisodeStatus):
 
     @property
     def assistant_turns(self) -> array[int]:
-        """The position in `messages` of each action's message, excluding the lookback."""
+        """For each action after the lookback, the position of its message in `messages`."""
         if self._turns is None:
             self._turns = array("i")
         return self._turns
@@ -362,7 +366,7 @@ class EpisodeData(EpisodeStatus):
 
     @property
     def tokens(self) -> EpisodeTokens:
-        """The exact tokens; their step numbers count from the first action after the lookback."""
+        """The exact tokens. Their step numbers count from the first action after the lookback."""
         if self._tokens is None:
             self._tokens = EpisodeTokens()
         return self._tokens
@@ -373,14 +377,14 @@ class EpisodeData(EpisodeStatus):
 
     @property
     def lookback(self) -> int:
-        """The number of steps kept from before the episode."""
+        """The number of steps that are kept from before the episode."""
         return self._lookback
 
     def __len__(self) -> int:
         return self.t - self.t_started
 
     def __eq__(self, other: object) -> bool:
-        """Compare the records, ignoring the clock and the spaces."""
+        """Compare the records; the clock and the spaces are ignored."""
         if not isinstance(other, EpisodeData):
             return NotImplemented
         return all(same_value(getattr(self, name), getattr(other, name)) for name in COMPARED)
@@ -388,7 +392,10 @@ class EpisodeData(EpisodeStatus):
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return every field, with lists of arrays merged and the clock stopped, so that any process can continue."""
+        """Return every field; lists of arrays are merged.
+
+        The clock is stopped, so any process can continue the episode.
+        """
         fields = {name: getattr(self, name) for name in EpisodeData.__slots__}
         fields |= {"_earlier_s": self.get_duration_s(), "_start_time": None, "_last_step_time": None}
         for name in ("_observations", "_actions", "_rewards"):
@@ -417,7 +424,7 @@ class EpisodeData(EpisodeStatus):
     # Chunks
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
-        """Return an episode without steps that continues this one, with the last steps as its lookback.
+        """Return an episode without steps that continues this one; its lookback consists of the last steps of this one.
 
         Raises:
             EpisodeError: the episode is over, or the lookback is negative.
@@ -429,7 +436,7 @@ class EpisodeData(EpisodeStatus):
         return self._part(len(self), len(self), len_lookback_buffer)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
-        """Return the chunk of the steps selected by `slice_`, clipped as for a list.
+        """Return the chunk of the steps selected by `slice_`, which is clipped like a slice of a list.
 
         Raises:
             EpisodeError: the slice has a step, the lookback is negative, or the episode has no observation.
@@ -452,7 +459,7 @@ class EpisodeData(EpisodeStatus):
         return self.slice(slice_)
 
     def _part(self, start: int, stop: int, lookback: int) -> Self:
-        """Return the chunk from step `start` to `stop`, bypassing the constructor for speed."""
+        """Return the chunk from step `start` to `stop`; the constructor is bypassed for speed."""
         if lookback < 0:
             raise EpisodeError(f"episode {self.id_}: the lookback must not be negative, got {lookback}")
         first, last = self._lookback + start, self._lookback + stop
@@ -496,7 +503,7 @@ class EpisodeData(EpisodeStatus):
         """Append the chunk that follows this one, in place.
 
         Raises:
-            EpisodeError: `other` is not the next chunk; this episode is then unchanged.
+            EpisodeError: `other` is not the next chunk; this episode is then left unchanged.
         """
         begin, problem = other._lookback, ""
         if other.id_ != self.id_:
@@ -540,11 +547,12 @@ class EpisodeData(EpisodeStatus):
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
         self.custom_data.update(other.custom_data)
 
-    # As plain values
+    # Conversion to plain values
 
     def get_data_dict(self) -> dict[str, Any]:
-        """Return the steps as columns of equal length under RLlib's names. `obs` and `infos` are those before each
-        action.
+        """Return the steps as columns of equal length under RLlib's names.
+
+        `obs` and `infos` contain the values before each action.
         """
         steps = len(self)
         columns: dict[str, Any] = {
@@ -564,11 +572,14 @@ class EpisodeData(EpisodeStatus):
         return columns | {key: column.get() for key, column in self.extra_model_outputs.items()}
 
     def get_sample_batch(self) -> dict[str, Any]:
-        """Return the result of `get_data_dict`; unlike RLlib, this package has no batch class."""
+        """Return the result of `get_data_dict`, since this package, unlike RLlib, has no batch class."""
         return self.get_data_dict()
 
     def get_state(self) -> dict[str, Any]:
-        """Return the whole episode except its spaces as an independent value for JSON or msgpack."""
+        """Return the whole episode except its spaces as a value that JSON and msgpack can encode.
+
+        The value shares no data with the episode.
+        """
         tracks = {name: getattr(self, f"_{name}") for name in ("observations", "actions", "rewards")}
         outputs = {key: column.data for key, column in self.extra_model_outputs.items()}
         return {
@@ -591,7 +602,7 @@ class EpisodeData(EpisodeStatus):
         """Return the episode for a state from `get_state`.
 
         Raises:
-            EpisodeError: the state has another version, or a field is missing or invalid.
+            EpisodeError: the version of the state is unknown, or a field is missing or invalid.
         """
         needed = [*COMPARED, "lookback", "duration_s"]
         if isinstance(state, Mapping) and state.get("schema_version") == STATE_VERSION:
@@ -632,7 +643,7 @@ class EpisodeData(EpisodeStatus):
 
 
 def _packed(data: Any) -> Any:
-    """Merge a list of arrays, so that pickling is 20 times faster. Plain values are unchanged."""
+    """Merge a list of arrays, which makes pickling 20 times faster. Plain values are left unchanged."""
     are_arrays = isinstance(data, list) and data and type(data[0]) is np.ndarray
     return compact(data, exact=True) if are_arrays else data
 
@@ -661,7 +672,7 @@ def _track_from(state: Any, is_numpy: bool) -> Any:
 
 
 def _is_plain(items: list[Any]) -> bool:
-    """Return True if all items are texts or all are finite numbers, checked in one pass in C."""
+    """Return True if all items are strings or all items are finite numbers. The check takes one pass in C."""
     kind = type(items[0]) if items else None
     if kind not in (str, int, float) or [*map(type, items)].count(kind) < len(items):
         return False

@@ -1,6 +1,6 @@
 """The HTML of an episode for a notebook: its outcome, then the conversation with tool calls and step rewards.
 
-A long episode is shortened to its beginning and end; the run's page shows all of it.
+A long episode is shortened to its beginning and end; the page of the run shows the whole episode.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _FOLDED_FROM = 10  # longer conversations are collapsed
 def episode_html(
     episode: EpisodeData, rewards: Sequence[float | None], step_at: Callable[[int], tuple[Any, Any]]
 ) -> str:
-    """Return the HTML of an episode or a chunk of one.
+    """Return the HTML of an episode or a chunk of an episode.
 
     Args:
         episode: the episode.
         rewards: (T,) the environment's rewards; None for a step without a reward.
-        step_at: returns the observation and the action of a step, for an episode without a conversation.
+        step_at: a function that returns the observation and the action of a step, used for an episode without a
+            conversation.
     """
     known = [reward for reward in rewards if reward is not None]
     state = "terminated" if episode.is_terminated else "truncated" if episode.is_truncated else "not over"
@@ -88,7 +89,7 @@ def _message(message: Message, label: str) -> Iterator[Html]:
     yield line(strong(role), faint(label))
     if message.reasoning_content:
         yield details(faint("reasoning"), code(message.reasoning_content))
-    # Other parts, such as images, are shown by their type.
+    # For other parts, such as images, only the type is shown.
     content = [{"text": message.content}] if isinstance(message.content, str) else message.content or []
     if text := "\n".join(str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]" for part in content):
         shown = code(text)

@@ -1,7 +1,7 @@
-"""JSON forms of the values in episodes: plain values are unchanged, all others become `{"__type__": …}`.
+"""JSON forms of the values in episodes: plain values are unchanged; all others become `{"__type__": …}`.
 
-Plain dicts with a `__type__` key are also wrapped, as is text with lone surrogates, which UTF-8 cannot represent.
-Decoding is therefore the exact inverse of encoding.
+Plain dicts that have a `__type__` key are also wrapped, and so are strings with lone surrogates, which UTF-8 cannot
+represent. Decoding is therefore the exact inverse of encoding.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from reward_kit.errors import EpisodeError, type_name
 from reward_kit.models import Message
 
 TAG = "__type__"
-# Only booleans and numbers: for bytes, text and void, NumPy would create scalars as large as the dtype specifies.
+# Only booleans and numbers are allowed: for bytes, text and void, NumPy would create scalars as large as the dtype
+# specifies.
 _SCALAR_KINDS = "biuf"
 
 
 compact_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-"""Encodes a JSON value as one line of ASCII, with lone surrogates escaped."""
+"""An encoder that writes a JSON value as one line of ASCII and escapes lone surrogates."""
 
 
 def to_json_value(value: Any) -> Any:
-    """Return `value` with only JSON types and without NaN or infinity.
+    """Return `value` converted to JSON types, without NaN or infinity.
 
     Raises:
-        EpisodeError: a value cannot be converted to JSON; the message names its type.
+        EpisodeError: a value cannot be converted to JSON; the message names the type of the value.
     """
     kind = type(value)
     if kind is str and value.isascii():  # the common case
@@ -87,7 +88,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def from_json_value(value: Any) -> Any:
-    """Return the value that `to_json_value` encoded.
+    """Return the original of a value that was encoded by `to_json_value`.
 
     Raises:
         EpisodeError: a type is unknown, or a scalar is not a number.

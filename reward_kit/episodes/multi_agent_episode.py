@@ -1,7 +1,7 @@
-"""`MultiAgentEpisode`, one episode of several agents, with RLlib's method names and index rules.
+"""`MultiAgentEpisode`, one episode of multiple agents, which has RLlib's method names and index rules.
 
-As in RLlib, the constructor is more lenient than `add_env_step`: rewards may be missing, and an agent that did not act
-on its last observation while the others continued counts as terminated.
+As in RLlib, the constructor is more lenient than `add_env_step`: rewards may be missing, and an agent counts as
+terminated if it did not act on its last observation while the others continued.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Flags(NamedTuple):
     truncated: Mapping[AgentID, bool]
 
     def of(self, agent: AgentID) -> tuple[bool, bool]:
-        """Return two flags for one agent, terminated and truncated; `__all__` applies to every agent."""
+        """Return two flags for one agent: terminated and truncated. `__all__` applies to every agent."""
         return tuple(bool(flags.get(agent) or flags.get(ALL)) for flags in self)  # type: ignore[return-value]
 
 
 @dataclass(slots=True)
 class _AgentColumns:
-    """An agent's columns and its hanging action."""
+    """The columns of one agent, and the agent's hanging action."""
 
     observations: list[Any] = field(default_factory=list)
     infos: list[Any] = field(default_factory=list)
@@ -86,7 +86,7 @@ class _AgentColumns:
 def _collect(
     observations: AgentDicts, given: Mapping[str, AgentDicts], first: int, id_: str
 ) -> tuple[dict[AgentID, _AgentColumns], dict[AgentID, float]]:
-    """Return each agent's columns, and the rewards of agents that have no observation so far.
+    """Return each agent's columns, and the rewards of agents that have not had an observation yet.
 
     Raises:
         EpisodeError: an agent acts without an observation, acts twice, or observes twice without acting; or a reward is
@@ -117,27 +117,28 @@ def _collect(
 
 
 class MultiAgentEpisode(MultiAgentRecord):
-    """An episode of several agents, or a chunk of one.
+    """An episode of multiple agents, or a chunk of such an episode.
 
     Args:
         id_: the unique id; random by default.
         observations: for each environment step, a dict of the agents' observations; T + 1 dicts.
-        observation_space: the observation spaces by agent.
-        infos: infos in the form of `observations`.
+        observation_space: the observation spaces, keyed by agent.
+        infos: infos in the same form as `observations`.
         actions: T dicts, or T + 1 if the last actions hang.
-        action_space: the action spaces by agent.
-        rewards: rewards in the form of `actions`.
-        terminateds: the agents whose tasks ended, with `__all__` for the episode; True for all. An agent that has not
-            acted on its last observation while the others continued also counts as terminated.
-        truncateds: the agents that were cut off, in the form of `terminateds`.
-        extra_model_outputs: outputs in the form of `actions`, one dict per agent.
+        action_space: the action spaces, keyed by agent.
+        rewards: rewards in the same form as `actions`.
+        terminateds: a flag for each agent whose task ended; `__all__` stands for the episode, and True means all
+            agents. An agent that has not acted on its last observation while the others continued also counts as
+            terminated.
+        truncateds: a flag for each agent that was cut off, in the same form as `terminateds`.
+        extra_model_outputs: outputs in the same form as `actions`; each agent has a dict of outputs.
         env_t_started: the environment time of the first observation after the lookback.
         agent_t_started: each agent's own time at that observation.
-        len_lookback_buffer: how many of the passed steps form the lookback; "auto" means all of them.
+        len_lookback_buffer: how many of the given steps form the lookback; "auto" means all of them.
         agent_episode_ids: the ids of the agents' episodes; random by default.
         agent_module_ids: the modules that act for the agents, if known.
-        agent_to_module_mapping_fn: a function that returns the module for an agent's id and this episode; called once
-            per agent.
+        agent_to_module_mapping_fn: a function that takes an agent's id and this episode and returns the agent's module.
+            It is called once per agent.
 
     Raises:
         EpisodeError: the arguments are inconsistent.
@@ -174,7 +175,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         wrong = [f"{name} {len(given[name])}" for name, sizes in fits.items() if len(given[name]) not in sizes]
         if wrong and (n or any(map(len, given.values()))):
             raise EpisodeError(
-                f"{n} observations need {n} infos and {max(n - 1, 0)} actions and rewards, or {n} if the last "
+                f"{n} observations require {n} infos and {max(n - 1, 0)} actions and rewards, or {n} if the last "
                 f"actions hang, got {', '.join(wrong)}"
             )
         steps = max(n - 1, 0)
@@ -226,7 +227,7 @@ class MultiAgentEpisode(MultiAgentRecord):
     # Building
 
     def add_env_reset(self, *, observations: ByAgent, infos: ByAgent | None = None) -> None:
-        """Add the first observations of some agents; raise an EpisodeError if called twice."""
+        """Add the first observations of some agents; raise an EpisodeError if the episode was already reset."""
         if self.is_reset or self.is_done or self.env_t:
             raise EpisodeError(
                 f"episode {self.id_}: add_env_reset must be called once, before any step; the episode has {self.size()}"
@@ -252,17 +253,17 @@ class MultiAgentEpisode(MultiAgentRecord):
         truncateds: Mapping[AgentID, bool] | None = None,
         extra_model_outputs: ByAgent | None = None,
     ) -> None:
-        """Add one environment step. If the step is rejected, the episode is unchanged.
+        """Add one environment step. If the step is rejected, the episode is left unchanged.
 
         Args:
             observations: observations of some agents after the step. An agent enters with its first observation.
-            actions: the actions of the agents that acted; an action hangs if its agent has no observation in this step.
-            rewards: the rewards. Rewards of agents that neither acted nor observed are added up until the agent's next
-                complete step.
-            infos: the infos of the agents with an observation.
-            terminateds: the agents whose tasks ended; `__all__` ends the episode. For an agent that acted but gets no
-                new observation, the last observation is repeated as the final one.
-            truncateds: the agents that were cut off; an agent that acted needs a final observation.
+            actions: the actions of the agents that acted. An action hangs if its agent has no observation in this step.
+            rewards: the rewards. The rewards of an agent that neither acted nor observed are added up until the agent's
+                next complete step.
+            infos: the infos of the agents that have an observation.
+            terminateds: a flag for each agent whose task ended; `__all__` ends the episode. If an agent acted but gets
+                no new observation, its last observation is repeated as the final one.
+            truncateds: a flag for each agent that was cut off. An agent that acted needs a final observation.
             extra_model_outputs: a dict for each agent that acted.
 
         Raises:
@@ -298,7 +299,7 @@ class MultiAgentEpisode(MultiAgentRecord):
                 track.take(move, self.env_t)
             elif move.terminated or move.truncated:
                 self._rewards_begin.pop(agent, None)
-            else:  # the first observation, with which the agent enters, or only a reward
+            else:  # either the first observation, with which the agent enters, or only a reward
                 if move.reward is not None:
                     self._rewards_begin[agent] = self._rewards_begin.get(agent, 0.0) + move.reward
                 if move.observation is not None:
@@ -315,7 +316,9 @@ class MultiAgentEpisode(MultiAgentRecord):
 
     def _check_infos(self, infos: ByAgent, step: int) -> None:
         if not isinstance(infos, Mapping):
-            raise EpisodeError(f"episode {self.id_}, step {step}: infos must be a dict by agent, got {infos!r:.80}")
+            raise EpisodeError(
+                f"episode {self.id_}, step {step}: infos must be a dict keyed by agent, got {infos!r:.80}"
+            )
         for agent, given in infos.items():
             if type(given) is not dict:
                 copy_infos(given, self.id_, step, agent)
@@ -323,7 +326,7 @@ class MultiAgentEpisode(MultiAgentRecord):
     def _check_step(
         self, observations: ByAgent, actions: ByAgent, rewards: ByAgent, infos: ByAgent, flags: Flags
     ) -> None:
-        """Check a step across agents; the track of each agent checks the agent's own part."""
+        """Check a step across agents. The track of each agent checks the part of that agent."""
         if self.is_terminated or self.is_truncated:
             raise EpisodeError(f"episode {self.id_} is over ({self.size()}); no further step can be added")
         if not self._tracks and not self.env_t and self._start_time is None:
@@ -337,7 +340,7 @@ class MultiAgentEpisode(MultiAgentRecord):
             if type(reward) is not float and reward is not None:
                 check_reward(reward, self.id_, len(self), agent)
         self._check_infos(infos, len(self))
-        # An environment may name agents that never entered, as continuing or in `__all__`; no other agent can end.
+        # An environment may list agents that never entered, but only as continuing or through `__all__`.
         if any(each.get(ALL) for each in flags):
             return
         for name, ended in (("terminateds", flags.terminated), ("truncateds", flags.truncated)):
@@ -349,15 +352,17 @@ class MultiAgentEpisode(MultiAgentRecord):
                     )
 
     def validate(self) -> None:
-        """Raise an EpisodeError that names an agent if its part is invalid or inconsistent with the environment
-        time.
+        """Raise an EpisodeError if an agent's part is invalid or inconsistent with the environment time.
+
+        The message names the agent.
         """
         for track in self._tracks.values():
             track.validate(self._first, self.env_t_started, self.env_t)
 
     def module_for(self, agent_id: Any) -> Any:
-        """Return the module for an agent, which may not have entered yet; the mapping function is called once per
-        agent.
+        """Return the module for an agent, even if the agent has not entered yet.
+
+        The mapping function is called once per agent.
         """
         if agent_id not in self._modules:
             self._modules[agent_id] = self.agent_to_module_mapping_fn(agent_id, self)
@@ -366,14 +371,14 @@ class MultiAgentEpisode(MultiAgentRecord):
     # Chunks
 
     def to_numpy(self) -> MultiAgentEpisode:
-        """Store every agent's tracks compactly, in place; reading and appending still work as before."""
+        """Store every agent's tracks compactly, in place. Reading and appending still work as before."""
         for track in self._tracks.values():
             track.episode.to_numpy()
         self._was_converted = True
         return self
 
     def finalize(self) -> MultiAgentEpisode:
-        """An older name for `to_numpy`."""
+        """Call `to_numpy`, for which this is an older name."""
         return self.to_numpy()
 
     def __getitem__(self, slice_: slice) -> MultiAgentEpisode:
@@ -384,15 +389,15 @@ class MultiAgentEpisode(MultiAgentRecord):
         return self.slice(slice_)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> MultiAgentEpisode:
-        """Return the chunk between two environment steps, with the preceding steps as lookback.
+        """Return the chunk between two environment steps; the preceding steps form its lookback.
 
-        An action whose observation follows after the chunk hangs in the chunk. An agent without an observation in the
-        chunk is omitted. Rewards of agents before their first observation belong to the first steps, since their time
-        is not recorded.
+        If the observation that follows an action is outside the chunk, the action hangs in the chunk. An agent that has
+        no observation in the chunk is omitted. Rewards of agents before their first observation are assigned to the
+        first steps, since the time of these rewards is not recorded.
 
         Args:
-            slice_: the environment steps, clipped as for a list; its step must be 1.
-            len_lookback_buffer: the maximum number of lookback steps; by default as in this episode.
+            slice_: the environment steps, clipped like a slice of a list. The step of the slice must be 1.
+            len_lookback_buffer: the maximum number of lookback steps; by default the number in this episode.
 
         Raises:
             EpisodeError: the slice's step is not 1, or the lookback is negative.
@@ -409,11 +414,11 @@ class MultiAgentEpisode(MultiAgentRecord):
         return chunk
 
     def cut(self, len_lookback_buffer: int = 0) -> MultiAgentEpisode:
-        """Return an empty chunk that continues this one, with the same hanging actions.
+        """Return an empty chunk that continues this one and has the same hanging actions.
 
         Args:
-            len_lookback_buffer: the number of environment steps in the lookback. It is extended if necessary, so that
-                every agent that is not done has an observation from which to continue.
+            len_lookback_buffer: the number of environment steps in the lookback. If necessary, the lookback is extended
+                so that every agent that is not done has an observation from which to continue.
 
         Raises:
             EpisodeError: the episode is over, or the lookback is negative.
@@ -445,14 +450,14 @@ class MultiAgentEpisode(MultiAgentRecord):
         return chunk
 
     def concat_episode(self, other: MultiAgentEpisode) -> None:
-        """Append the chunk that follows this one; if it is rejected, nothing changes.
+        """Append the chunk that follows this one. If the chunk is rejected, nothing changes.
 
-        A hanging action is completed by its agent's first observation in the other chunk, so that `episode[:t]` and
-        `episode[t:]` restore the original episode.
+        A hanging action is completed by its agent's first observation in the other chunk, so concatenating
+        `episode[:t]` and `episode[t:]` restores the original episode.
 
         Raises:
-            EpisodeError: the chunks belong to different episodes, this one is over, or the other does not begin at its
-                end.
+            EpisodeError: the chunks belong to different episodes, this one is over, or the other does not begin at the
+                end of this one.
         """
         if other.id_ != self.id_ or self.is_done or other.env_t_started != self.env_t:
             raise EpisodeError(
@@ -477,13 +482,13 @@ class MultiAgentEpisode(MultiAgentRecord):
         self._earlier_s, self._start_time = self.get_duration_s() + other.get_duration_s(), None
         self.validate()
 
-    # As plain values
+    # Conversion to plain values
 
     def get_state(self) -> dict[str, Any]:
         """Return the whole episode as independent JSON-safe values, which `from_state` reads.
 
-        Spaces and the mapping function are not included; the modules determined so far are. Mappings by agent become
-        lists of pairs, because agent ids need not be strings.
+        The spaces and the mapping function are not included, but the modules determined so far are. Mappings keyed by
+        agent become lists of pairs, because agent ids need not be strings.
         """
         agents = [
             [
@@ -521,7 +526,7 @@ class MultiAgentEpisode(MultiAgentRecord):
             agent_to_module_mapping_fn: the mapping function for agents that enter later.
 
         Raises:
-            EpisodeError: the state has another version, or a field is missing or invalid.
+            EpisodeError: the version of the state is unknown, or a field is missing or invalid.
         """
         check_state(state, (STATE_VERSION,), {*PLAIN, *_STATE_TYPES}, _STATE_TYPES)
         episode = cls(agent_to_module_mapping_fn=agent_to_module_mapping_fn)
@@ -541,7 +546,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         return episode
 
     def __eq__(self, other: object) -> bool:
-        """Compare the records, ignoring the clock, the spaces and the mapping function."""
+        """Compare the records; the clock, the spaces and the mapping function are ignored."""
         if not isinstance(other, MultiAgentEpisode):
             return NotImplemented
         return all(same_value(getattr(self, name), getattr(other, name)) for name in _COMPARED)

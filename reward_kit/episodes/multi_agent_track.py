@@ -1,7 +1,7 @@
 """One agent's part of a multi-agent episode (`AgentTrack`), and access to all parts by environment step.
 
-An action *hangs* until its agent observes something. The action, its outputs and its rewards so far are stored here,
-because a step of a `SingleAgentEpisode` is an action with the observation that follows it.
+An action *hangs* until its agent observes something. The hanging action, its outputs and its rewards so far are stored
+here, because a step of a `SingleAgentEpisode` consists of an action and the observation that follows the action.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reward_kit.errors import EpisodeError, did_you_mean
 AgentID = Hashable
 Track = Literal["observations", "infos", "actions", "rewards", "extra_model_outputs"]
 ABSENT = object()
-"""The value that a getter returns for an agent without items at the requested positions."""
+"""The value that a getter returns for an agent that has no items at the requested positions."""
 _SEEN = ("observations", "infos")
 _NOWHERE = 2**62  # beyond the end of any episode, so a column returns its fill
 
@@ -44,7 +44,7 @@ class Move(NamedTuple):
 
 
 class TrackQuery(NamedTuple):
-    """The arguments of a getter: a track, a key of the outputs, and the handling of gaps and discrete values."""
+    """The arguments of a getter: a track, the key of an output, and the handling of gaps and discrete values."""
 
     what: Track
     key: str | None = None
@@ -56,10 +56,10 @@ class AgentTrack:
     """One agent's part of the episode.
 
     Attributes:
-        episode: the agent's steps, in its own time.
-        env_ts: the environment time of each of its observations, including those of the lookback.
+        episode: the agent's steps, in the agent's own time.
+        env_ts: the environment time of each of the agent's observations, including those of the lookback.
         action: the hanging action, if any.
-        outputs: the extra model outputs of that action.
+        outputs: the extra model outputs of the hanging action.
         reward: the sum of the agent's rewards since its last complete step; None if there were no rewards.
         rest: the complete step of the hanging action, if the episode is a slice that ends within that step.
     """
@@ -77,8 +77,9 @@ class AgentTrack:
     # Building
 
     def check(self, move: Move) -> None:
-        """Raise an EpisodeError if this agent's step is impossible; the message names the agent and what is
-        expected.
+        """Raise an EpisodeError if this agent's step is impossible.
+
+        The message names the agent and describes what is expected.
         """
         agent, acts, sees = self.episode.agent_id, move.action is not None, move.observation is not None
         if self.episode.is_done:
@@ -98,13 +99,13 @@ class AgentTrack:
             )
         if sees and not acts and not hangs and not (move.terminated or move.truncated):
             raise EpisodeError(
-                f"agent {agent!r} got an observation but has not acted on its last one; pass its action, or omit it "
-                "from the observations until it acts"
+                f"agent {agent!r} got an observation but has not acted on its last one; pass its action, or omit the "
+                "agent from the observations until it acts"
             )
         if (acts or hangs) and not sees and move.truncated and not move.terminated:
             raise EpisodeError(
-                f"agent {agent!r} acted and was truncated without a last observation; pass one, since it is "
-                "needed to estimate the value of the last state"
+                f"agent {agent!r} acted and was truncated without a last observation; pass the last observation, "
+                "which is needed to estimate the value of the last state"
             )
 
     def take(self, move: Move, env_t: int) -> None:
@@ -116,7 +117,7 @@ class AgentTrack:
             if move.observation is not None:
                 self._complete(move.observation, move.infos, move, env_t)
             elif move.terminated:
-                # The observation completes the step. Nothing after an agent's end affects training.
+                # The last observation is repeated to complete the step. Nothing after an agent's end affects training.
                 self._complete(self.episode.get_observations(-1), self.episode.get_infos(-1), move, env_t)
         elif move.terminated or move.truncated:
             self.reward = None
@@ -149,7 +150,7 @@ class AgentTrack:
     # Reading
 
     def positions(self, times: Any) -> Any:
-        """Return the positions of the environment steps `times` in the agent's columns, as an int or several ints."""
+        """Return the positions of the environment steps `times` in the agent's columns, as an int or multiple ints."""
         if isinstance(times, range):
             return range(bisect_left(self.env_ts, times.start), bisect_left(self.env_ts, times.stop))
         if isinstance(times, Sequence):
@@ -161,12 +162,12 @@ class AgentTrack:
         return position if position < len(self.env_ts) and self.env_ts[position] == time else _NOWHERE
 
     def count(self, what: Track) -> int:
-        """Return the number of items in a track, including lookback and hanging items."""
+        """Return the number of items in a track, including the lookback and hanging items."""
         hangs = self.action is not None or (what == "rewards" and self.reward is not None)
         return len(self.env_ts) if what in _SEEN else len(self.env_ts) - 1 + hangs
 
     def read(self, wanted: TrackQuery, positions: Any) -> Any:
-        """Return the items at `positions`, with gaps filled or omitted; `ABSENT` if no items remain."""
+        """Return the items at `positions`; gaps are filled or omitted. Return `ABSENT` if no items remain."""
         is_seen = wanted.what == "observations" and type(positions) is int and 0 <= positions < len(self.env_ts)
         if is_seen and not wanted.one_hot_discrete:  # read by environment runners in every step
             return self.episode.get_observations(positions - self.episode.lookback, neg_index_as_lookback=True)
@@ -200,7 +201,7 @@ class AgentTrack:
         return list({**self.episode.extra_model_outputs, **(self.outputs or {})})
 
     def _items(self, wanted: TrackQuery, get: Callable[..., Any], hanging: Any, positions: Any) -> Any:
-        """Return the items at `positions` of a column followed by the hanging item."""
+        """Return the items at `positions` of a column to which the hanging item is appended."""
         size = len(self.env_ts) if wanted.what in _SEEN else len(self.env_ts) - 1
         if isinstance(positions, Sequence) and size in positions:
             items = [self._items(wanted, get, hanging, position) for position in positions]
@@ -221,19 +222,19 @@ class AgentTrack:
     # Chunks
 
     def window(self, first: int, start: int, stop: int, *, is_start: bool) -> AgentTrack | None:
-        """Return the agent's part of the environment steps `start:stop`, with a lookback that begins at `first`.
+        """Return the agent's part of the environment steps `start:stop`; its lookback begins at `first`.
 
-        An action before `stop` hangs if its observation follows later. Its reward is then that of the complete step,
-        because partial rewards are not recorded.
+        An action before `stop` hangs if its observation follows later. Its reward is then the reward of the complete
+        step, because partial rewards are not recorded.
 
         Args:
             first: the environment time of the first observations in the lookback.
             start: the environment time of the first observations after the lookback.
             stop: the environment time of the last observations.
-            is_start: True if this chunk also begins at `start`, so that both lookbacks end there.
+            is_start: True if this chunk also begins at `start`, in which case both lookbacks end there.
 
         Returns:
-            A new track; None if the agent has no observation there from which to continue.
+            A new track; None if the agent has no observation in these steps from which to continue.
         """
         low, high = bisect_left(self.env_ts, first), bisect_left(self.env_ts, stop + 1)
         is_end = high == len(self.env_ts)
@@ -253,11 +254,12 @@ class AgentTrack:
         return track
 
     def _part(self, low: int, begin: int, end: int) -> SingleAgentEpisode:
-        """Return the chunk between two observation positions, with a lookback that begins at `low`."""
+        """Return the chunk between two observation positions; its lookback begins at `low`."""
         episode, lookback = self.episode, self.episode.lookback
         if begin >= lookback:
             return episode.slice(slice(begin - lookback, end - lookback), len_lookback_buffer=begin - low)
-        # It begins in the lookback, unlike any slice of an episode; the conversation and the tokens are unknown there.
+        # Unlike any slice of an episode, the part begins in the lookback, for which the conversation and the tokens are
+        # unknown.
         steps, seen = slice(low - lookback, end - lookback), slice(low - lookback, end + 1 - lookback)
         outputs = episode.extra_model_outputs.items()
         part = SingleAgentEpisode(
@@ -278,8 +280,9 @@ class AgentTrack:
         return part.to_numpy() if episode.is_numpy else part
 
     def check_follower(self, other: AgentTrack) -> None:
-        """Raise an EpisodeError unless the other track continues this one; the message names the agent and both
-        times.
+        """Raise an EpisodeError unless the other track continues this one.
+
+        The message names the agent and both times.
         """
         mine, theirs = self.episode, other.episode
         if mine.is_done:
@@ -295,7 +298,8 @@ class AgentTrack:
             )
         if not same_value(ends.get_observations(-1), theirs.get_observations(0)):
             raise EpisodeError(
-                f"agent {mine.agent_id!r}: its last observation in the first chunk is not its first in the second"
+                f"agent {mine.agent_id!r}: the last observation in the first chunk differs from the first observation "
+                "in the second"
             )
 
     def _rest_before(self, other: AgentTrack) -> SingleAgentEpisode | None:
@@ -303,7 +307,7 @@ class AgentTrack:
         return self.rest if other.episode.t_started == self.episode.t + 1 else None
 
     def concat(self, other: AgentTrack) -> None:
-        """Append the steps of a track accepted by `check_follower`."""
+        """Append the steps of a track that `check_follower` accepted."""
         if self.episode.is_done:
             return
         begin = other.episode.lookback
@@ -315,7 +319,7 @@ class AgentTrack:
         self.env_ts.extend(other.env_ts[begin + 1 :])
         self.hang(other.action, other.outputs, other.reward, other.rest)
 
-    # As a record
+    # Validation and comparison
 
     def validate(self, first: int, start: int, env_t: int) -> None:
         """Raise an EpisodeError unless the episode is valid and every observation has an environment time."""
@@ -323,7 +327,7 @@ class AgentTrack:
         times, agent = self.env_ts, self.episode.agent_id
         if len(times) != len(self.episode.observations.data):
             raise EpisodeError(
-                f"agent {agent!r}: {len(self.episode.observations.data)} observations, {len(times)} times"
+                f"agent {agent!r}: {len(self.episode.observations.data)} observations but {len(times)} times"
             )
         if any(a >= b for a, b in pairwise(times)) or times[0] < first or times[-1] > env_t:
             raise EpisodeError(f"agent {agent!r}: the times {times!r:.200} do not ascend from {first} to {env_t}")
@@ -346,7 +350,7 @@ class AgentTrack:
 
 
 def _positions(wanted: TrackQuery, indices: Indices, neg_index_as_lookback: bool, size: int, lookback: int) -> Any:
-    """Return the positions of indices among `size` items, as an int, a list, or a range if they are contiguous."""
+    """Return the positions of indices among `size` items: an int, a list, or a range if they are contiguous."""
     filled = wanted.fill is not None
     positions = resolve_positions(size, lookback, indices, neg_index_as_lookback, filled)
     return list(positions) if isinstance(positions, range) and (filled or positions.step != 1) else positions
@@ -363,7 +367,7 @@ ALL = "__all__"
 
 
 class MultiAgentRecord(EpisodeStatus):
-    """The parts of several agents, and the environment time they share.
+    """The parts of multiple agents, and the environment time that the agents share.
 
     Attributes:
         id_: the unique id of the episode.
@@ -396,11 +400,11 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def agent_ids(self) -> set[Any]:
-        """The agents with at least one observation."""
+        """The agents that have at least one observation."""
         return set(self._tracks)
 
     def knows(self, agent_id: Any) -> bool:
-        """Return True if an agent is in this or another chunk, or has a reward or a space."""
+        """Return True if an agent is in this chunk or another one, or has a reward or a space."""
         known = (self._tracks, self._modules, self._rewards_begin, self.observation_space, self.action_space)
         return any(agent_id in ids for ids in known)
 
@@ -421,7 +425,7 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def env_t_to_agent_t(self) -> dict[Any, InfiniteLookbackBuffer[Any]]:
-        """Each agent's own time at each environment time; "S" (skipped) if it observed nothing."""
+        """Each agent's own time at each environment time; "S" (skipped) if the agent observed nothing."""
         maps: dict[Any, InfiniteLookbackBuffer[Any]] = {}
         for agent, track in self._tracks.items():
             first_t = track.episode.t_started - track.episode.lookback
@@ -433,7 +437,7 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def hanging_actions(self) -> dict[Any, Any]:
-        """The actions of agents that have not observed the results yet."""
+        """The actions of agents that have not yet observed the results."""
         return {agent: track.action for agent, track in self._tracks.items() if track.action is not None}
 
     @property
@@ -448,7 +452,7 @@ class MultiAgentRecord(EpisodeStatus):
 
     @property
     def hanging_rewards_begin(self) -> dict[Any, float]:
-        """The rewards of agents before their first observation, which were not earned by any of their actions."""
+        """The rewards that agents got before their first observation, and thus before their first action."""
         return dict(self._rewards_begin)
 
     @property
@@ -472,11 +476,11 @@ class MultiAgentRecord(EpisodeStatus):
         return f"{type(self).__name__}({self.id_!r}, {self.size()}, returns {returns})"
 
     def get_terminateds(self) -> dict[Any, bool]:
-        """Return for each agent whether its task ended; `__all__` stands for the episode."""
+        """Return a flag for each agent that is True if its task ended; `__all__` stands for the episode."""
         return {**{a: t.episode.is_terminated for a, t in self._tracks.items()}, ALL: self.is_terminated}
 
     def get_truncateds(self) -> dict[Any, bool]:
-        """Return for each agent whether it was cut off; `__all__` stands for the episode."""
+        """Return a flag for each agent that is True if it was cut off; `__all__` stands for the episode."""
         return {**{a: t.episode.is_truncated for a, t in self._tracks.items()}, ALL: self.is_truncated}
 
     def get_agents_that_stepped(self) -> set[Any]:
@@ -488,8 +492,9 @@ class MultiAgentRecord(EpisodeStatus):
         return {agent for agent in self.get_agents_that_stepped() if not self._tracks[agent].episode.is_done}
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
-        """Return the undiscounted sum of all agents' rewards after the lookback; hanging rewards are added on
-        request.
+        """Return the undiscounted sum of all agents' rewards after the lookback.
+
+        Hanging rewards are added if `include_hanging_rewards` is true.
         """
         total = sum(track.episode.get_return() for track in self._tracks.values())
         if include_hanging_rewards:
@@ -497,7 +502,7 @@ class MultiAgentRecord(EpisodeStatus):
         return float(total)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return every field, with the clock stopped, since another process may continue the episode."""
+        """Return every field. The clock is stopped, since another process may continue the episode."""
         return {**self.__dict__, "_earlier_s": self.get_duration_s(), "_start_time": None, "_last_step_time": None}
 
     def timeline(self) -> str:
@@ -529,11 +534,11 @@ class MultiAgentRecord(EpisodeStatus):
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        """Return observations by agent; an agent without any at `indices` is omitted unless `fill` is passed.
+        """Return observations by agent; an agent that has none at `indices` is omitted unless `fill` is passed.
 
         Args:
-            indices: an int, a slice or ints; None for all after the lookback.
-            agent_ids: one agent or several; None for all.
+            indices: an int, a slice or ints; None for all observations after the lookback.
+            agent_ids: one or more agents; None for all.
             env_steps: True if `indices` count environment steps, False if they count each agent's own steps.
             neg_index_as_lookback: True if -1 is the item just before index 0.
             fill: the value that replaces missing items.
@@ -542,7 +547,7 @@ class MultiAgentRecord(EpisodeStatus):
 
         Raises:
             IndexError: an index is out of range and there is no `fill`.
-            EpisodeError: `return_list` is combined with the agents' own steps, which differ between agents.
+            EpisodeError: `return_list` is combined with `env_steps=False`, for which agents have no common steps.
         """
         wanted = TrackQuery("observations", None, fill, one_hot_discrete)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
@@ -557,7 +562,7 @@ class MultiAgentRecord(EpisodeStatus):
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Return infos by agent; arguments as in `get_observations`."""
+        """Return infos by agent; see `get_observations` for the arguments."""
         wanted = TrackQuery("infos", None, fill)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -572,7 +577,7 @@ class MultiAgentRecord(EpisodeStatus):
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        """Return actions by agent, including hanging ones, each at the step of the observation to which it responds."""
+        """Return actions by agent, including hanging ones; each is at the step of the observation it responds to."""
         wanted = TrackQuery("actions", None, fill, one_hot_discrete)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -586,7 +591,7 @@ class MultiAgentRecord(EpisodeStatus):
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Return rewards by agent, including hanging ones, each at the step of its action."""
+        """Return rewards by agent, including hanging ones; each is at the step of its action."""
         wanted = TrackQuery("rewards", None, fill)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -601,7 +606,7 @@ class MultiAgentRecord(EpisodeStatus):
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Return one extra model output by agent, including hanging ones, or a dict of all outputs.
+        """Return one extra model output, or a dict of all outputs, by agent; hanging outputs are included.
 
         Raises:
             KeyError: no agent has this key.
@@ -621,26 +626,29 @@ class MultiAgentRecord(EpisodeStatus):
 
         Raises:
             KeyError: an agent is not in this episode.
-            IndexError: the number of new items differs.
+            IndexError: the number of new items differs from the number of indices.
         """
         self._set("set_observations", new_data, at_indices, neg_index_as_lookback)
 
     def set_actions(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace actions like `set_observations`; hanging actions remain unchanged."""
+        """Replace actions in the same way as `set_observations`; hanging actions remain unchanged."""
         self._set("set_actions", new_data, at_indices, neg_index_as_lookback)
 
     def set_rewards(
         self, *, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace rewards like `set_observations`; hanging rewards remain unchanged."""
+        """Replace rewards in the same way as `set_observations`; hanging rewards remain unchanged."""
         self._set("set_rewards", new_data, at_indices, neg_index_as_lookback)
 
     def set_extra_model_outputs(
         self, *, key: str, new_data: Mapping[Any, Any], at_indices: Any = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace items of one extra model output like `set_observations`; hanging outputs remain unchanged."""
+        """Replace items of one extra model output in the same way as `set_observations`.
+
+        Hanging outputs remain unchanged.
+        """
         self._set("set_extra_model_outputs", new_data, at_indices, neg_index_as_lookback, key=key)
 
     def _set(self, method: str, new_data: Mapping[Any, Any], at_indices: Any, neg: bool, **options: Any) -> None:
@@ -669,13 +677,13 @@ class MultiAgentRecord(EpisodeStatus):
             is_one = isinstance(agent_ids, Hashable) and (isinstance(agent_ids, str) or agent_ids in self._tracks)
             chosen = set(agent_ids) if not is_one and isinstance(agent_ids, Iterable) else {agent_ids}
             # As in RLlib, unknown agents are omitted: an agent may enter at any step, and readers request all agents
-            # that they know.
+            # they know of.
             tracks = [(agent, track) for agent, track in tracks if agent in chosen]
         if not env_steps:
             if return_list:
                 raise EpisodeError(
-                    f"get_{wanted.what}: a list of dicts has one dict per environment step; remove return_list=True or "
-                    "env_steps=False"
+                    f"get_{wanted.what}: return_list=True returns one dict per environment step and cannot be combined "
+                    "with env_steps=False; remove one of them"
                 )
             values = {}
             for agent, track in tracks:
@@ -685,7 +693,7 @@ class MultiAgentRecord(EpisodeStatus):
                 lookback = track.episode.lookback
                 values[agent] = track.read(wanted, _positions(wanted, indices, neg, size, lookback))
             return {agent: value for agent, value in values.items() if value is not ABSENT}
-        # Environment times, as one time, a list, or a range if they are contiguous.
+        # Environment times: a single time, a list, or a range if the times are contiguous.
         end = self.env_t + 1 if wanted.what in _SEEN else self.env_t
         times = _positions(wanted, indices, neg, end - self._first, self._lookback)
         if isinstance(times, range):

@@ -1,8 +1,8 @@
 """Records of `episodes.jsonl`: conversion of an episode to a line and back.
 
 The format is simple enough for `jq`: the conversation is stored once, and the steps refer to it. An observation that
-repeats a message of the conversation is omitted. Times are stored only under `timing`, so that the records of two runs
-with the same seed differ only there.
+repeats a message of the conversation is omitted. Times are stored only under `timing`, so the records of two runs with
+the same seed differ only in that field.
 """
 
 from __future__ import annotations
@@ -57,16 +57,19 @@ IDENTITY, START_AND_END, SAMPLE = (tuple(kind.__annotations__) for kind in (Iden
 
 
 def get_facts(episode: SingleAgentEpisode) -> EpisodeFacts:
-    """Return the episode's `custom_data`. A manually built episode may lack these keys, so read them with `get`."""
+    """Return the episode's `custom_data`.
+
+    An episode that was built manually may lack keys, so use `get` to read them.
+    """
     return cast("EpisodeFacts", episode.custom_data)
 
 
 def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the episode as a JSON object, from which `episode_from_record` restores it.
+    """Return the episode as a JSON object, which `episode_from_record` converts back.
 
     Args:
         episode: the episode.
-        final_state: replaces the episode's final state if its payload is stored elsewhere.
+        final_state: a value that replaces the episode's final state, if the payload of that state is stored elsewhere.
     """
     custom_data = {**episode.custom_data, **({"final_state": dict(final_state)} if final_state else {})}
     facts = {key: to_json_value(value) for key, value in custom_data.items()}
@@ -87,7 +90,7 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
 
 
 def get_attempt(record: Mapping[str, Any]) -> int:
-    """Return the attempt number of an episode or score line; only the latest attempt counts."""
+    """Return the attempt number of a line for an episode or score; only the latest attempt counts."""
     return record.get("attempt") or 0
 
 
@@ -115,7 +118,7 @@ def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 
 
 def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
-    """Return the observation, unless it is the text of the message before the t-th action."""
+    """Return a dict with the observation; empty if it is the text of the message before the t-th action."""
     observation = episode.get_observations(t)
     if isinstance(observation, str) and observation == preceding_text(episode.messages, episode.assistant_turns, t):
         return {}
@@ -123,7 +126,10 @@ def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 
 
 def preceding_text(messages: list[Message], turns: Any, t: int) -> str | None:
-    """Return the text of the message before the t-th action, or of the last message; None if it has no text."""
+    """Return the text of the message before the t-th action, or of the last message if there is no t-th action.
+
+    Return None if that message has no text.
+    """
     position = (turns[t] if t < len(turns) else len(messages)) - 1
     content = messages[position].content if 0 <= position < len(messages) else None
     return content if isinstance(content, str) else None
@@ -133,11 +139,13 @@ def episode_from_record(record: Mapping[str, Any]) -> SingleAgentEpisode:
     """Restore an episode from the result of `episode_to_record`.
 
     Raises:
-        EpisodeError: the record has another version or lacks a field.
+        EpisodeError: the version of the record is unknown, or a field is missing.
     """
     if record.get("schema_version") != SCHEMA_VERSION:
         version = record.get("schema_version")
-        raise EpisodeError(f"episode record of version {version!r}; this release reads version {SCHEMA_VERSION}")
+        raise EpisodeError(
+            f"the episode record has version {version!r}, but this release reads only version {SCHEMA_VERSION}"
+        )
     try:
         return _read(record)
     except KeyError as error:
@@ -187,12 +195,13 @@ class LatestAttempts(Generic[T]):
         self._known: dict[str, tuple[int, T]] = {}
 
     def is_outdated(self, rollout_id: str, attempt: int) -> bool:
-        """Return True if a later attempt is known, so that a line of this attempt does not count."""
+        """Return True if a later attempt is known, in which case a line of this attempt does not count."""
         return rollout_id in self._known and self._known[rollout_id][0] > attempt
 
     def put(self, rollout_id: str, attempt: int, value: T) -> None:
-        """Store the value of a line unless a later attempt is known; of two lines for one attempt, the second
-        counts.
+        """Store the value of a line unless a later attempt is known.
+
+        If two lines are from the same attempt, the second counts.
         """
         if self.is_outdated(rollout_id, attempt):
             self.earlier += 1
@@ -201,11 +210,11 @@ class LatestAttempts(Generic[T]):
         self._known[rollout_id] = attempt, value
 
     def attempt(self, rollout_id: str) -> int | None:
-        """Return the latest attempt of an episode; None if no line of it was added."""
+        """Return the latest attempt of an episode; None if no line of the episode was added."""
         return self._known[rollout_id][0] if rollout_id in self._known else None
 
     def items(self) -> dict[str, T]:
-        """Return the value of each episode by `rollout_id`, in the order of the lines that count."""
+        """Return the value of each episode, keyed by `rollout_id`, in the order of the lines that count."""
         return {rollout_id: value for rollout_id, (_, value) in self._known.items()}
 
     def values(self) -> list[T]:

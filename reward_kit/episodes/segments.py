@@ -1,9 +1,9 @@
-"""The tokens of one episode, exactly as the model read and sampled them; text is never tokenized again.
+"""The tokens of one episode, exactly as the model read and sampled them. Text is never tokenized again.
 
 Each turn consists of the whole prompt that the model read and the tokens that it sampled. If the prompt extends the
-stored sequence, only the new part is stored, so that the stored ids `p a1 o1 a2 o2 … aN` concatenate to the model's
-input. Otherwise the context was rewritten (stripped reasoning, truncation), and a new segment begins, with the reason.
-Each segment is a training row.
+stored sequence, only the new part is stored, so the stored ids `p a1 o1 a2 o2 … aN` concatenate to the model's input.
+Otherwise the context was rewritten (stripped reasoning, truncation): a new segment begins, and the reason for the
+rewrite is recorded. Each segment is a training row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ActionSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A contiguous sequence of tokens: its `start` in the flat ids, and the reason why it began."""
+    """A contiguous sequence of tokens: its start in the flat ids, and the reason why the segment began."""
 
     start: int
     prompt_length: int
@@ -53,8 +53,9 @@ class Turn(NamedTuple):
         token_ids: (N,) the sampled ids.
         logprobs: (N,) log-probabilities under the sampling distribution; None if unknown.
         policy_version: the version of the weights that sampled the tokens; None if unknown.
-        segment_reason: the reason why the context was rewritten before this turn; None if it was not.
-        allowed_ids: (N,) the ids allowed at each token, None for any; None if no token was restricted.
+        segment_reason: the reason why the context was rewritten before this turn; None if it was not rewritten.
+        allowed_ids: (N,) for each token, the ids that were allowed, or None if any id was; None if no token was
+            restricted.
     """
 
     prompt_ids: npt.NDArray[np.int64]
@@ -71,10 +72,10 @@ class TokenRow(NamedTuple):
     Attributes:
         prompt_ids: (P,) the tokens before the first action.
         completion_ids: (C,) `a1 o1 a2 o2 … aN`.
-        action_mask: (C,) 1 for sampled tokens, else 0.
+        action_mask: (C,) 1 for sampled tokens, otherwise 0.
         logprobs: (C,) log-probabilities under the sampling distribution; 0.0 if `action_mask` is 0.
         steps: (C,) the step of each action token; -1 if `action_mask` is 0.
-        policy_versions: (C,) the version that sampled each token; -1 if unknown or `action_mask` is 0.
+        policy_versions: (C,) the version of the weights that sampled each token; -1 if unknown or `action_mask` is 0.
     """
 
     prompt_ids: npt.NDArray[np.int64]
@@ -125,20 +126,22 @@ class EpisodeTokens:
             step: the action's index in its episode.
             prompt_ids: (P,) the whole prompt that the model read.
             token_ids: (N,) the sampled ids.
-            logprobs: (N,) log-probabilities under the sampling distribution; None if unknown, stored as NaN.
+            logprobs: (N,) log-probabilities under the sampling distribution; None if unknown, in which case NaN is
+                stored.
             policy_version: the version of the weights that sampled the tokens.
             reason: the reason why the context was rewritten, used if `prompt_ids` does not extend the stored ids.
-            allowed_ids: (N,) the ids allowed at each token, None for any; None if no token was restricted.
+            allowed_ids: (N,) for each token, the ids that were allowed, or None if any id was; None if no token was
+                restricted.
 
         Raises:
-            EpisodeError: the numbers of ids and log-probabilities differ, the steps do not ascend, or a sampled token
-                was not allowed.
+            EpisodeError: the numbers of ids and log-probabilities differ, the steps are not in ascending order, or a
+                sampled token was not allowed.
         """
         if logprobs is not None and len(logprobs) != len(token_ids):
             raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(logprobs)} log-probabilities")
         if self.spans and step <= self.spans[-1].step:
             raise EpisodeError(f"step {step} must be greater than the last step {self.spans[-1].step}")
-        # Convert the arguments first, so that an invalid value changes nothing.
+        # Convert the arguments first so that an invalid value changes nothing.
         prompt, sampled = array("i", prompt_ids), array("i", token_ids)
         known = array("d", logprobs if logprobs is not None else [float("nan")] * len(sampled))
         sets = check_allowed_ids(allowed_ids, sampled, step) if allowed_ids is not None else None
@@ -161,7 +164,7 @@ class EpisodeTokens:
         self.spans.append(ActionSpan(step, len(self.segments) - 1, start, len(self.ids), policy_version))
 
     def turns(self) -> dict[int, Turn]:
-        """Return the prompt and sampled tokens of each action, by step; the arrays are views of one copy."""
+        """Return the prompt and the sampled tokens of each action, keyed by step; the arrays are views of one copy."""
         ids, logprobs = np.array(self.ids, dtype=np.int64), np.array(self.logprobs, dtype=np.float64)
         turns, before = {}, 0
         sets, positions, which = [ids.tolist() for ids in self.allowed.sets], self.allowed.places, self.allowed.which
@@ -200,8 +203,9 @@ class EpisodeTokens:
             yield TokenRow(ids[segment.start : first], ids[part], mask, logprobs[part], steps[part], versions[part])
 
     def part(self, start: int, stop: int | None) -> EpisodeTokens:
-        """Return the tokens up to the end of step `stop - 1`, or all tokens; those before step `start` become
-        context.
+        """Return the tokens up to the end of step `stop - 1`, or all tokens if `stop` is None.
+
+        Tokens before step `start` become context.
         """
         before = [span for span in self.spans if stop is None or span.step < stop]
         end = len(self.ids) if stop is None else max((span.stop for span in before), default=0)
@@ -223,28 +227,29 @@ class EpisodeTokens:
         return tokens
 
     def continued(self, other: EpisodeTokens, steps: int) -> EpisodeTokens:
-        """Return these tokens extended by those of `other`, a later part whose step 0 becomes step `steps`.
+        """Return these tokens followed by the tokens of `other`, a later part whose step 0 becomes step `steps`.
 
         Raises:
             EpisodeError: `other` does not begin with these tokens.
         """
         known = len(self.ids)
         if other.ids[:known] != self.ids:
-            raise EpisodeError("the tokens of a chunk do not begin with those of the chunk before it")
+            raise EpisodeError("the tokens of a chunk do not begin with the tokens of the preceding chunk")
         tokens = EpisodeTokens()
         tokens.ids, tokens.logprobs = other.ids[:], self.logprobs + other.logprobs[known:]
         tokens.allowed = self.allowed.kept(0, known)
         tokens.allowed.extend(other.allowed, known, len(other.ids))
         tokens.spans = [*self.spans, *(span._replace(step=span.step + steps) for span in other.spans)]
-        # For a shared segment, the earlier part has the shorter prompt.
+        # If both parts contain a segment, the earlier part has the shorter prompt.
         shared = zip(self.segments, other.segments, strict=False)
         tokens.segments = [a if a.prompt_length < b.prompt_length else b for a, b in shared]
         tokens.segments += other.segments[len(tokens.segments) :]
         return tokens
 
     def get_state(self) -> dict[str, Any]:
-        """Return a JSON-safe form. Unknown log-probabilities become None; those of tokens that were not sampled are
-        omitted.
+        """Return a JSON-safe form.
+
+        Unknown log-probabilities become None, and log-probabilities of tokens that were not sampled are omitted.
         """
         logprobs = [
             [None if value != value else to_json_value(value) for value in self.logprobs[span.start : span.stop]]

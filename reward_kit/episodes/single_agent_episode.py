@@ -1,8 +1,8 @@
 """`SingleAgentEpisode`, the record of one episode of one policy.
 
-The names and the index rules match RLlib's class on its new API stack, so that a program written for RLlib runs after
-changing the import. In addition to RLlib's five tracks, an episode stores the data of a language-model agent: the
-conversation (`messages`, with the position of each action's message in `assistant_turns`) and the exact tokens
+The names and the index rules match those of the class in RLlib's new API stack, so a program written for RLlib runs
+after its import is changed. In addition to RLlib's five tracks, an episode stores the data of a language-model agent:
+the conversation (`messages`, and in `assistant_turns` the position of each action's message) and the exact tokens
 (`tokens`). `StepData`, histories, token rows and reports are views of the episode.
 
 An episode of T steps has T + 1 observations and infos, and T actions, rewards and extra model outputs.
@@ -23,27 +23,27 @@ from reward_kit.models import Message
 
 
 class SingleAgentEpisode(EpisodeData):
-    """An episode, or a chunk of one.
+    """An episode, or a chunk of an episode.
 
     Args:
         id_: the unique id; random by default.
         observations: T + 1 items, or no items yet.
-        observation_space: the space of observations: any object with the attributes of Gymnasium's spaces.
+        observation_space: the space of observations: any object that has the attributes of Gymnasium's spaces.
         infos: one dict per observation; empty dicts by default.
         actions: T items.
         action_space: the space of actions.
         rewards: T numbers.
         extra_model_outputs: T items per key.
-        terminated: True if the task ended, so that the value of the future is 0.
-        truncated: True if the episode was cut off, so that the future would have had a value.
+        terminated: True if the task ended, so the value of the future is 0.
+        truncated: True if the episode was cut off, so the future would have had a value.
         t_started: the environment time of the first observation after the lookback.
-        len_lookback_buffer: how many of the passed steps form the lookback; "auto" means all of them.
+        len_lookback_buffer: how many of the given steps form the lookback; "auto" means all of them.
         agent_id: the agent, in a multi-agent episode.
         module_id: the policy that acts for the agent.
         multi_agent_episode_id: the id of the multi-agent episode that contains this one.
 
     Raises:
-        EpisodeError: the tracks have inconsistent lengths.
+        EpisodeError: the lengths of the tracks are inconsistent.
     """
 
     __slots__ = ()
@@ -83,17 +83,16 @@ class SingleAgentEpisode(EpisodeData):
         Args:
             observation: the environment's observation after the action.
             action: the policy's action.
-            reward: the environment's reward; None if it returned none, which `environment_rewards` distinguishes from
-                0.0.
-            infos: facts about this step.
+            reward: the environment's reward; None if the environment returned none, which `environment_rewards`
+                distinguishes from 0.0.
+            infos: additional information about this step.
             terminated: True if the task ended with this step.
             truncated: True if the episode was cut off after this step.
-            extra_model_outputs: additional outputs of the policy; a key that is missing in some steps counts as None
-                there.
+            extra_model_outputs: additional outputs of the policy. In steps where a key is missing, its value is None.
 
         Raises:
             EpisodeError: the episode has not begun or is over, or the reward, the infos or the outputs are invalid. The
-                episode is then unchanged.
+                episode is then left unchanged.
         """
         if self.is_numpy or self.is_terminated or self.is_truncated or not self._observations:
             if not self.is_reset:
@@ -136,11 +135,11 @@ class SingleAgentEpisode(EpisodeData):
         return f"episode {self.id_}, step {len(self)}"
 
     def add_messages(self, messages: Iterable[Message]) -> None:
-        """Append messages that the policy did not write to the conversation."""
+        """Append to the conversation messages that the policy did not write."""
         self.messages.extend(messages)
 
     def add_assistant_message(self, message: Message) -> None:
-        """Append the message of the current action; each action has exactly one message."""
+        """Append the message of the current action. Each action has exactly one message."""
         self.assistant_turns.append(len(self.messages))
         self.messages.append(message)
 
@@ -157,10 +156,11 @@ class SingleAgentEpisode(EpisodeData):
         """Return observations by int, slice or list of ints.
 
         Args:
-            indices: the indices; None for all after the lookback.
-            neg_index_as_lookback: True if -1 is the item just before index 0, not the last item.
-            fill: the value that replaces items out of range; if there is a space, an item of the space filled with it.
-            one_hot_discrete: whether to return discrete parts as one-hot vectors; requires the space.
+            indices: the indices; None for all observations after the lookback.
+            neg_index_as_lookback: True if -1 is the item just before index 0 instead of the last item.
+            fill: the value that replaces items out of range. If there is a space, they are replaced by an item of the
+                space in which every number is `fill`.
+            one_hot_discrete: whether to return discrete parts as one-hot vectors, which requires the space.
 
         Raises:
             IndexError: an index is out of range and there is no `fill`.
@@ -186,7 +186,7 @@ class SingleAgentEpisode(EpisodeData):
         return read(self._rewards, self._lookback, indices, neg_index_as_lookback, fill)
 
     def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return infos by int, slice or list of ints. These are the original dicts, which may be modified."""
+        """Return infos by int, slice or list of ints. The dicts are not copies and may be modified."""
         infos, lookback = self._infos, self._lookback
         if type(indices) is int and 0 <= indices < len(infos) - lookback:  # read several times in every step
             if (info := infos[lookback + indices]) is None:
@@ -215,7 +215,7 @@ class SingleAgentEpisode(EpisodeData):
         return float(np.sum(rewards) if isinstance(rewards, np.ndarray) else sum(rewards))
 
     def environment_rewards(self) -> list[float | None]:
-        """Return (T,) the environment's rewards; None for a missing reward, which `get_rewards` returns as 0.0."""
+        """Return (T,) the environment's rewards. A missing reward is None here but 0.0 in `get_rewards`."""
         infos = self._infos[self._lookback + 1 :]
         return [
             None if info and info.get(REWARD, reward) is None else float(reward)
@@ -223,7 +223,7 @@ class SingleAgentEpisode(EpisodeData):
         ]
 
     def turn_end(self, t: int) -> int:
-        """Return the position in `messages` after all messages that follow the t-th action."""
+        """Return the position in `messages` after the last message that follows the t-th action."""
         return self.assistant_turns[t + 1] if t + 1 < len(self.assistant_turns) else len(self.messages)
 
     def answers_to(self, t: int) -> list[Message]:
@@ -235,10 +235,10 @@ class SingleAgentEpisode(EpisodeData):
     def set_observations(
         self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace the observations at an int, a slice or a list of ints, or all.
+        """Replace the observations at an int, a slice or a list of ints, or all observations.
 
         Raises:
-            IndexError: an index is out of range, or the number of new items differs.
+            IndexError: an index is out of range, or the number of new items differs from the number of indices.
         """
         data = write(self._observations, self._lookback, new_data, at_indices, neg_index_as_lookback)
         self._observations = data
@@ -254,14 +254,14 @@ class SingleAgentEpisode(EpisodeData):
     def set_extra_model_outputs(
         self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Replace items of one extra model output like `set_observations`; raise a KeyError for an unknown key."""
+        """Replace items of one extra model output; see `set_observations`. Raise a KeyError for an unknown key."""
         self._output(key).set(new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
     # State
 
     @property
     def is_reset(self) -> bool:
-        """True if the first observation was added."""
+        """True if the first observation has been added."""
         return len(self._observations) > 0
 
     @property
@@ -270,7 +270,7 @@ class SingleAgentEpisode(EpisodeData):
         return self.is_numpy
 
     def agent_steps(self) -> int:
-        """Return `env_steps`, since the agent acts in every step."""
+        """Return the number of environment steps, since the agent acts in every step."""
         return len(self)
 
     def __repr__(self) -> str:

@@ -1,8 +1,9 @@
 """Compact storage of completed tracks: arrays for numbers, flat blobs for text and tokens, one column per dict field.
 
-NumPy makes every row of a text column as wide as the longest text, and cannot store dicts with varying keys. Here, rows
-of text and tokens are concatenated with offsets, and dicts become one column per field. Dicts with different sets of
-keys become several such groups of columns. Values that an array cannot represent exactly stay in a list.
+NumPy makes every row of a text column as wide as the longest string, and cannot store dicts with varying keys. Here,
+rows of text and tokens are concatenated and their offsets are stored, and dicts become one column per field. Dicts with
+different sets of keys become multiple such groups of columns. Values that an array cannot represent exactly stay in a
+list.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _MOST_CODES = 256
 
 
 class RaggedText:
-    """Texts of different lengths in one blob: a str if all are ASCII, else UTF-8 that preserves lone surrogates."""
+    """Strings of different lengths in one blob: a str if all are ASCII, else UTF-8 that preserves lone surrogates."""
 
     __slots__ = ("blob", "offsets")
 
@@ -62,11 +63,11 @@ class RaggedText:
         return _text_of, (self.blob[first:last], self.offsets - self.offsets[0])
 
     def items(self, start: int, stop: int) -> list[str]:
-        """Return the texts from `start` to `stop`."""
+        """Return the strings from `start` to `stop`."""
         return self._between(pairwise(self.offsets[start : stop + 1].tolist()))
 
     def items_at(self, rows: Any) -> list[str]:
-        """Return the texts at an array of ints."""
+        """Return the strings at an array of ints."""
         return self._between(zip(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist(), strict=True))
 
     def _between(self, bounds: Iterable[tuple[int, int]]) -> list[str]:
@@ -87,8 +88,9 @@ def _text_of(blob: str | bytes, offsets: npt.NDArray[Any]) -> RaggedText:
 
 
 class CategoricalText:
-    """Texts with many repeats, such as roles and tool names: each distinct text is stored once, and each row as one
-    byte.
+    """Strings that repeat often, such as roles and tool names.
+
+    Each distinct string is stored once, and each row takes one byte.
     """
 
     __slots__ = ("codes", "values")
@@ -109,22 +111,22 @@ class CategoricalText:
         return self.values[self.codes[normalize_index(index, len(self.codes))]]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Store only the texts used in this part.
+        # Store only the strings that are used in this part.
         used = sorted(set(self.codes))
         codes = self.codes.translate(bytes(used.index(code) if code in used else 0 for code in range(_MOST_CODES)))
         return CategoricalText, ([self.values[code] for code in used], codes)
 
     def items(self, start: int, stop: int) -> list[str]:
-        """Return the texts from `start` to `stop`."""
+        """Return the strings from `start` to `stop`."""
         return [*map(self.values.__getitem__, self.codes[start:stop])]
 
     def part(self, start: int, stop: int) -> CategoricalText:
-        """Return the rows from `start` to `stop`, sharing the texts."""
+        """Return the rows from `start` to `stop`, sharing the strings."""
         return CategoricalText(self.values, self.codes[start:stop])
 
 
 def compact_texts(texts: list[str]) -> RaggedText | CategoricalText:
-    """Return the storage for a column of texts, which is `CategoricalText` if a sample contains few distinct texts."""
+    """Return the storage for a column of strings: `CategoricalText` if a sample contains few distinct strings."""
     rows = len(texts)
     if texts[-1] == texts[0] and texts.count(texts[0]) == rows:
         return CategoricalText(texts[:1], bytes(rows))
@@ -136,13 +138,13 @@ def compact_texts(texts: list[str]) -> RaggedText | CategoricalText:
 
 
 def row_offsets(rows: list[Any], total: int) -> npt.NDArray[Any]:
-    """Return the start of each row and the end of the last row, in the smallest sufficient integer type."""
+    """Return the start of each row and the end of the last row, in the smallest integer type that can hold them."""
     dtype = np.uint32 if total < 2**32 else np.int64
     if len(rows) < _SAMPLE:
         return np.fromiter(accumulate(map(len, rows), initial=0), dtype, len(rows) + 1)
     lengths: Any
     try:
-        # For a list of small ints, Python creates bytes ten times faster than NumPy creates an array.
+        # For a list of small ints, creating bytes in Python is ten times faster than creating an array in NumPy.
         lengths = np.frombuffer(bytearray([*map(len, rows)]), np.uint8)
     except ValueError:
         lengths = np.fromiter(map(len, rows), dtype, len(rows))
@@ -152,8 +154,9 @@ def row_offsets(rows: list[Any], total: int) -> npt.NDArray[Any]:
 
 
 def normalize_index(index: int, length: int) -> int:
-    """Return the position for an index, which counts from the end if negative; raise an IndexError if it is out of
-    range.
+    """Return the position for an index, which counts from the end if it is negative.
+
+    Raise an IndexError if the index is out of range.
     """
     position = index + length if index < 0 else index
     if not 0 <= position < length:
@@ -162,8 +165,9 @@ def normalize_index(index: int, length: int) -> int:
 
 
 class RaggedNumbers:
-    """Rows of numbers with different lengths in one flat array with offsets; dtype "i" for token ids, "d" for
-    log-probabilities.
+    """Rows of numbers with different lengths, stored as one flat array and its offsets.
+
+    The dtype is "i" for token ids and "d" for log-probabilities.
     """
 
     __slots__ = ("offsets", "values")
@@ -225,15 +229,15 @@ def ragged_numbers(values: npt.NDArray[Any], offsets: npt.NDArray[Any]) -> Ragge
 
 
 class Records:
-    """Dicts or tuples with identical fields, stored as one column per field.
+    """Dicts or tuples that all have the same fields, stored as one column per field.
 
-    It behaves like a list whose items are created on access, by index, slice, iteration and equality. For dicts,
-    indexing by a field name returns that field of all items.
+    The object behaves like a list whose items are created on access by index, slice, iteration or comparison. For
+    dicts, indexing by a field name returns the values of that field in all items.
 
     Attributes:
-        columns: the columns by field, in the items' order; the fields of tuples are numbers.
+        columns: the columns, keyed by field and in the order of the items; the fields of tuples are numbers.
         first: the position of the first row in the columns, which a part shares with the whole.
-        stacks: True if all fields are numbers, so that several items can be read as one structure of arrays.
+        stacks: True if all fields are numbers, so multiple items can be read as one structure of arrays.
     """
 
     __slots__ = ("as_tuple", "columns", "first", "length", "stacks")
@@ -277,19 +281,19 @@ class Records:
         return Records, (columns, self.length, self.as_tuple)
 
     def items(self, start: int, stop: int) -> list[Any]:
-        """Return the dicts or tuples from `start` to `stop`, with plain Python values."""
+        """Return the dicts or tuples from `start` to `stop`, which contain plain Python values."""
         start, stop = self.first + start, self.first + stop
         return self._rows(read_items(column, start, stop) for column in self.columns.values())
 
     def items_at(self, rows: Any) -> list[Any]:
-        """Return the dicts or tuples at an array of ints, with plain Python values."""
+        """Return the dicts or tuples at an array of ints, which contain plain Python values."""
         return self._rows(read_items_at(column, rows + self.first) for column in self.columns.values())
 
     def _rows(self, columns: Iterable[list[Any]]) -> list[Any]:
         rows, names = zip(*columns, strict=True), tuple(self.columns)
         if self.as_tuple:
             return list(rows)
-        return [dict(zip(names, row)) for row in rows]  # noqa: B905 (as many; a check would cost)
+        return [dict(zip(names, row)) for row in rows]  # noqa: B905 (lengths are equal; a check would cost time)
 
     def part(self, start: int, stop: int) -> Records:
         """Return the rows from `start` to `stop`, sharing the columns."""
@@ -299,7 +303,7 @@ class Records:
         return some
 
     def stacked(self, rows: Any) -> Any:
-        """Return the rows at an array of ints, or a slice with both ends, as one dict or tuple of arrays."""
+        """Return the rows at an array of ints, or at a slice with both ends, as one dict or tuple of arrays."""
         first, is_slice = self.first, isinstance(rows, slice)
         rows = slice(first + rows.start, first + rows.stop) if is_slice else rows + first
         return self._shaped([stacked(column, rows) for column in self.columns.values()])
@@ -309,7 +313,7 @@ class Records:
 
 
 class MixedRecords:
-    """Dicts with different sets of keys: one `Records` per set, and the block and row of each dict."""
+    """Dicts with different sets of keys: one block of `Records` per set, and the block and row of each dict."""
 
     __slots__ = ("block_of", "blocks", "row_of")
 
@@ -324,7 +328,7 @@ class MixedRecords:
         return read_items(self.blocks[self.block_of[index]], int(self.row_of[index]), int(self.row_of[index]) + 1)[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Store only the rows of this part, so that a part does not contain the whole.
+        # Store only the rows of this part so that a part does not contain the whole.
         blocks, row_of = [], self.row_of.copy()
         for number, block in enumerate(self.blocks):
             first, stop = self._stretch(number, 0, len(self))
@@ -357,7 +361,7 @@ def is_compact(data: Any) -> bool:
 
 
 def stacks(data: Any) -> bool:
-    """Return True if several items of `data` can be read as one array or one structure of arrays."""
+    """Return True if multiple items of `data` can be read as one array or one structure of arrays."""
     return isinstance(data, np.ndarray) or (isinstance(data, Records) and data.stacks)
 
 
@@ -386,12 +390,12 @@ def read_items_at(data: Any, rows: npt.NDArray[np.intp]) -> list[Any]:
 
 
 def read_list(data: Any) -> list[Any]:
-    """Return the whole column as a list, without a copy if it already is one."""
+    """Return the whole column as a list; a column that is already a list is not copied."""
     return data if isinstance(data, list) else read_items(data, 0, len(data))
 
 
 def slice_column(data: Any, start: int, stop: int) -> Any:
-    """Return the items from `start` to `stop` in the same form of storage; compact storage is shared, not copied."""
+    """Return the items from `start` to `stop` in the same form of storage. Compact storage is shared, not copied."""
     kind = type(data)
     return data[start:stop] if kind is list or kind is np.ndarray else data.part(start, stop)
 
@@ -416,14 +420,14 @@ def concat_columns(left: Any, right: Any) -> Any:
 def compact(items: Any, *, exact: bool = False) -> Any:
     """Return the most compact storage for a completed column.
 
-    Texts become `RaggedText` or `CategoricalText`. Numbers and equally shaped arrays become an ndarray with a leading
-    time axis. Lists of numbers become `RaggedNumbers`, and dicts become `Records` or `MixedRecords`. Anything else
-    remains a list, including integers that an array cannot represent exactly.
+    Strings become `RaggedText` or `CategoricalText`. Numbers and arrays of the same shape become an ndarray with a
+    leading time axis. Lists of numbers become `RaggedNumbers`, and dicts become `Records` or `MixedRecords`. Anything
+    else remains a list, including integers that an array cannot represent exactly.
 
     Args:
-        items: a list; any other value is already compact.
-        exact: whether to keep the list if items would change their type, such as integers among floats, or NumPy
-            scalars.
+        items: a list; any other value is already compact and is returned unchanged.
+        exact: whether to keep the list if the type of an item would change, as it would for integers among floats and
+            for NumPy scalars.
     """
     if not isinstance(items, list) or not items:
         return items
@@ -436,7 +440,7 @@ def compact(items: Any, *, exact: bool = False) -> Any:
     if kind in _PLAIN_DTYPES:
         numbers = np.empty(len(items), _PLAIN_DTYPES[kind])
         try:
-            # Twice as fast as `np.array`, which checks the type of each item.
+            # This is twice as fast as `np.array`, which checks the type of each item.
             struct.pack_into(f"{len(items)}{numbers.dtype.char}", numbers.data, 0, *items)
         except struct.error:  # an integer that is too large
             return items

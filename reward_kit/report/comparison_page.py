@@ -1,4 +1,4 @@
-"""The HTML page of a comparison, as a single self-contained file."""
+"""The HTML page of a comparison, which is a single self-contained file."""
 
 from __future__ import annotations
 
@@ -89,9 +89,10 @@ def comparison_page(comparison: Comparison, folder: Path) -> str:
 
 
 def draw_forest(comparison: Comparison) -> Drawing:
-    """Draw the interval of the difference of each run below its name, relative to a line at 0.
+    """Draw the interval of the difference of each run below the name of the run, relative to a line at 0.
 
-    The drawing fits the screen of a phone."""
+    The drawing fits the screen of a phone.
+    """
     differences = comparison.differences
     intervals = [each.figures.interval for each in differences]
     ends = [abs(end) for one in intervals for end in (one.low, one.mean, one.high) if end is not None]
@@ -128,9 +129,10 @@ def _interval_text(difference: Difference) -> str:
 
 
 def samples_table(comparison: Comparison, folder: Path) -> DataTable:
-    """Return a table with a row per sample and compared run, with flipped samples first, then by size of the change.
+    """Return a table with a row for each sample and compared run.
 
-    The scores link to the transcripts in the reports of the runs, relative to `folder`.
+    Samples that flipped come first, and the others are sorted by the size of the change. The scores link to the
+    transcripts in the reports of the runs, relative to `folder`.
     """
     baseline = comparison.baseline, _report_link(comparison.baseline, folder)
     rows = [
@@ -178,7 +180,7 @@ def _row(change: str, sample: str, sides: Sequence[LinkedSide], both: Sequence[S
 
 
 def _report_link(side: Side, folder: Path) -> str:
-    """Return the address of the report of a run relative to `folder`, or "" without a report."""
+    """Return the address of the report of a run relative to `folder`, or "" if there is no report."""
     file = side.path / "report.html"
     if not file.is_file():
         return ""

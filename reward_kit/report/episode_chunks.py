@@ -2,8 +2,8 @@
 
 Lines are parsed only if the page could not show them quickly without changes. Writing the page of a large run therefore
 takes little longer than copying its files. A chunk consists of lines that start with a letter: `E` is an episode, `S`
-is its score if known, and `C` is the list of its lines in `credit.jsonl`, if any. The script of the page parses them
-(`objects.js`).
+is its score if known, and `C` is the list of its lines in `credit.jsonl`, if any. The script of the page parses these
+lines (`objects.js`).
 
 The texts of tokens are read from the `tokenizer.json` in the directory of a model, which is plain JSON. No tokenizer is
 required, and nothing is downloaded. If secrets of an episode were redacted, its token texts are omitted, since they
@@ -35,13 +35,13 @@ from reward_kit.runs.results import STEP, LineRange, index_credit
 from reward_kit.runs.run_folder import RunHeader
 
 MOST_TOGETHER = 64
-"""Largest number of a group's episodes shown side by side; larger groups are split into parts."""
+"""The largest number of episodes of a group that are shown side by side; larger groups are split into parts."""
 _PART_BYTES = 4_000_000
 _CHUNK_BYTES = 500_000
 
 
 class StoredLines(NamedTuple):
-    """The stored lines of an episode, with concatenated credit lines."""
+    """The stored lines of an episode. Its credit lines are concatenated."""
 
     episode: bytes
     score: bytes | None = None
@@ -49,23 +49,23 @@ class StoredLines(NamedTuple):
 
 
 class GroupPart(NamedTuple):
-    """Episodes that are shown together: a group, or part of a large group."""
+    """Episodes that are shown together: a group, or a part of a large group."""
 
     group_id: str
-    size: int  # episodes of the whole group
-    first: int  # index of the first of these
-    episodes: Sequence[EpisodeOutline]  # by rollout index
+    size: int  # the number of episodes in the whole group
+    first: int  # the index of the first of these episodes
+    episodes: Sequence[EpisodeOutline]  # in the order of rollout indices
 
 
 def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
-    """Return the episodes of a group as part of a chunk, in ASCII without `<`, which could end a script."""
+    """Return the episodes of a group as part of a chunk: ASCII text without `<`, which could end a script."""
     parts: list[bytes] = []
     for lines in episodes:
         parts += b"E", fitter.fitted(lines.episode), b"\n"
         if lines.score is not None:
             parts += b"S", fitter.fitted(lines.score), b"\n"
         if lines.credit:
-            # As list items without the common prefix, which has the episode's id.
+            # List items without the common prefix, which contains the episode's id.
             prefix = lines.credit[1 : max(1, lines.credit.find(STEP))]
             lean = lines.credit.replace(prefix, b"") if prefix else lines.credit
             parts += b"C[", lean.strip().replace(b"\n", b","), b"]\n"
@@ -73,7 +73,7 @@ def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
 
 
 def split_groups(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
-    """Return the groups of a run in the order of samples and policies, with large groups split into parts."""
+    """Return the groups of a run in the order of samples and policies. Large groups are split into parts."""
     groups = grouped(episodes, lambda facts: facts.group_id)
     parts = []
     for name in sorted(groups, key=lambda name: (str(groups[name][0].row.sample_id), groups[name][0].row.policy, name)):
@@ -89,7 +89,7 @@ def split_groups(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
 
 
 def split_chunks(parts: Iterable[GroupPart]) -> list[list[GroupPart]]:
-    """Divide parts into chunks of about half a megabyte of stored lines."""
+    """Divide parts into chunks that contain about half a megabyte of stored lines each."""
     chunks: list[list[GroupPart]] = []
     size = _CHUNK_BYTES
     for part in parts:
@@ -107,7 +107,7 @@ def _size(facts: EpisodeOutline) -> int:
 
 
 class ChunkReader:
-    """Reader of the stored lines in the chunks of a run. It is a context manager."""
+    """A reader of the stored lines in the chunks of a run. Use it as a context manager."""
 
     def __init__(self, run: RunFacts) -> None:
         self._path, self._fitter = run.path, LineFitter(run.header)
@@ -133,7 +133,7 @@ class ChunkReader:
         self._opened.close()
 
     def texts(self) -> Iterator[bytes]:
-        """Yield the text of each chunk, which is read on demand."""
+        """Yield the text of each chunk. The text is read only when it is requested."""
         for chunk in self.chunks:
             with wrap_os_errors("read", self._path):
                 text = b"".join(group_text(map(self._stored, part.episodes), self._fitter) for part in chunk)
@@ -163,16 +163,17 @@ _TOKENS = b'"tokens":{'
 
 
 class LineFitter:
-    """Truncation of the lines of a run for its page."""
+    """Truncates the lines of a run to fit them into the page of the run."""
 
     def __init__(self, header: RunHeader) -> None:
         self._texts = functools.cache(functools.partial(token_texts, header))  # read on first use
 
     def fitted(self, line: bytes) -> bytes:
-        """Return a line for the page, in ASCII and with bounded length.
+        """Return a line for the page as ASCII text of bounded length.
 
-        A text of more than 20,000 characters becomes `{"__cut__": …, "length": …}`, and recorded tokens become the
-        rows of `token_rows`. A damaged line becomes null or stays unchanged; the page reports that it cannot be read.
+        A string of more than 20,000 characters becomes `{"__cut__": …, "length": …}`, and recorded tokens become the
+        rows of `token_rows`. A damaged line becomes null or stays unchanged, and the page reports that it cannot be
+        read.
         """
         line = line.strip()
         if len(line) <= _LONG_LINE and _TOKENS not in line and line.isascii():
@@ -220,7 +221,7 @@ class TokenTexts:
 
     @classmethod
     def read(cls, file: Path) -> TokenTexts | None:
-        """Read a `tokenizer.json`, or return None if it is missing or has an unknown format."""
+        """Read a `tokenizer.json`, or return None if the file is missing or its format is unknown."""
         try:
             data = json.loads(file.read_bytes())
             vocabulary = data["model"]["vocab"]
@@ -235,7 +236,7 @@ class TokenTexts:
         return cls(pieces, added, is_byte_level='"ByteLevel"' in parts)
 
     def of(self, ids: Iterable[int]) -> dict[str, str]:
-        """Return the texts of the ids that are known."""
+        """Return the texts of those ids that are known."""
         return {str(number): text for number in set(ids) if (text := self._text(number)) is not None}
 
     def _text(self, number: int) -> str | None:
@@ -250,7 +251,7 @@ class TokenTexts:
 def token_texts(header: RunHeader) -> TokenTexts | None:
     """Return the token texts of a run whose policy is a model in a local directory.
 
-    The result is `None` for other policies, or if the task has a redaction hook.
+    The result is `None` for other policies and if the task has a redaction hook.
     """
     task, folder = header.task, Path(header.task_path).parent if header.task_path else Path()
     redacts = bool(task.get("redact"))
@@ -274,11 +275,12 @@ def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> di
         texts: the texts of ids.
 
     Returns:
-        `texts` by id, null if unknown; `steps`, one per action: its `step`; `context`, the last 200 ids that the model
-        saw since its last action or context rewrite, and `cut`, the number of earlier ones; the sampled `ids`, with
-        their `logprobs` under the sampling distribution, null if unknown; `choices`, the number of ids each was chosen
-        from, null for all; `version` of the weights; `reason` of a context rewrite. Lines logged by a training run also
-        have `advantages` and `ratios` of the sampled ids. Damaged tokens have no steps; `damaged` has the reason.
+        `texts`, keyed by id, null if unknown; and `steps`, one per action. A step has its index `step`; `context`, the
+        last 200 ids that the model saw since its last action or context rewrite, and `cut`, the number of earlier ids;
+        the sampled `ids` and their `logprobs` under the sampling distribution, null if unknown; `choices`, the number
+        of ids from which each id was chosen, null for all; the `version` of the weights; and the `reason` of a context
+        rewrite. In lines logged by a training run, a step also has `advantages` and `ratios` of the sampled ids. If the
+        tokens are damaged, there are no steps, and `damaged` contains the reason.
     """
     stored = record.get("tokens")
     if not stored or "steps" in stored:
@@ -293,7 +295,7 @@ def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> di
 
 
 def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row per action; `actions` are [step, segment, start, stop, version] in the flat ids."""
+    """Return a row for each action; `actions` are [step, segment, start, stop, version] in the flat ids."""
     ids, segments = stored["ids"], stored["segments"]
     advantages, ratios = training.get("advantages"), training.get("ratios")
     allowed = stored.get("allowed_ids") or {"places": [], "which": [], "sets": []}
@@ -335,8 +337,8 @@ def _short(value: Any) -> float | None:
 def _bytes_of_characters() -> dict[str, int]:
     """Map each character of a byte-level vocabulary to its byte.
 
-    Source: `bytes_to_unicode` of GPT-2, https://github.com/openai/gpt-2/blob/master/src/encoder.py: printable
-    bytes map to themselves, the others to the characters from 256 on.
+    Source: `bytes_to_unicode` of GPT-2, https://github.com/openai/gpt-2/blob/master/src/encoder.py. Printable bytes map
+    to themselves, and all other bytes map to the characters from 256 on.
     """
     prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(prints)]
@@ -347,7 +349,7 @@ def _bytes_of_characters() -> dict[str, int]:
 
 Mode = Literal["inline", "files", "server"]
 MOST_INLINE = 3_000_000
-"""Maximum bytes of stored lines in the page itself; a larger page would be slow to open."""
+"""The maximum size in bytes of the stored lines in the page itself; a larger page would be slow to open."""
 _STAMP_BYTES = 4
 _CREDIT_FACTS = ("estimator", "step_rewards")
 _CREDIT_OPTIONS = ("gamma", "omega", "combination", "step_weight", "default_step_reward")
@@ -355,10 +357,10 @@ _CREDIT_OPTIONS = ("gamma", "omega", "combination", "step_weight", "default_step
 
 @dataclass(frozen=True, slots=True)
 class ChunkData:
-    """The episodes of a page, or their addresses."""
+    """The episodes of a page, or the addresses from which they are loaded."""
 
     mode: Mode
-    credit: Mapping[str, Any] | None  # the settings of the step credit; None if not credited
+    credit: Mapping[str, Any] | None  # the settings of the step credit; None if no credit was assigned
     folder: str = ""  # relative to the page
     chunks: Sequence[Sequence[GroupPart]] = ()
     texts: Sequence[str] = ()  # chunks inside the page itself
@@ -389,7 +391,7 @@ def within(run: Path, reader: ChunkReader) -> ChunkData:
 
 
 def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> ChunkData:
-    """Write all chunks into a new directory; `forget_others` later removes the earlier directories."""
+    """Write all chunks into a new directory. `forget_others` later removes the directories of earlier versions."""
     stamp = secrets.token_hex(_STAMP_BYTES)
     folder = page.with_name(f"{page.stem}_data") / stamp
     with wrap_os_errors("write", folder):
@@ -403,7 +405,8 @@ def beside(run: Path, reader: ChunkReader, page: Path, *, is_private: bool) -> C
 def chunk_script(number: int, text: bytes) -> bytes:
     """Return a script that passes the text of a chunk to the page.
 
-    The text is a raw template, which keeps backslashes. Characters that would end it are escaped within JSON.
+    The text is a raw template literal, which keeps backslashes. Characters that would end it are escaped within the
+    JSON.
     """
     quoted = text.replace(b"`", b"\\u0060")
     if b"$" in quoted:  # searching for one byte is much faster than searching for two
@@ -412,7 +415,7 @@ def chunk_script(number: int, text: bytes) -> bytes:
 
 
 def forget_others(page: Path, data: ChunkData) -> None:
-    """Remove the chunks of earlier versions of a page; other files are kept."""
+    """Remove the chunks of earlier versions of a page. Other files are kept."""
     folder = page.with_name(f"{page.stem}_data")
     if not folder.is_dir():
         return

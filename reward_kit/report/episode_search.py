@@ -1,7 +1,7 @@
 """Full-text search over the episodes of a run, for the viewer.
 
 The lower-case texts are kept in memory and scanned. For 20,000 episodes with 37 MB of text, reading takes 0.8 s and a
-scan takes 0.03 s. A trigram index in SQLite would answer in 0.01 s, but takes 30 s and 250 MB to build.
+scan takes 0.03 s. A trigram index in SQLite would answer a query in 0.01 s but takes 30 s and 250 MB to build.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from reward_kit.episodes.json_codec import TAG, from_json_value
 from reward_kit.report.run_data import EpisodeOutline
 from reward_kit.runs.files import read_line, wrap_os_errors
 
-_MOST_BYTES = 256_000_000  # of all episodes; a longer text is searched up to its share
+_MOST_BYTES = 256_000_000  # for all episodes; a longer text is searched only up to its share
 _LEAST_BYTES = 2_000
 
 
@@ -24,7 +24,7 @@ class EpisodeSearch:
 
     Attributes:
         lock: the lock that callers of `add` and `find` must hold.
-        change: the number of the last change of the run that was added.
+        change: the number of the last change of the run whose texts were added.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +45,7 @@ class EpisodeSearch:
                     self._texts[facts.row.rollout_id] = _episode_text(file.read(facts.place.length))[:most]
 
     def find(self, query: str) -> list[str]:
-        """Return the ids of the episodes whose text contains the query, ignoring case; none for an empty query."""
+        """Return the ids of the episodes whose text contains the query, ignoring case; empty for an empty query."""
         needle = _lower(query)
         return [name for name, text in self._texts.items() if needle in text] if needle else []
 
@@ -55,12 +55,12 @@ def _episode_text(line: bytes) -> bytes:
         record = read_line(line)
         messages = record.get("messages") or record.get("steps") or ()
         return _lower("\n".join(text for message in messages for text in _texts(message)))
-    except (ValueError, TypeError, AttributeError, RecursionError):  # a damaged line is not found
+    except (ValueError, TypeError, AttributeError, RecursionError):  # a damaged line is skipped
         return b""
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the texts of a message or step, without the names of its keys."""
+    """Yield the strings of a message or step, except the names of its keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

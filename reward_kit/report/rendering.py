@@ -1,4 +1,4 @@
-"""Functions shared by all pages: formatting of numbers and links, SVG shapes, and HTML templates."""
+"""Functions that all pages share: formatting of numbers and links, SVG shapes, and HTML templates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUN_SCRIPTS = (
 _FILES = files("reward_kit.report")
 _HALVES = re.compile(r"[\ud800-\udfff]")  # lone surrogates, which no URL can contain
 _MARKED = "json:"
-_UNRESERVED = "!'()*-._~"  # left unescaped by encodeURIComponent
+_UNRESERVED = "!'()*-._~"  # characters that encodeURIComponent does not escape
 _MINUTE, _HOUR = 60, 3600
 
 
@@ -46,7 +46,7 @@ def status_text(status: str) -> str:
 
 
 def href(view: str, *names: str) -> str:
-    """Return the link to an episode, group or sample by stored names, the same as `RK.href` of the page's script."""
+    """Return the link to an episode, group or sample from stored names, in the same way as `RK.href` in the script."""
     plain = (
         name if not name.startswith(_MARKED) and not _HALVES.search(name) else _MARKED + json.dumps(name)
         for name in names
@@ -55,7 +55,7 @@ def href(view: str, *names: str) -> str:
 
 
 def name_from_link(name: str) -> str:
-    """Return the stored name for a name in an address, which may be encoded as JSON."""
+    """Return the stored name for a name in an address. The name may be encoded as JSON."""
     return str(json.loads(name.removeprefix(_MARKED))) if name.startswith(_MARKED) else name
 
 
@@ -65,12 +65,12 @@ def number(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Format a share in percent, or return a dash if it is absent."""
+    """Format a share as a percentage, or return a dash if it is absent."""
     return DASH if value is None else f"{value:.1%}"
 
 
 def dollars(value: float | None) -> str:
-    """Format an amount of money, or return "unknown" without a price."""
+    """Format an amount of money, or return "unknown" if there is no price."""
     if value is None:
         return "unknown"
     if 0 < value < 0.001:  # with two significant digits
@@ -99,7 +99,7 @@ def seconds(value: float | None) -> str:
 
 
 class Rect(NamedTuple):
-    """A bar; `note` is its tooltip."""
+    """A bar; `note` is the text of its tooltip."""
 
     x: float
     y: float
@@ -166,7 +166,7 @@ def round_step(rough: float, factors: Sequence[float] = (1, 2, 5, 10)) -> float:
 
 
 def as_script_data(document: Any) -> str:
-    """Return JSON that HTML parsers do not interpret as markup, even if it contains untrusted texts."""
+    """Return JSON that HTML parsers do not interpret as markup, even if it contains untrusted text."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -183,7 +183,7 @@ def bundle(names: Iterable[str]) -> str:
 
 
 def digest(text: str) -> str:
-    """Return the Content-Security-Policy source that allows a script or style: `sha256-…` of its UTF-8.
+    """Return the Content-Security-Policy source that allows a script or style: `sha256-…` of its UTF-8 bytes.
 
     Source: https://www.w3.org/TR/CSP3/#grammardef-hash-source
     """
@@ -201,17 +201,17 @@ def render(
     may_connect: bool = False,
     **values: Any,
 ) -> str:
-    """Return a page as HTML, which allows only its inline style and script, and loads nothing else.
+    """Return a page as HTML. The page allows only its inline style and script and loads nothing else.
 
     Args:
         template: a file in `templates/`. All its values are escaped except `trusted`.
-        page: the content of the page; pass untrusted texts through `escape_text` first.
-        styles: files of `assets/`.
+        page: the content of the page. Pass untrusted text through `escape_text` first.
+        styles: files in `assets/`.
         script: the text of the script, or "" for none.
         trusted: texts of this package, which are inserted without escaping.
         script_sources: other sources from which scripts may be loaded.
         may_connect: whether to allow requests to the server of the page.
-        **values: more values for the template.
+        **values: additional values for the template.
     """
     from markupsafe import Markup
 
@@ -228,7 +228,7 @@ def render(
 
 @functools.cache
 def _environment() -> Environment:
-    """Return the cached environment, since compiling a template takes as long as rendering it."""
+    """Return the cached environment. It is cached because compiling a template takes as long as rendering it."""
     import jinja2
 
     loader = jinja2.FunctionLoader(lambda name: (_FILES / "templates" / name).read_text(encoding="utf-8"))

@@ -26,8 +26,8 @@ _KEPT_TEXT = 2_000
 _NOT_COLUMNS = ("id", "tags", "ground_truth")
 _LONGEST_VALUE = 40
 K = TypeVar("K", bound=Hashable)
-# Between the first two of these keys of a line of `episodes.jsonl` are the conversation, the steps and the tokens. Page
-# figures need only tool errors and the simulated user's usage from them.
+# In a line of `episodes.jsonl`, the conversation, the steps and the tokens are between the first two of these keys. The
+# figures of the page need only the tool errors and the usage of the simulated user from this part.
 _MIDDLE, _SAMPLE, _AFTER = b',"messages":[', b',"sample":', b',"timing":'
 _TELLING = (b'"error":', b'"user_usage":')
 
@@ -41,21 +41,21 @@ class TextExcerpt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoreFacts:
-    """The facts in a line of `scores.jsonl`, with times in seconds since the start of the run."""
+    """The data of a line of `scores.jsonl`. Times are in seconds since the start of the run."""
 
-    unit: str  # the id of its reward call; for a batch reward, that of the group
-    duration_s: float | None = None  # of the last call
+    unit: str  # the id of its reward call; for a batch reward, the id of the group
+    duration_s: float | None = None  # the duration of the last call
     submitted_s: float | None = None  # None in lines written by older releases
-    attempts: tuple[tuple[float, float], ...] = ()  # start and end of each call
-    done_s: float | None = None  # time of the score
-    usage: str = ""  # usage reported by a judge
-    cost_usd: float | None = None  # None if no price is known
+    attempts: tuple[tuple[float, float], ...] = ()  # the start and end of each call
+    done_s: float | None = None  # the time at which the score was received
+    usage: str = ""  # the usage reported by a judge
+    cost_usd: float | None = None  # None if the price is unknown
     place: LineRange | None = None  # the position of its line
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutline:
-    """The facts about the latest attempt of an episode."""
+    """The main data of the latest attempt of an episode."""
 
     row: EpisodeRow
     group_id: str
@@ -63,9 +63,9 @@ class EpisodeOutline:
     duration_s: float | None
     policy_s: float | None
     environment_s: float | None
-    said: TextExcerpt  # the error, or the reason of the score
-    score: ScoreFacts | None  # None until it is scored
-    rollout_index: int = 0  # within its group
+    said: TextExcerpt  # the error, or the reason for the score
+    score: ScoreFacts | None  # None until the episode is scored
+    rollout_index: int = 0  # the index within its group
     columns: Mapping[str, str] = field(default_factory=dict)  # the short scalar fields of its sample
     place: LineRange | None = None  # the position of its line
 
@@ -77,19 +77,19 @@ class EpisodeOutline:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The facts that a page shows about a run."""
+    """The data that a page shows about a run."""
 
     path: Path
     header: RunHeader
     episodes: Sequence[EpisodeOutline]
-    earlier_attempts: int  # superseded by a later attempt
-    unfinished: int  # cut off by a limit of the run; not results
-    labels: Mapping[str, EpisodeLabels] = field(default_factory=dict)  # by rollout id
-    spent: float = 0.0  # known cost of all attempts and their judges, in US dollars
+    earlier_attempts: int  # the number of attempts replaced by a later attempt
+    unfinished: int  # the number of episodes cut off by a limit of the run, which are not results
+    labels: Mapping[str, EpisodeLabels] = field(default_factory=dict)  # keyed by rollout id
+    spent: float = 0.0  # the known cost of all attempts and their judges, in US dollars
 
     @property
     def repeated_cost(self) -> float:
-        """The known cost of the replaced and unfinished attempts, in US dollars."""
+        """The known cost in US dollars of the attempts that were replaced or are unfinished."""
         return repeated_cost(self.spent, [facts.row for facts in self.episodes])
 
     @property
@@ -99,18 +99,21 @@ class RunFacts:
 
 
 class RunSpending:
-    """The known cost of all attempts of a run, of which a later one may replace an earlier one, and of their judges."""
+    """The known cost of all attempts of a run and their judges.
+
+    Attempts that were replaced by a later attempt are included.
+    """
 
     def __init__(self) -> None:
         self.dollars = 0.0
         self._calls: set[JudgeCall] = set()
 
     def add_attempt(self, row: EpisodeRow) -> None:
-        """Add the cost of an attempt without its judge."""
+        """Add the cost of an attempt, excluding the cost of its judge."""
         self.dollars += row.usage.get("cost", 0.0)
 
     def add_score(self, record: Mapping[str, Any]) -> None:
-        """Add the cost of the judge of a score. Episodes that were judged in one call share its cost."""
+        """Add the cost of the judge of a score. The cost of one call is shared by the episodes judged in it."""
         call = JudgeCall.of(record)
         if call is not None and call not in self._calls:
             self._calls.add(call)
@@ -121,7 +124,7 @@ def read_run(path: Path) -> RunFacts:
     """Read the run in a directory, which may still be running."""
     header = RunHeader.read(path)
     if header.training is not None:
-        raise ConfigError(f"{path} is a training run, which has metrics.jsonl and no episodes.jsonl")
+        raise ConfigError(f"{path} is a training run, which has metrics.jsonl instead of episodes.jsonl")
     scores: dict[tuple[str, int], dict[str, Any]] = {}
     spent = RunSpending()
     file = path / "scores.jsonl"
@@ -143,15 +146,15 @@ def read_run(path: Path) -> RunFacts:
 
 
 def outline_line(file: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Parse a line of `episodes.jsonl`, without its long middle part if possible."""
+    """Parse a line of `episodes.jsonl`; its long middle part is skipped if possible."""
     return _outlined(line) or line_record(file, number, line)
 
 
 def _outlined(line: bytes) -> dict[str, Any] | None:
-    """Parse a line of `episodes.jsonl` without its long middle, which takes most of the parsing time.
+    """Parse a line of `episodes.jsonl` without its long middle part, which takes most of the parsing time.
 
-    Return None if the middle is not where it is expected, or contains data that the page needs. A mark inside another
-    value would leave brackets open, and texts cannot contain the marks, since their quotes would be escaped.
+    Return None if the middle part is not where it is expected or contains data that the page needs. A mark inside
+    another value would leave brackets open, and strings cannot contain the marks, since their quotes would be escaped.
     """
     begin, end = line.find(_MIDDLE), line.rfind(_AFTER)
     if not 0 < begin < end or any(line.find(key, begin, end) >= 0 for key in _TELLING):
@@ -167,7 +170,7 @@ def _outlined(line: bytes) -> dict[str, Any] | None:
 
 
 def grouped(episodes: Iterable[EpisodeOutline], key: Callable[[EpisodeOutline], K]) -> dict[K, list[EpisodeOutline]]:
-    """Group episodes by a key, in order."""
+    """Group episodes by a key, keeping their order."""
     groups: dict[K, list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         groups[key(facts)].append(facts)
@@ -202,7 +205,7 @@ def episode_outline(
 
 
 def _columns(sample: Any) -> dict[str, str]:
-    """Return the fields of a sample that can form slices, as texts."""
+    """Return the fields of a sample that can form slices, as strings."""
     fields = sample.items() if isinstance(sample, Mapping) else ()
     return {
         sys.intern(name): sys.intern(str(value))
@@ -214,11 +217,11 @@ def _columns(sample: Any) -> dict[str, str]:
 def _is_short(value: Any) -> bool:
     if isinstance(value, str):
         return 0 < len(value) <= _LONGEST_VALUE
-    return isinstance(value, int | float) and -1e15 < value < 1e15  # a huge integer cannot be converted to a text
+    return isinstance(value, int | float) and -1e15 < value < 1e15  # a huge integer cannot be converted to a string
 
 
 def score_facts(line: Mapping[str, Any], place: LineRange | None = None) -> dict[str, Any]:
-    """Return the fields of a line of `scores.jsonl` that the page shows, with bounded texts."""
+    """Return the fields of a line of `scores.jsonl` that the page shows. The length of texts is bounded."""
     result, failure = line.get("result") or {}, line.get("failure")
     usage = (result.get("metrics") or {}).get(METRIC) or {}
     kept = {key: line.get(key) for key in ("rollout_id", "attempt", "score", "timing", "scored_group")}
@@ -248,7 +251,7 @@ def _score(line: Mapping[str, Any]) -> ScoreFacts:
 
 
 def _said(text: str | None) -> TextExcerpt:
-    """Keep only the beginning of a text, to limit the memory used by untrusted texts."""
+    """Return the beginning of a text, which limits the memory used by untrusted text."""
     return TextExcerpt(text[:_KEPT_TEXT], len(text)) if text else TextExcerpt()
 
 

@@ -35,7 +35,7 @@ def _scores(episodes: Iterable[EpisodeOutline]) -> list[float]:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the known values, or None without any."""
+    """Return the sum of the known values, or None if there are none."""
     known = [value for value in values if value is not None]
     return float(sum(known)) if known else None
 
@@ -44,7 +44,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 class ScoreHistogram(NamedTuple):
-    """Counts of scores in equal bins from `low` to `high` (inclusive)."""
+    """The numbers of scores in equal bins from `low` to `high` (inclusive)."""
 
     policy: str
     low: float
@@ -55,7 +55,7 @@ class ScoreHistogram(NamedTuple):
 
 
 def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
-    """Return the histogram of scores of each policy, with common bins that cover [0, 1] or all scores."""
+    """Return the histogram of scores of each policy. All have the same bins, which cover [0, 1] or all scores."""
     every = _scores(episodes)
     low, high = min([0.0, *every]), max([1.0, *every])
     if every and (low < 0.0 or high > 1.0):
@@ -65,7 +65,7 @@ def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
     found = []
     for policy, own in sorted(grouped(episodes, lambda facts: facts.row.policy).items()):
         scores = np.array(_scores(own), dtype=np.float64)
-        # Divide by 2 first, since the difference of two floats may overflow.
+        # Divide by 2 first, since the difference between two floats may overflow.
         places = (scores / 2 - low / 2) / (high / 2 - low / 2) * _BINS
         counts = np.bincount(np.clip(places.astype(int), 0, _BINS - 1), minlength=_BINS)
         found.append(ScoreHistogram(policy, low, high, counts.tolist(), len(scores), len(own) - len(scores)))
@@ -73,7 +73,7 @@ def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
 
 
 def draw_histogram(histogram: ScoreHistogram) -> Drawing:
-    """Draw the scores of a policy as bars, with counts if there is enough space."""
+    """Draw the scores of a policy as bars, which are labeled with counts if there is enough space."""
     width, height, left, base, top = 420.0, 168.0, 8.0, 140.0, 22.0
     low, high, counts = histogram.low, histogram.high, list(histogram.counts)
     description = f"Distribution of {histogram.scored} scores from {number(low)} to {number(high)}"
@@ -101,7 +101,7 @@ def draw_histogram(histogram: ScoreHistogram) -> Drawing:
 
 
 class Count(NamedTuple):
-    """The number of occurrences by policy; `is_limit` marks configured limits."""
+    """The number of occurrences, keyed by policy; `is_limit` marks configured limits."""
 
     name: str
     by_policy: Sequence[int]
@@ -114,19 +114,19 @@ class Count(NamedTuple):
 
 
 def stop_reasons(episodes: Sequence[EpisodeOutline]) -> list[Count]:
-    """Count the stop reasons of episodes, most frequent first."""
+    """Count the stop reasons of episodes; the most frequent come first."""
     limits = {reason.value for reason in StopReason if reason.is_limit}
     counts = _counts(episodes, lambda facts: facts.row.stop_reason)
     return [count._replace(is_limit=count.name in limits) for count in counts]
 
 
 def failure_classes(episodes: Sequence[EpisodeOutline]) -> list[Count]:
-    """Count the failure classes of episodes and scores, most frequent first."""
+    """Count the failure classes of episodes and scores; the most frequent come first."""
     return _counts(episodes, lambda facts: error_class(facts) or None)
 
 
 def error_class(facts: EpisodeOutline) -> str:
-    """Return the failure class of an episode or of its scoring, or "" if neither failed."""
+    """Return the failure class of an episode or of its scoring, or "" if neither of them failed."""
     return facts.row.error_class or facts.row.score_error or ""
 
 
@@ -152,7 +152,7 @@ class Percentiles(NamedTuple):
 
 
 def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | None:
-    """Return the percentiles of the known values, or None without any."""
+    """Return the percentiles of the known values, or None if there are none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -161,23 +161,23 @@ def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | Non
 
 
 class PolicyUsage(NamedTuple):
-    """The tokens, US dollars and seconds used by the episodes of a policy; None if unknown."""
+    """The tokens, US dollars and seconds that the episodes of a policy used; None if unknown."""
 
     policy: str
     tokens: Mapping[str, int]
-    details: Mapping[str, int]  # parts of these tokens; see `token_details`
+    details: Mapping[str, int]  # the parts of these tokens; see `token_details`
     cost: float | None
-    unpriced: int  # episodes that used tokens without a known price
-    judge_cost: float | None  # None without a judge or a known price
-    judge_unpriced: int  # judge answers without a known price
-    episode_s: float | None  # all episodes together
+    unpriced: int  # the number of episodes that used tokens whose price is unknown
+    judge_cost: float | None  # None if there is no judge or its price is unknown
+    judge_unpriced: int  # the number of judge responses whose price is unknown
+    episode_s: float | None  # the duration of all episodes together
     policy_s: float | None  # the part of `episode_s` in the policy
     environment_s: float | None  # the part of `episode_s` in the environment
-    lengths: Percentiles | None  # durations of episodes
+    lengths: Percentiles | None  # the durations of episodes
 
 
 def policy_usage(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage:
-    """Sum the tokens, US dollars and seconds used by the episodes of a policy."""
+    """Add up the tokens, US dollars and seconds that the episodes of a policy used."""
     own = [facts for facts in episodes if facts.row.policy == policy]
     usages = [facts.row.usage for facts in own]
     judge_costs = _judge_costs(own)
@@ -197,7 +197,7 @@ def policy_usage(policy: str, episodes: Iterable[EpisodeOutline]) -> PolicyUsage
 
 
 def _judge_costs(episodes: Iterable[EpisodeOutline]) -> list[float | None]:
-    """Return the cost of each judge's answer. Episodes that were judged in one call share its cost."""
+    """Return the cost of each response from the judge. Episodes judged in one call share its cost."""
     scores = (facts.score for facts in episodes if facts.score is not None)
     return list({(score.unit, score.usage): score.cost_usd for score in scores if score.usage}.values())
 
@@ -208,16 +208,16 @@ def episode_tokens(facts: EpisodeOutline) -> int:
 
 
 class ScoringFigures(NamedTuple):
-    """The number, the durations and the cost of reward calls."""
+    """The number, the durations and the cost of calls to the reward."""
 
-    times: Sequence[Percentiles]  # percentiles of waits, calls, scores and groups
+    times: Sequence[Percentiles]  # the percentiles of waits, calls, scores and groups
     calls: int | None  # None if unknown
     retries: int
-    known: int  # scores without a call
-    cost: float | None  # dollars reported by judges; None if none reports a cost
-    unpriced: int  # judge answers without a known price
-    groups: tuple[int, int]  # complete groups, all groups
-    untimed: int  # scores without times
+    known: int  # the number of scores that needed no call
+    cost: float | None  # the US dollars reported by judges; None if no judge reports a cost
+    unpriced: int  # the number of judge responses whose price is unknown
+    groups: tuple[int, int]  # the numbers of complete groups and of all groups
+    untimed: int  # the number of scores without times
 
 
 def scoring_figures(run: RunFacts, timeline: RunTimeline | None) -> ScoringFigures:
@@ -255,7 +255,7 @@ def scoring_figures(run: RunFacts, timeline: RunTimeline | None) -> ScoringFigur
 
 
 def slowest(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
-    """Return the longest episodes."""
+    """Return the episodes that took longest."""
     timed = [facts for facts in episodes if facts.duration_s is not None]
     return sorted(timed, key=lambda facts: (-(facts.duration_s or 0.0), facts.row.rollout_id))[:_EXTREMES]
 
@@ -275,7 +275,7 @@ def broken(episodes: Sequence[EpisodeOutline]) -> list[EpisodeOutline]:
 # Tables filled by the page's script
 
 _REASON_LENGTH = 400
-_REASONS_IN_ALL = 1_500_000  # in characters; a larger page is slow to open
+_REASONS_IN_ALL = 1_500_000  # characters of all reasons; a larger page is slow to open
 _SHORTEST_REASON = 60
 _MOST_CHOICES = 60
 _TEXTS = ("id", "link", "word", "text", "tags")
@@ -290,13 +290,15 @@ class TableColumn(NamedTuple):
     key: str
     label: str
     kind: str
-    filters: str | None = None  # the column of the episode table that a click filters
+    filters: str | None = None  # the column of the episode table that is filtered by a click on a cell
     view: str | None = None  # the view that a click on a cell opens: "episode" or "group"
-    below: str | None = None  # the column that shows its values as second lines, instead of a column of its own
+    below: str | None = (
+        None  # the column in which its values are shown as second lines, instead of in a separate column
+    )
 
     @property
     def is_figure(self) -> bool:
-        """True if the grid of samples can show the column."""
+        """True if the grid of samples can show the values of the column."""
         return self.key == "score" or self.key.startswith(METRIC_KEY)
 
     @property
@@ -307,7 +309,7 @@ class TableColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DataTable:
-    """A table that is filled by the script of the page."""
+    """A table that the script of the page fills."""
 
     name: str
     title: str
@@ -315,11 +317,11 @@ class DataTable:
     rows: Rows
     filters: Sequence[tuple[TableColumn, Sequence[str]]] = field(default=())  # columns with a drop-down filter
     key: int = 1  # the number of leading columns that identify a row
-    is_optional: bool = False  # hidden if empty
-    has_matrix: bool = False  # with the grid of samples by policy above it
+    is_optional: bool = False  # hidden if there are no rows
+    has_matrix: bool = False  # shown below the grid of samples and policies
 
     def with_choices(self, *keys: str) -> DataTable:
-        """Return the table with drop-down filters for columns that have a small number of different values."""
+        """Return the table with drop-down filters for columns that have only a few different values."""
         filters = []
         for index, column in enumerate(self.columns):
             if column.key in keys:
@@ -401,7 +403,7 @@ def metric_columns(episodes: Iterable[EpisodeOutline]) -> list[str]:
 
 
 def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> DataTable:
-    """Return a table with a row per sample and policy, sorted by name."""
+    """Return a table with a row for each sample and policy, sorted by name."""
     rows: list[list[Cell]] = []
     groups = grouped(episodes, lambda facts: (str(facts.row.sample_id), facts.row.policy))
     for (sample_id, policy), own in sorted(groups.items()):
@@ -424,7 +426,7 @@ def samples_table(episodes: Iterable[EpisodeOutline], pass_threshold: float) -> 
 
 
 def groups_table(episodes: Iterable[EpisodeOutline]) -> DataTable:
-    """Return a table with a row per group of several episodes, with the largest score differences first."""
+    """Return a table with a row for each group of at least two episodes; the largest score differences come first."""
     rows: list[tuple[tuple[float, str, str, str], list[Cell]]] = []
     for group_id, own in grouped(episodes, lambda facts: facts.group_id).items():
         if len(own) == 1:
@@ -454,13 +456,13 @@ def episodes_table(
     slices: Collection[str] | None = None,
     metrics: Sequence[str] = (),
 ) -> DataTable:
-    """Return a table with a row per episode, sorted by name.
+    """Return a table with a row for each episode, sorted by name.
 
     Args:
         episodes: the episodes.
         pass_threshold: the lowest score that passes.
-        labels: the labels of users, which add columns with labels and notes.
-        slices: the dataset columns whose values are shown with the tags in an additional column.
+        labels: the labels of users. If there are any, the table has columns for labels and notes.
+        slices: the dataset columns whose values are shown together with the tags in an additional column.
         metrics: the metrics that have columns after the score.
     """
     length = max(_SHORTEST_REASON, min(_REASON_LENGTH, _REASONS_IN_ALL // max(1, len(episodes))))
@@ -509,7 +511,7 @@ def episodes_table(
 
 
 def _named(name: str) -> Cell:
-    """Return a name as displayed, followed by the stored name if it differs."""
+    """Return a name as it is displayed, followed by the stored name if the two differ."""
     text = escape_text(name, NAME_LENGTH)
     return text if text == name else [text, name]
 

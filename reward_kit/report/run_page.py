@@ -1,4 +1,4 @@
-"""The page of a run, with its content in reading order."""
+"""The page of a run. The functions create its content in reading order."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger("reward_kit.runs")
 
 
 def write_report(run: Path, target: Path | None = None) -> Path:
-    """Write the page of a run or a training run, with separate files for the episodes of a large run."""
+    """Write the page of a run or a training run. Episodes of a large run are stored in separate files."""
     header = RunHeader.read_folder(run)
     is_private, target = target is None, target or run / FILE
     if not target.parent.is_dir():
@@ -61,12 +61,12 @@ def write_report(run: Path, target: Path | None = None) -> Path:
 
 
 def write_page(run: Path) -> tuple[Path | None, RewardKitError | None]:
-    """Write `report.html`. Errors are only logged, since `reward-kit view RUN -o` can write the file again."""
+    """Write `report.html`. Errors are only logged, since `reward-kit view RUN -o` can write the file later."""
     try:
         with boundary(StoreError, "the report"):
             return write_report(run), None
     except RewardKitError as error:
-        logger.warning("report not written: %s", error)
+        logger.warning("the report was not written: %s", error)
         return None, error
 
 
@@ -79,9 +79,10 @@ def run_page(
     columns: Collection[str] | None = None,
     metrics: Sequence[str] | None = None,
 ) -> str:
-    """Return the page of a run as HTML, with slices by these dataset columns, by default those with few values.
+    """Return the page of a run as HTML.
 
-    The table of episodes has a column for each of the `metrics`, by default those of the episodes.
+    The page shows slices for the columns in `slices`, which are by default the dataset columns with few values. The
+    table of episodes has a column for each of the `metrics`, which are by default the metrics of the episodes.
     """
     header, timeline = run.header, build_timeline(run)
     listed = run.episodes if has_rows else []
@@ -153,7 +154,7 @@ def run_page(
 
 
 def labels_data(labels: EpisodeLabels) -> dict[str, dict[str, str | float | None]]:
-    """Return the labels of an episode for the page, by step; "episode" is the key of the episode itself."""
+    """Return the labels of an episode for the page, keyed by step; the key "episode" stands for the episode itself."""
     return {"episode" if step is None else str(step): label._asdict() for step, label in labels.items()}
 
 
@@ -173,7 +174,7 @@ def _facts(run: RunFacts) -> list[str]:
 
 
 def _notes(run: RunFacts, summaries: Iterable[PolicySummary], status: str) -> list[str]:
-    """Return the notes to show before the figures."""
+    """Return the notes that are shown before the figures."""
     notes = []
     missing = run.header.total - len(run.episodes)
     if missing > 0:
@@ -183,14 +184,14 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary], status: str) -> li
     if run.unfinished:
         notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run and are not counted.")
     if run.earlier_attempts:
-        notes.append(f"{run.earlier_attempts:,} attempts were replaced by later ones; the latest counts.")
+        notes.append(f"{run.earlier_attempts:,} attempts were replaced by later ones; only the latest attempt counts.")
     if repeated := run.repeated_cost:
         notes.append(f"The costs below do not include {dollars(repeated)} for replaced and unfinished attempts.")
     for summary in summaries:
         if unscored := summary.episodes - summary.scored:
             policy = escape_text(summary.policy, NAME_LENGTH)
             notes.append(
-                f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored and excluded from means."
+                f"{policy}: {unscored:,} of {summary.episodes:,} episodes are unscored and are excluded from the means."
             )
     return notes
 
@@ -208,7 +209,7 @@ def _cost(cost: float | None, unpriced: int, tokens: int) -> str:
 
 
 def _costs(used: figures.PolicyUsage, *, has_judge: bool) -> list[str]:
-    """Return the cost of a policy and, in a run with a judge, also that of the judge and the total."""
+    """Return the cost of a policy and, in a run with a judge, also the cost of the judge and the total cost."""
     tokens = sum(used.tokens.values())
     costs = [_cost(used.cost, used.unpriced, tokens)]
     if has_judge:
@@ -220,20 +221,22 @@ def _costs(used: figures.PolicyUsage, *, has_judge: bool) -> list[str]:
 
 
 def _timeline_notes(run: RunFacts, timeline: RunTimeline | None, scoring: figures.ScoringFigures) -> list[str]:
-    """Return the notes to show with the timeline."""
+    """Return the notes that are shown with the timeline."""
     notes = []
     if run.header.data is not None:
         notes.append("These episodes were collected elsewhere; the timeline shows only scoring.")
     if scoring.untimed:
         notes.append(
-            f"{scoring.untimed:,} scores have no request and arrival times, since an older release wrote them."
+            f"{scoring.untimed:,} scores have no request and arrival times, because an older release wrote them."
         )
     if timeline is None:
-        return [*notes, "The files of this run have no times, so the timeline is missing."]
+        return [*notes, "The files of this run contain no times, so there is no timeline."]
     if not timeline.bands:
-        notes.append(f"With more than about {MOST_BARS} bars, or more lanes than fit, only totals are drawn.")
+        notes.append(
+            f"Only totals are drawn, because there are more than about {MOST_BARS} bars or more lanes than fit."
+        )
     elif any("without waiting requests" in band.title for band in timeline.bands):
-        notes.append("The scoring lanes show calls only: waiting requests would need more lanes than fit.")
+        notes.append("The scoring lanes show only calls, because waiting requests would need more lanes than fit.")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""Figures of a run by tag, and by dataset columns with few values."""
+"""Figures of a run for each tag, and for each value of dataset columns that have few values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import NamedTuple
 from reward_kit.report.run_data import EpisodeOutline
 from reward_kit.runs.summary import MOST_TAGS, EpisodeRow, SliceSummary, summarize_slice
 
-_MOST_VALUES = 12  # of a column
+_MOST_VALUES = 12  # the maximum number of different values in a column
 SEPARATOR = " · "
-"""Joins the slices of an episode in the table of episodes."""
+"""The text between the slices of an episode in the table of episodes."""
 
 
 def slice_columns(episodes: Iterable[EpisodeOutline]) -> frozenset[str]:
-    """Return the dataset columns with few values: at least 2, at most 12, and at most half the number of samples."""
+    """Return the dataset columns that have few different values.
+
+    A column qualifies if it has at least 2 and at most 12 values, and at most half as many values as there are samples.
+    """
     values: dict[str, set[str]] = defaultdict(set)
     samples: dict[str, set[str]] = defaultdict(set)
     for facts in episodes:
@@ -31,7 +34,7 @@ def slice_columns(episodes: Iterable[EpisodeOutline]) -> frozenset[str]:
 
 
 def slice_names(facts: EpisodeOutline, columns: Collection[str]) -> list[str]:
-    """Return the names of an episode's slices: its first `MOST_TAGS` tags, and `column: value`."""
+    """Return the names of the slices to which an episode belongs: its first `MOST_TAGS` tags, and `column: value`."""
     return [
         *facts.row.tags[:MOST_TAGS],
         *(f"{name}: {value}" for name, value in facts.columns.items() if name in columns),
@@ -39,7 +42,7 @@ def slice_names(facts: EpisodeOutline, columns: Collection[str]) -> list[str]:
 
 
 class SliceRow(NamedTuple):
-    """The figures of a slice by policy, or None for a policy without episodes in the slice."""
+    """The figures of a slice, keyed by policy; None for a policy that has no episodes in the slice."""
 
     name: str
     by_policy: Sequence[SliceSummary | None]
@@ -53,7 +56,7 @@ class SliceRow(NamedTuple):
 def slice_rows(
     episodes: Iterable[EpisodeOutline], columns: Collection[str], policies: Sequence[str], threshold: float
 ) -> list[SliceRow]:
-    """Return the figures of at most `MOST_TAGS` slices, with tags first."""
+    """Return the figures of at most `MOST_TAGS` slices; tags come first."""
     rows: dict[tuple[bool, str], dict[str, list[EpisodeRow]]] = defaultdict(lambda: defaultdict(list))
     for facts in episodes:
         for name in slice_names(facts, columns):

@@ -1,7 +1,7 @@
-"""The timeline of a run: episodes and reward calls in lanes, and how many of each were active over time.
+"""The timeline of a run: episodes and reward calls in lanes, and the numbers of active ones over time.
 
-Times are seconds since the start of the run, without idle periods, such as the time before a resume. If there are more
-than a few hundred bars, the lanes are omitted, and only the totals are drawn.
+Times are seconds since the start of the run. Idle periods, such as the time before a resume, are excluded. If there are
+more than a few hundred bars, the lanes are omitted and only the totals are drawn.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Span(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """A piece of work in a lane; `episode` is its episode or the first episode of its group."""
+    """A piece of work in a lane; `episode` is its episode, or the first episode of its group."""
 
     lane: int
     kind: Kind
@@ -76,7 +76,7 @@ class Band(NamedTuple):
 
 
 class Strip(NamedTuple):
-    """A count averaged over equal intervals; `peak` is its maximum."""
+    """A number that is averaged over equal intervals; `peak` is its maximum."""
 
     title: str
     kind: Kind
@@ -102,17 +102,17 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A request to the reward for a score or for the scores of a group."""
+    """A request to the reward for one score or for the scores of a group."""
 
     episodes: Sequence[str]
-    submitted_s: float  # requested; the scores arrived at `done_s`
+    submitted_s: float  # the time of the request; the scores arrived at `done_s`
     done_s: float
     attempts: Sequence[Span]
-    is_unscored: bool  # at least one score is missing
+    is_unscored: bool  # True if at least one score is missing
 
     @property
     def waits(self) -> list[Span]:
-        """Return the waits between calls before the score arrived."""
+        """Return the waiting times between calls, before the score arrived."""
         edges = [self.submitted_s, *(edge for span in self.attempts for edge in span)]
         found = [Span(begin, end) for begin, end in zip(edges[::2], [*edges[1::2], self.done_s], strict=False)]
         return [span for span in (found[:-1] if self.attempts else found) if span.end_s > span.begin_s]
@@ -127,18 +127,18 @@ class RunTimeline:
     strips: Sequence[Strip]
     curves: Sequence[ProgressCurve]
     gaps: Sequence[Gap]  # idle periods
-    collecting: Sequence[Span]  # when episodes were in progress
-    calling: Sequence[Span]  # when calls were in flight
+    collecting: Sequence[Span]  # the times when episodes were in progress
+    calling: Sequence[Span]  # the times when calls were in progress
     calls: Sequence[RewardCall]
 
     @property
     def overlap_s(self) -> float:
-        """The seconds with both episodes and calls active."""
+        """The number of seconds in which both episodes and calls were active."""
         return covered_seconds(intersect_spans(self.collecting, self.calling))
 
     @property
     def alone_s(self) -> float | None:
-        """The seconds of calls after the last episode stopped, or None if unknown."""
+        """The number of seconds of calls after the last episode stopped, or None if unknown."""
         if not self.collecting or not self.calls:
             return None
         return max(0.0, max(call.done_s for call in self.calls) - self.collecting[-1].end_s)
@@ -180,7 +180,7 @@ def build_timeline(run: RunFacts) -> RunTimeline | None:
 
 
 def _calls_of(episodes: Iterable[EpisodeOutline]) -> list[RewardCall]:
-    """Return the requests to the reward in order; the request of a group is included once."""
+    """Return the requests to the reward in order. The request for a group is included only once."""
     units: dict[tuple[str, float], list[EpisodeOutline]] = defaultdict(list)
     for facts in episodes:
         if facts.score is not None and facts.score.submitted_s is not None and facts.score.done_s is not None:
@@ -197,7 +197,7 @@ def _calls_of(episodes: Iterable[EpisodeOutline]) -> list[RewardCall]:
 
 
 class _Axis:
-    """The time axis, with idle periods cut out."""
+    """The time axis, from which idle periods are cut out."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         busy = merge_spans(spans)
@@ -246,12 +246,12 @@ def intersect_spans(one: Sequence[Span], other: Sequence[Span]) -> list[Span]:
 
 
 def covered_seconds(spans: Iterable[Span]) -> float:
-    """Return the total length of spans in seconds."""
+    """Return the total length of the spans in seconds."""
     return sum(span.end_s - span.begin_s for span in spans)
 
 
 def _bands(works: Sequence[Bar], calls: Sequence[RewardCall]) -> list[Band]:
-    """Return all lanes if they fit, otherwise only the lanes of calls if these fit, otherwise none."""
+    """Return all lanes if they fit, otherwise only the lanes of calls if those fit, otherwise none."""
     if len(works) + sum(max(1, len(call.attempts)) for call in calls) > MOST_BARS:
         return []
     collecting = Band("Collecting", *_assign_lanes([(work.span, [work]) for work in works]))
@@ -292,7 +292,7 @@ def occupancy(spans: Sequence[Span], edges: Floats) -> Floats:
     """Return the mean number of active spans (N,) between consecutive `edges` (N + 1,)."""
 
     def elapsed(moments: Sequence[float]) -> Floats:
-        """Return, for each edge (N + 1,), the sum of the seconds since all earlier moments."""
+        """For each edge (N + 1,), return the sum of the seconds since all earlier moments."""
         ordered = np.sort(np.array(moments))
         before = np.searchsorted(ordered, edges)
         return np.asarray(before * edges - np.concatenate([[0.0], np.cumsum(ordered)])[before], dtype=np.float64)
@@ -302,7 +302,7 @@ def occupancy(spans: Sequence[Span], edges: Floats) -> Floats:
 
 
 def most_at_once(spans: Sequence[Span]) -> int:
-    """Return the largest number of overlapping spans; adjacent spans do not overlap."""
+    """Return the largest number of overlapping spans. Adjacent spans do not overlap."""
     changes = sorted([(span.begin_s, 1) for span in spans] + [(span.end_s, -1) for span in spans])
     return int(max(np.cumsum([change for _, change in changes]), default=0))
 
@@ -329,7 +329,7 @@ def _curve(title: str, moments: Iterable[float], total: int, axis: _Axis) -> Pro
 
 
 def groups_complete(episodes: Iterable[EpisodeOutline]) -> tuple[list[float], int]:
-    """Return the known completion times of groups, and the number of groups."""
+    """Return the known times at which groups were completed, and the number of groups."""
 
     def settled_s(facts: EpisodeOutline) -> float:
         if facts.row.error_class is not None and facts.end_s is not None:
@@ -345,7 +345,7 @@ def groups_complete(episodes: Iterable[EpisodeOutline]) -> tuple[list[float], in
 
 
 def draw_timeline(timeline: RunTimeline) -> Drawing:
-    """Draw the lanes, if any, with the totals and the completed shares below them."""
+    """Draw the lanes, if any, and below them the totals and the completed shares."""
     parts = [f"{strip.title.lower()}: peak {strip.peak}" for strip in timeline.strips]
     drawing = Drawing(f"Timeline of {seconds(timeline.length_s)}; {'; '.join(parts)}", _WIDTH)
     scale = (_WIDTH - _LEFT - _RIGHT) / (timeline.length_s or 1.0)
@@ -417,7 +417,10 @@ def _draw_curves(drawing: Drawing, curves: Sequence[ProgressCurve], scale: float
 
 
 def ticks(length_s: float) -> list[float]:
-    """Return about `_TICKS` round times from 0, except at the very end, where the label would not fit."""
+    """Return about `_TICKS` round times from 0.
+
+    The very end of the axis is left out, since a label would not fit there.
+    """
     if length_s <= 0:
         return [0.0]
     wanted = length_s / _TICKS

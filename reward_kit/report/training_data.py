@@ -30,24 +30,24 @@ from reward_kit.runs.run_folder import RunHeader, line_record
 
 TRAINED = "score/mean"
 ALARM = "learner/alarm/"
-_DONE = "reward_agent/done"  # counts from the start of its process
-_LARGEST = 1e100  # largest value that axes can show
+_DONE = "reward_agent/done"  # counted from the start of its process
+_LARGEST = 1e100  # the largest value that axes can show
 
 
 class Series(NamedTuple):
     """The values of one figure."""
 
-    updates_N: NDArray[np.int64]  # ascending
+    updates_N: NDArray[np.int64]  # in ascending order
     values_N: NDArray[np.float64]  # NaN if not finite
 
     @property
     def finite(self) -> Series:
-        """Return the finite values only."""
+        """The series without values that are not finite."""
         is_finite = np.isfinite(self.values_N)
         return Series(self.updates_N[is_finite], self.values_N[is_finite])
 
     def at(self, update: int) -> float | None:
-        """Return the value after an update, or None if it is absent."""
+        """Return the value after an update, or None if there is none."""
         place = int(np.searchsorted(self.updates_N, update))
         is_there = place < len(self.updates_N) and int(self.updates_N[place]) == update
         return float(self.values_N[place]) if is_there and math.isfinite(self.values_N[place]) else None
@@ -55,20 +55,20 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingFacts:
-    """The facts that a page shows about a training run."""
+    """The data that a page shows about a training run."""
 
     path: Path
     header: RunHeader
     training: Mapping[str, Any]
     series: Mapping[str, Series]
-    resumed_at: Sequence[int]  # first update after each resume
-    updates: int  # finished so far
-    last_at: datetime.datetime | None  # time of the last line, in UTC
-    stopped: str | None  # why the run ended before its last update
+    resumed_at: Sequence[int]  # the first update after each resume
+    updates: int  # the number of updates finished so far
+    last_at: datetime.datetime | None  # the time of the last line, in UTC
+    stopped: str | None  # the reason why the run ended before its last update
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The content of the train file with overrides and defaults."""
+        """The content of the train file, including overrides and defaults."""
         config = self.training.get("config")
         return config if isinstance(config, Mapping) else {}
 
@@ -83,7 +83,7 @@ class TrainingFacts:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Return the best update and its value; the first such update if there is a tie."""
+        """Return the best update and its value; if there is a tie, return the first such update."""
         if self.metric not in self.series or not len((series := self.series[self.metric].finite).values_N):
             return None
         highest = np.flatnonzero(series.values_N == series.values_N.max())
@@ -151,7 +151,7 @@ def _metrics(file: Path) -> Iterator[dict[str, Any]]:
             except ValueError as error:
                 raise StoreError(f"{file}:{number}: not JSON: {error}") from None
             if not isinstance(record, dict) or not isinstance(record.get("update"), int):
-                why = "expected an object with an integer 'update'; was the file edited?"
+                why = "expected an object with an integer 'update'; was the file edited by hand?"
                 raise StoreError(f"{file}:{number}: {why}")
             yield record
 
@@ -164,23 +164,26 @@ STRETCHES = 200
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The points of a series to draw, each for one or several consecutive updates."""
+    """The points of a series to draw. Each stands for one update or for consecutive updates."""
 
     updates_M: NDArray[np.int64]  # the last update of each point
     values_M: NDArray[np.float64]  # means; NaN interrupts the line
     low_M: NDArray[np.float64] | None = None  # minima; None if every point is drawn
-    high_M: NDArray[np.float64] | None = None  # maxima, likewise
+    high_M: NDArray[np.float64] | None = None  # maxima; None if every point is drawn
 
     @property
     def all_values(self) -> NDArray[np.float64]:
-        """Return all finite drawn values, including the extremes."""
+        """Return all finite values that are drawn, including the extremes."""
         parts = [part for part in (self.values_M, self.low_M, self.high_M) if part is not None]
         values = np.concatenate(parts)
         return values[np.isfinite(values)]
 
 
 def build_curve(series: Series, most: int = MOST_POINTS) -> Curve:
-    """Return the points of a series or, if it is long, the means and extremes over equal numbers of updates."""
+    """Return the points of a series.
+
+    If the series is long, return the means and extremes over equal numbers of updates.
+    """
     count = len(series.values_N)
     if count <= most:
         return Curve(series.updates_N, series.values_N)
@@ -219,7 +222,7 @@ class ShownMessage(NamedTuple):
 
 
 class KeptEpisode(NamedTuple):
-    """A logged episode with its name, stop reason, return and messages."""
+    """A logged episode: its name, stop reason, return and messages."""
 
     rollout_id: str
     facts: str
@@ -227,7 +230,7 @@ class KeptEpisode(NamedTuple):
 
 
 class ShownUpdate(NamedTuple):
-    """The number of episodes of an update, and a few of these episodes."""
+    """The number of episodes of an update, and some of these episodes."""
 
     update: int
     total: int
@@ -235,7 +238,7 @@ class ShownUpdate(NamedTuple):
 
 
 def kept_updates(run: Path) -> list[ShownUpdate]:
-    """Return some updates with logged episodes, including the first and last."""
+    """Return some of the updates that have logged episodes, including the first and the last."""
     files, found = list(episodes_files(run).items()), []
     chosen = {round(index * (len(files) - 1) / (_MOST_UPDATES - 1)) for index in range(_MOST_UPDATES)} if files else ()
     for index in sorted(chosen):
@@ -257,7 +260,7 @@ def kept_records(file: Path) -> Iterator[dict[str, Any]]:
 
 def _has_messages(record: Mapping[str, Any]) -> None:
     if not isinstance(record.get("messages"), list):
-        raise StoreError("expected an episode, an object with 'messages'; was the file edited?")
+        raise StoreError("expected an episode, which is an object with 'messages'; was the file edited by hand?")
 
 
 def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
@@ -275,7 +278,7 @@ def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
 
 
 def _said(message: Mapping[str, Any]) -> ShownMessage:
-    """Return a message as text, with its tool calls."""
+    """Return a message and its tool calls as text."""
     content = from_json_value(message.get("content"))
     text = content if isinstance(content, str) else "" if content is None else json.dumps(message["content"])
     calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
@@ -300,16 +303,16 @@ class _Kept(NamedTuple):
 
 
 class KeptGroups(NamedTuple):
-    """The groups shown on the page."""
+    """The groups that the page shows."""
 
     update: int
     data: ChunkData
-    groups: Mapping[str, Sequence[str]]  # rollouts by group id, groups with different scores first
-    left_out: int  # groups that did not fit
+    groups: Mapping[str, Sequence[str]]  # the rollouts, keyed by group id; groups with different scores come first
+    left_out: int  # the number of groups that did not fit
 
 
 def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
-    """Return the groups of the latest logged update that fit on a page, or None without any."""
+    """Return those groups of the latest logged update that fit on a page, or None if there are none."""
     files = episodes_files(run)
     if not files:
         return None

@@ -1,4 +1,4 @@
-"""The page of a training run, with explained learning curves and logged episodes."""
+"""The page of a training run, which contains learning curves with explanations and the logged episodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from reward_kit.runs.run_folder import current_status
 
 
 class ChartLine(NamedTuple):
-    """A figure of a chart, with its legend label."""
+    """A figure in a chart, and its label in the legend."""
 
     name: str
     label: str
@@ -54,11 +54,11 @@ class ChartSpec(NamedTuple):
 
     title: str
     lines: tuple[ChartLine, ...]  # missing figures are skipped
-    note: str  # meaning of the figures, and warning signs
-    has_zero: bool = True  # the scale includes 0
-    is_log: bool = False  # logarithmic if values are far apart
-    is_share: bool = False  # shown in percent
-    hides_zeros: bool = False  # omitted if all values are 0
+    note: str  # the meaning of the figures, and warning signs
+    has_zero: bool = True  # whether the scale includes 0
+    is_log: bool = False  # whether the scale is logarithmic if values are far apart
+    is_share: bool = False  # whether values are shown in percent
+    hides_zeros: bool = False  # whether the chart is omitted if all values are 0
 
 
 class ChartGroup(NamedTuple):
@@ -83,7 +83,7 @@ POLICY = ChartGroup(
         ChartSpec(
             "KL",
             (ChartLine("learner/approx_kl", "within the update"), ChartLine("learner/kl", "to the reference")),
-            "KL of one update (k3 estimator), and KL to the reference policy, if any. A jump "
+            "KL of one update (k3 estimator), and KL to the reference policy, if there is one. A jump "
             "indicates that updates are too large; lower ppo.lr.",
         ),
         ChartSpec(
@@ -93,13 +93,13 @@ POLICY = ChartGroup(
                 ChartLine("learner/clip_fraction_low", "lower bound"),
                 ChartLine("learner/clip_fraction_high", "upper bound"),
             ),
-            "Share of tokens with a clipped ratio, which have no gradient. A few percent are usual.",
+            "Share of tokens whose ratio is clipped and which therefore have no gradient. A few percent are usual.",
             is_share=True,
         ),
         ChartSpec(
             "Entropy",
             (ChartLine("learner/entropy", "nats per token"),),
-            "Entropy of the policy. Near 0, exploration stops, and the episodes of a group become equal.",
+            "Entropy of the policy. Near 0, exploration stops and the episodes of a group become identical.",
         ),
         ChartSpec(
             "Gradient norm",
@@ -123,7 +123,7 @@ POLICY = ChartGroup(
         ChartSpec(
             "Critic",
             (ChartLine("learner/explained_variance", "explained variance"),),
-            "1: perfect predictions; 0: no better than the mean; below 0: worse than the mean.",
+            "1 means perfect predictions, 0 means no better than the mean, and below 0 means worse than the mean.",
             has_zero=False,
         ),
     ),
@@ -135,8 +135,8 @@ OFF_POLICY = ChartGroup(
         ChartSpec(
             "Policy lag",
             (ChartLine("learner/lag_mean", "mean"), ChartLine("learner/lag_max", "greatest")),
-            "Versions between the weights that sampled a token and those in training: 0 for sync and minibatch, 1 for "
-            "one_step_off and both.",
+            "Number of versions between the weights that sampled a token and the weights in training: 0 for sync and "
+            "minibatch, 1 for one_step_off and both.",
         ),
         ChartSpec(
             "Effective sample size",
@@ -147,8 +147,9 @@ OFF_POLICY = ChartGroup(
         ChartSpec(
             "Sampler-learner gap",
             (ChartLine("learner/logprob_gap_mean", "mean difference"), ChartLine("learner/logprob_gap", "greatest")),
-            "Difference between the recorded log-probability of a token and the learner's before the update. About "
-            "1e-6 in float32 at lag 0; a larger difference indicates that sampler and learner differ.",
+            "Difference between the recorded log-probability of a token and the log-probability that the learner "
+            "computes before the update. It is about 1e-6 in float32 at lag 0; a larger difference indicates that "
+            "sampler and learner differ.",
             is_log=True,
             has_zero=False,
         ),
@@ -159,7 +160,7 @@ OFF_POLICY = ChartGroup(
                 ChartLine("learner/ratio_mean", "mean"),
                 ChartLine("learner/ratio_max", "greatest"),
             ),
-            "Probability of a token now, divided by its probability when sampled.",
+            "Current probability of a token divided by its probability when it was sampled.",
             is_log=True,
             has_zero=False,
         ),
@@ -177,7 +178,7 @@ EPISODES = ChartGroup(
         ChartSpec(
             "Tokens per episode",
             (ChartLine("held_out/tokens_mean", "held-out"), ChartLine("episode/tokens_mean", "in training")),
-            "Mean number of sampled tokens per episode. A rise without a better score indicates verbosity.",
+            "Mean number of sampled tokens per episode. If it rises but the score does not, the policy is verbose.",
         ),
         ChartSpec(
             "Invalid actions",
@@ -198,7 +199,7 @@ EPISODES = ChartGroup(
         ChartSpec(
             "Unscored",
             (ChartLine("held_out/unscored", "held-out"), ChartLine("score/unscored", "in training")),
-            "Episodes without a score, excluded from training and from means.",
+            "Episodes without a score, which are excluded from training and from means.",
             hides_zeros=True,
         ),
         ChartSpec(
@@ -224,7 +225,7 @@ TIME = ChartGroup(
                 ChartLine("speed/sampled_tokens_per_s", "tokens sampled per second"),
                 ChartLine("speed/trained_tokens_per_s", "tokens trained per second"),
             ),
-            "Mean over the whole update, without evaluation.",
+            "Mean over the whole update, excluding evaluation.",
         ),
         ChartSpec(
             "Environment steps per second",
@@ -239,12 +240,12 @@ TIME = ChartGroup(
                 ChartLine("time/update_s", "learner"),
                 ChartLine("time/wait_for_scores_s", "waiting for scores"),
             ),
-            "Concurrent phases each count in full.",
+            "Phases that run concurrently are each counted in full.",
         ),
         ChartSpec(
             "Hidden scoring time",
             (ChartLine("overlap/hidden_share", "share of scoring time"),),
-            "1 − waiting / scoring: the share of scoring that overlapped with other work.",
+            "1 − waiting / scoring: the share of scoring time that overlapped with other work.",
             is_share=True,
         ),
     ),
@@ -257,9 +258,9 @@ STOPS_TITLE = "Stop reasons"
 # Drawing
 
 
-_Z = 1.96  # standard errors of a 95% normal interval
+_Z = 1.96  # the half-width of a 95% normal interval in standard errors
 _MOST_DOTS = 40
-_FAR_APART = 30.0  # ratio of values from which a logarithmic scale is used
+_FAR_APART = 30.0  # the ratio of values above which a logarithmic scale is used
 _Y_TICKS, _X_TICKS = 4, 6
 
 
@@ -280,7 +281,7 @@ LARGE = Box(54.0, 14.0, 1050.0, 296.0, 1080.0, 324.0)
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Mapping of values and updates to positions in a box."""
+    """The mapping from values and updates to positions in a box."""
 
     box: Box
     low: float
@@ -302,7 +303,7 @@ class Axes:
 
 
 class CurvePath(NamedTuple):
-    """A curve with its label, latest value, path, area of extremes, and dots if it has few points."""
+    """A curve: its label, latest value, path, area of extremes, and dots if it has few points."""
 
     label: str
     latest: str
@@ -333,7 +334,7 @@ class Chart:
     key: str
     picture: ChartSpec
     box: Box
-    aloud: str  # description for screen readers
+    aloud: str  # a description for screen readers
     data: dict[str, Any]  # for the script: box, scale, and the points of each line
     lines: list[CurvePath] = field(default_factory=list)
     band: str = ""  # an SVG path
@@ -343,7 +344,7 @@ class Chart:
 
 
 def draw(key: str, picture: ChartSpec, run: TrainingFacts, box: Box = SMALL) -> Chart | None:
-    """Draw a chart, or return None if the run has no data for it."""
+    """Draw a chart, or return None if the run has no data for the chart."""
     curves = [(line, build_curve(run.series[line.name])) for line in picture.lines if line.name in run.series]
     curves = [(line, curve) for line, curve in curves if np.isfinite(curve.values_M).any()]
     values = np.concatenate([curve.all_values for _, curve in curves]) if curves else np.empty(0)
@@ -374,7 +375,10 @@ Band = Sequence[tuple[int, float, float]]
 
 
 def _band(run: TrainingFacts, curves: Iterable[tuple[ChartLine, Curve]]) -> Band:
-    """Return the mean ± 1.96 standard errors of the held-out score, clipped to [0, 1] if all scores are."""
+    """Return the mean ± 1.96 standard errors of the held-out score.
+
+    The band is clipped to [0, 1] if all scores are in [0, 1].
+    """
     error = run.series.get("held_out/standard_error")
     curve = next((curve for line, curve in curves if line.name == HELD_OUT_SCORE), None)
     if error is None or curve is None:
@@ -402,7 +406,7 @@ def _scale(picture: ChartSpec, values: np.ndarray, band: Band, run: TrainingFact
         return Axes(box, 0.0, 1.0, False, first, last)
     low, high = (min(0.0, low), max(0.0, high)) if picture.has_zero else (low, high)
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    # No margin at 0.
+    # There is no margin at 0.
     low, high = low if low == 0.0 else low - room, high if high == 0.0 > low else high + room
     return Axes(box, low, high, False, first, last)
 
@@ -432,7 +436,7 @@ def _area(band: Band, scale: Axes) -> str:
 
 
 def _data(scale: Axes, picture: ChartSpec, curves: Iterable[tuple[ChartLine, Curve]], band: Band) -> dict[str, Any]:
-    """Return the points for the script, which shows the values at the pointer and changes the x axis."""
+    """Return the points for the script, which shows the values at the pointer and can change the x axis."""
     return {
         "box": list(scale.box[:4]),
         "scale": [scale.low, scale.high, int(scale.is_log)],
@@ -466,7 +470,7 @@ def value_text(value: float, picture: ChartSpec) -> str:
 
 
 def short(value: float) -> str:
-    """Format a number with three significant digits, thousands separators, and exponents for small values."""
+    """Format a number with three significant digits, thousands separators, and an exponent for small values."""
     size = abs(value)
     if size >= 10_000:
         return f"{value:,.0f}"
@@ -476,7 +480,10 @@ def short(value: float) -> str:
 
 
 def y_ticks(scale: Axes) -> list[float]:
-    """Return round values in a scale or, on a logarithmic scale, powers of ten or, if too few, both ends."""
+    """Return round values on the scale of an axis.
+
+    On a logarithmic scale, return powers of ten or, if there are too few, both ends of the scale.
+    """
     if not scale.is_log:
         return _round_ticks(scale.low, scale.high, _Y_TICKS)
     powers = range(math.ceil(math.log10(scale.low)), math.floor(math.log10(scale.high)) + 1)
@@ -557,7 +564,7 @@ def _facts(run: TrainingFacts) -> list[str]:
 
 
 def _notes(run: TrainingFacts, status: str) -> list[str]:
-    """Return the notes to show before the curves."""
+    """Return the notes that are shown before the curves."""
     notes, asked = [], _updates_asked(run)
     if status in ("killed", "interrupted") or (status == "failed" and run.updates):
         again = shlex.join(["reward-kit", "train", "--resume", str(run.path)])
@@ -573,19 +580,19 @@ def _notes(run: TrainingFacts, status: str) -> list[str]:
         more = " and more" if len(broken) > 5 else ""
         notes.append(f"First non-finite values: {', '.join(broken[:5])}{more}.")
     if HELD_OUT_SCORE not in run.series and "score/mean" in run.series:
-        notes.append("No samples are held out: the score is the training batch's.")
+        notes.append("No samples are held out, so the score is measured on the training batch.")
     if unscored := run.last("held_out/unscored"):
         notes.append(
-            f"{unscored:,.0f} held-out episodes of the latest evaluation are unscored and excluded from means."
+            f"{unscored:,.0f} held-out episodes of the latest evaluation are unscored and are excluded from the means."
         )
     if run.resumed_at:
         where = ", ".join(f"{update:,}" for update in run.resumed_at[:10])
-        notes.append(f"Resumed {len(run.resumed_at):,} times, at update {where} (dotted lines).")
+        notes.append(f"Training was resumed {len(run.resumed_at):,} times, at update {where} (dotted lines).")
     return notes
 
 
 def _cards(run: TrainingFacts) -> list[tuple[str, str, str]]:
-    """Return the first, best and last scores for the top of the page."""
+    """Return the first, best and last scores, which are shown at the top of the page."""
     series = run.series[run.metric].finite if run.metric in run.series else None
     if series is None or not len(series.values_N) or run.best is None:
         return []
@@ -619,7 +626,7 @@ def _totals(run: TrainingFacts) -> list[tuple[str, str]]:
 def _drawn(part: ChartGroup, run: TrainingFacts) -> list[Chart]:
     charts = []
     for index, picture in enumerate(part.pictures):
-        if picture.title == STOPS_TITLE:  # one line for each frequent reason
+        if picture.title == STOPS_TITLE:  # draw one line for each frequent reason
             stops = {name: series.finite.values_N for name, series in run.series.items() if name.startswith(STOPS)}
             most = sorted((name for name in stops if len(stops[name])), key=lambda name: -float(stops[name].sum()))
             labels = [(name, name.removeprefix(STOPS).removesuffix("_share")) for name in most[:_MOST_STOPS]]
@@ -631,7 +638,7 @@ def _drawn(part: ChartGroup, run: TrainingFacts) -> list[Chart]:
 
 
 def _alarms(run: TrainingFacts) -> list[tuple[str, int, int, int, str]]:
-    """Return the exceeded off-policy limits: name, count, first and last update, and worst value."""
+    """Return the off-policy limits that were exceeded: name, count, first and last update, and worst value."""
     alarms = []
     for name, series in run.series.items():
         if name.startswith(ALARM):
@@ -653,7 +660,7 @@ def _figure_row(name: str, series: Series) -> tuple[str, int, list[str]]:
 
 
 def _axes(run: TrainingFacts) -> dict[str, Any]:
-    """Return the alternatives to updates on the x axis, with their values after each update."""
+    """Return the alternatives to updates on the x axis, and their values after each update."""
     axes = {}
     for name, figure, unit in (
         ("environment steps", "progress/env_steps", 1.0),

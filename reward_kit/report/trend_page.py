@@ -1,4 +1,4 @@
-"""The page of a task in the viewer: the score, cost and latency of its runs, oldest first."""
+"""The page of a task in the viewer: the score, cost and latency of its runs, from oldest to newest."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from reward_kit.report.viewer_runs import RunCatalog, RunRow
 from reward_kit.runs.run_folder import placed_lines
 
 MOST_RUNS = 50
-_MOST_BYTES = 256_000_000  # of episodes.jsonl, read for the latency of all runs of a page
+_MOST_BYTES = 256_000_000  # bytes of episodes.jsonl to read for the latency of all runs of a page
 _WIDTH, _LEFT, _RIGHT, _TALL, _GAP = 420.0, 58.0, 8.0, 96.0, 30.0
 Latencies = Mapping[str, float]
-"""The median seconds of an episode by policy."""
+"""The median duration of an episode in seconds, keyed by policy."""
 
 
 class TrendPoint(NamedTuple):
     """A run of one policy."""
 
     row: RunRow
-    latency_s: float | None  # the median over its episodes
+    latency_s: float | None  # the median over the episodes of the run
 
     @property
     def episode_cost(self) -> float | None:
-        """The mean cost of an episode in dollars; None if unknown."""
+        """The mean cost of an episode in US dollars; None if unknown."""
         return self.row.cost / self.row.episodes if self.row.cost is not None and self.row.episodes else None
 
     @property
@@ -41,13 +41,13 @@ class TrendPoint(NamedTuple):
 
 
 class LatencyReader:
-    """Reader of the latencies of runs, which reads them again if their files change."""
+    """A reader of the latencies of runs. It reads them again if the files of a run change."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int, int], Latencies]] = {}
 
     def read(self, runs: Iterable[Path]) -> dict[Path, Latencies]:
-        """Return the latencies of runs, newest first, until the total size of the files is too large."""
+        """Return the latencies of runs, newest first, until the total size of the files becomes too large."""
         found: dict[Path, Latencies] = {}
         size = 0
         for run in runs:
@@ -77,7 +77,10 @@ def read_latencies(run: Path) -> Latencies:
 
 
 def draw_trend(policy: str, points: Sequence[TrendPoint]) -> Drawing:
-    """Draw the score with its interval, the cost and the latency of the runs of a policy, from left to right."""
+    """Draw the runs of a policy from left to right.
+
+    For each run, the score and its interval, the cost and the latency are drawn.
+    """
     description = f"Score, cost and latency of {len(points)} runs of {policy}, oldest first"
     drawing = Drawing(description, _WIDTH, 3 * (_TALL + _GAP) + 4)
     step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(points))
@@ -125,7 +128,7 @@ def draw_trend(policy: str, points: Sequence[TrendPoint]) -> Drawing:
 
 
 def trend_page(catalog: RunCatalog, task: str, latencies: LatencyReader) -> str:
-    """Return the page of the newest runs of the task with this displayed name."""
+    """Return the page of the newest runs of the task that has this displayed name."""
     rows = [row for row in catalog.rows if row.task == task and row.episodes is not None]
     newest = list(dict.fromkeys(row.run for row in rows))[:MOST_RUNS]
     paths = {name: path for name in newest if (path := catalog.run_path(name)) is not None}

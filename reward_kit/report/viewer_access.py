@@ -1,13 +1,13 @@
-"""Access control of the viewer: requests must come from this machine, and need the token of the server.
+"""Access control of the viewer: requests must come from this machine and need the token of the server.
 
-A page of another site in the same browser can send requests to this machine, and can resolve its host name to this
+A page of another site in the same browser can send requests to this machine and can resolve its host name to this
 machine. A request therefore needs the token or the cookie exchanged for it, which the browser sends only for pages of
-the viewer. Its Host header must be that of this machine. Only safe methods are allowed, except for the POST of a label,
-which must be JSON and come from a page of the viewer.
+the viewer. The Host header of a request must name this machine. Only safe methods are allowed, except for the POST of a
+label, which must be JSON and come from a page of the viewer.
 
 The address passed to a browser is visible to other users of the machine in the process arguments. It therefore contains
-a code instead of the token, which can be exchanged for a cookie once, within a minute. A second use is refused and
-revokes the first cookie, since one of the two clients was not the user's browser.
+a code instead of the token. The code can be exchanged for a cookie only once and within a minute. A second use is
+refused and revokes the first cookie, since one of the two clients was not the user's browser.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKEN, CODE = "token", "code"
 HERE = ("127.0.0.1", "localhost")
 """Host names of this machine that are accepted."""
 _CODE_LASTS_S = 60.0
-_COOKIE_LASTS_S = 24 * 3600  # otherwise cookies of many starts would fill the headers
+_COOKIE_LASTS_S = 24 * 3600  # cookies expire because those of many starts would fill the headers
 _WITHDRAWN = "This code was used twice; its session is closed. Open the address that was printed.\n"
 _IN_ADDRESSES = "/?&=%:@!$'()*+,;~"
 _HEADERS = {
@@ -45,20 +45,20 @@ def new_token() -> str:
 
 
 class Access:
-    """The access control of a server, which allows requests or refuses them with a reason.
+    """The access control of a server. It allows requests or refuses them with a reason.
 
     Args:
-        token: the token expected in addresses as `?token=…`; by default a new one.
+        token: the token expected in addresses as `?token=…`; a new one is created by default.
     """
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token or new_token()
         self._due: dict[str, float] = {}
-        """Unused codes, and when they expire."""
+        """Unused codes, and the times at which they expire."""
         self._used: dict[str, str] = {}
-        """Used codes, and the sessions that they opened."""
+        """Used codes, and the sessions that were opened with them."""
         self._sessions: dict[str, set[anyio.CancelScope]] = {}
-        """Cookies exchanged for codes, and their requests in progress."""
+        """Cookies that were exchanged for codes, and the requests in progress that use them."""
         # Cookies ignore ports, so each start uses its own name.
         self._cookie = f"reward_kit_{secrets.token_hex(4)}"
 
@@ -98,9 +98,14 @@ class Access:
         raise web.HTTPForbidden(text=_WITHDRAWN)
 
     def _exchanged(self, request: web.Request) -> web.Response:
-        """Exchange the token for a cookie, and redirect to the address without it to keep it out of the history."""
+        """Exchange the token for a cookie, and redirect to the address without the token.
+
+        The redirect keeps the token out of the browser history.
+        """
         if not all(_is_one_of(given, (self.token,)) for given in request.query.getall(TOKEN)):
-            raise web.HTTPForbidden(text="This token belongs to an earlier `reward-kit view`; use the one printed.\n")
+            raise web.HTTPForbidden(
+                text="This token belongs to an earlier `reward-kit view`; open the address that was printed last.\n"
+            )
         return self._let_in(request, TOKEN, self.token)
 
     def _redeemed(self, request: web.Request) -> web.Response:
@@ -118,7 +123,7 @@ class Access:
         return self._let_in(request, CODE, session)
 
     def _let_in(self, request: web.Request, parameter: str, value: str) -> web.Response:
-        # Exactly one slash: two, or a backslash, would start another host's name.
+        # Keep exactly one slash: two slashes, or a backslash, would start the name of a different host.
         rest = quote(request.rel_url.without_query_params(parameter).raw_path_qs, safe=_IN_ADDRESSES)
         response = web.Response(status=303, headers={"Location": "/" + rest.lstrip("/")})
         response.set_cookie(self._cookie, value, httponly=True, samesite="Strict", path="/", max_age=_COOKIE_LASTS_S)
@@ -126,12 +131,12 @@ class Access:
 
 
 def _is_one_of(given: str, known: Iterable[str]) -> bool:
-    """Compare in constant time."""
+    """Compare a secret with known ones in constant time."""
     return any(secrets.compare_digest(given.encode("utf-8", "replace"), one.encode()) for one in known)
 
 
 def _refuse_foreign(request: web.Request) -> None:
-    """Refuse requests that pages of the viewer never make."""
+    """Refuse requests that are never made by pages of the viewer."""
     is_post = request.method == "POST" and request.match_info.http_exception is None  # of a route that accepts it
     if request.method not in ("GET", "HEAD") and not is_post:
         raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
@@ -140,7 +145,7 @@ def _refuse_foreign(request: web.Request) -> None:
         raise web.HTTPForbidden(text="This server accepts only requests to 127.0.0.1 or localhost.\n")
     if not _is_from_here(request.headers, hosts[0], may_follow_links=not is_post):
         raise web.HTTPForbidden(text="Requests from other sites are refused.\n")
-    if is_post and request.content_type != "application/json":  # which no form of another site can send
+    if is_post and request.content_type != "application/json":  # which a form on another site cannot send
         raise web.HTTPUnsupportedMediaType(text="The Content-Type must be application/json.\n")
 
 
@@ -149,7 +154,7 @@ def _is_from_here(headers: Mapping[str, str], host: str, *, may_follow_links: bo
     origin = headers.get("Origin")
     if origin is not None and origin != f"http://{host}":
         return False
-    # Followed links are admitted: the linking page cannot read the response, and has no cookie of ours.
+    # Followed links are admitted, because the linking page cannot read the response and does not have our cookie.
     site, mode = headers.get("Sec-Fetch-Site", "none"), headers.get("Sec-Fetch-Mode", "navigate")
     return site in ("none", "same-origin") or (may_follow_links and mode == "navigate")
 

@@ -1,9 +1,9 @@
 """The runs of the viewer, which are kept up to date while they are running.
 
-Each line of the files of a run is read once. The displayed facts of each episode are kept in memory, with the positions
-of its lines, which are read again when the episode is opened. Changes are numbered to let each open page request the
-changes since its last request. The figures of a running or killed run, which has no final summary, are computed from
-its lines.
+Each line of the files of a run is read once. The displayed facts of each episode are kept in memory together with the
+positions of its lines, which are read again when the episode is opened. Changes are numbered so that each open page can
+request the changes since its last request. A running or killed run has no final summary, so its figures are computed
+from its lines.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class PlacedRecord(NamedTuple):
 
 
 class NewLines(NamedTuple):
-    """The new lines of a file."""
+    """The lines of a file that are new."""
 
     lines: list[PlacedRecord]
-    is_new_file: bool  # the file was replaced or truncated: discard earlier lines
-    is_all: bool  # there are no further complete lines yet
+    is_new_file: bool  # True if the file was replaced or truncated, so earlier lines must be discarded
+    is_all: bool  # True if there are no further complete lines yet
 
 
 class TailReader:
-    """Reader of the new lines of a file. An incomplete last line is returned when it is complete.
+    """A reader of the new lines of a file. An incomplete last line is returned once it is complete.
 
     Args:
         path: the file; a missing file has no lines.
@@ -73,10 +73,10 @@ class TailReader:
         self._offset = self._lines = self._seen_size = 0
 
     def news(self) -> NewLines:
-        """Return the lines that are new since the last call, or the next part of them.
+        """Return the lines that are new since the last call, or the next part of these lines.
 
         Raises:
-            StoreError: the file cannot be read, or a line is damaged; the message contains its location.
+            StoreError: the file cannot be read, or a line is damaged; the message contains the location of the line.
         """
         try:
             facts = self.path.stat()
@@ -117,23 +117,23 @@ Attempt = tuple[str, int]
 
 
 class GroupLines(NamedTuple):
-    """The stored lines of a group's episodes, or of part of a large group."""
+    """The stored lines of the episodes of a group, or of a part of a large group."""
 
-    size: int  # episodes of the whole group
-    first: int  # index of the first of these
+    size: int  # the number of episodes in the whole group
+    first: int  # the index of the first of these episodes
     lines: list[StoredLines]
 
 
 @dataclass(slots=True)
 class _Known:
-    """The latest attempt of an episode, with the number of its last change."""
+    """The latest attempt of an episode, and the number of its last change."""
 
     facts: EpisodeOutline
     change: int = 0
 
 
 class _ReadLines:
-    """The lines read from the files of a run, which are discarded when a file is replaced."""
+    """The lines read from the files of a run. They are discarded when a file is replaced."""
 
     def __init__(self, path: Path) -> None:
         self.episodes = TailReader(path / "episodes.jsonl")
@@ -161,7 +161,7 @@ class WatchedRun:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.change = 0
-        """Increases with each change."""
+        """The number of the last change."""
         self._lock = threading.RLock()
         self._header_is_from: tuple[int, int] | None = None
         self._memory = _ReadLines(path)
@@ -171,7 +171,7 @@ class WatchedRun:
 
     @property
     def epoch(self) -> str:
-        """The epoch of the files of the run; a new epoch invalidates everything that was sent before."""
+        """The epoch of the files of the run. A new epoch invalidates everything that was sent before."""
         return self._memory.epoch
 
     @property
@@ -181,17 +181,17 @@ class WatchedRun:
 
     @property
     def bytes_read(self) -> int:
-        """The number of bytes read, except for opened episodes."""
+        """The number of bytes read, excluding those of opened episodes."""
         return self._memory.episodes.bytes_read + self._memory.scores.bytes_read
 
     def poll(self) -> bool:
-        """Read new lines, or a bounded part of them."""
+        """Read new lines, or a bounded part of the new lines."""
         with self._lock:
             try:
                 self._read_header()
                 return self.read_lines()
             except RewardKitError:
-                self._forget()  # otherwise the lines before the damage would count as all lines
+                self._forget()  # otherwise the lines before the damaged line would be taken for all lines
                 raise
 
     def poll_all(self) -> None:
@@ -211,7 +211,7 @@ class WatchedRun:
 
     @property
     def labels(self) -> Mapping[str, EpisodeLabels]:
-        """The labels of users by rollout id."""
+        """The labels of users, keyed by rollout id."""
         return self._memory.labels
 
     def check_step(self, rollout_id: str, step: int | None) -> None:
@@ -220,20 +220,25 @@ class WatchedRun:
         if known is None:
             raise ConfigError(f"this run has no episode {rollout_id!r:.200}")
         if step is not None and step >= known.facts.row.num_steps:
-            raise ConfigError(f"episode {rollout_id!r:.200} has {known.facts.row.num_steps} steps, and no step {step}")
+            raise ConfigError(
+                f"episode {rollout_id!r:.200} has {known.facts.row.num_steps} steps, so there is no step {step}"
+            )
 
     def find(self, query: str) -> list[str]:
         """Return the ids of the episodes whose text contains the query."""
         search = self._search
         with search.lock:
-            with self._lock:  # the texts are read without it, so that other pages do not wait
+            with self._lock:  # the texts are read without the lock so that other pages do not wait
                 changed, change = self.changed_since(search.change), self.change
             search.add(changed)
             search.change = change
             return search.find(query)
 
     def changed_since(self, change: int) -> list[EpisodeOutline]:
-        """Return the episodes that are new or newly scored since a change, in time proportional to their number."""
+        """Return the episodes that are new or newly scored since a change.
+
+        The time is proportional to the number of these episodes.
+        """
         with self._lock:
             changed = []
             for rollout_id in reversed(self._memory.by_change):
@@ -245,14 +250,17 @@ class WatchedRun:
             return changed[::-1]
 
     def beside(self, episodes: Iterable[EpisodeOutline]) -> list[EpisodeOutline]:
-        """Return all episodes with the same samples and policies as these, for the table of samples."""
+        """Return all episodes that have the same samples and policies as these, for the table of samples."""
         with self._lock:
             keys = dict.fromkeys((facts.row.sample_id, facts.row.policy) for facts in episodes)
             known = [self._memory.known[one].facts for key in keys for one in self._memory.rows[key]]
             return [facts for facts in known if not facts.row.is_unfinished]
 
     def group_lines(self, group_id: str, around: str | None = None) -> GroupLines:
-        """Return the stored lines of the episodes of a group, or of the part of a large group around an episode."""
+        """Return the stored lines of the episodes of a group.
+
+        For a large group, return the part that contains the episode `around`.
+        """
         with self._lock:
             group = [self._memory.known[name].facts for name in self._memory.groups.get(group_id, ())]
             parts = split_groups([facts for facts in group if not facts.row.is_unfinished])
@@ -280,7 +288,7 @@ class WatchedRun:
             return self.group_lines(known.facts.group_id, rollout_id)
 
     def _index_credit(self) -> Mapping[str, LineRange]:
-        """Index `credit.jsonl` by episode; the file is written and read as a whole."""
+        """Index `credit.jsonl` by episode. The file is written and read as a whole."""
         try:
             facts = (self.path / "credit.jsonl").stat()
         except OSError:  # treat a damaged file as missing
@@ -291,7 +299,7 @@ class WatchedRun:
         return self._credit[1]
 
     def read_lines(self) -> bool:
-        # Scores first, so that lines of episodes scored from the start are read once.
+        # Read scores first, so that lines of episodes that already have a score are read only once.
         memory = self._memory
         scores, episodes, labels = memory.scores.news(), memory.episodes.news(), memory.label_lines.news()
         if scores.is_new_file or episodes.is_new_file or labels.is_new_file:
@@ -367,7 +375,7 @@ _END = 1 << 18
 
 
 def last_held_out(run: Path) -> float | None:
-    """Return the last held-out score of a training run, or None if the end of its metrics contains none."""
+    """Return the last held-out score of a training run, or None if there is none near the end of its metrics."""
     path = run / METRICS
     if not path.exists():
         return None
@@ -393,16 +401,16 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class RunRow(NamedTuple):
-    """A row of the table of runs, which is a policy of a run."""
+    """A row in the table of runs: one policy of a run."""
 
     run: str
     task: str
     policy: str = ""  # for training runs: the progress
     status: str = "unreadable"  # "killed" if no process has the run open, "unreadable" if a file is damaged
     episodes: int | None = None
-    total: int | None = None  # expected episodes of all policies
+    total: int | None = None  # the expected number of episodes of all policies
     mean: float | None = None  # for training runs: the last held-out score
-    low: float | None = None  # of the 95% interval
+    low: float | None = None  # the lower bound of the 95% interval
     high: float | None = None
     cost: float | None = None
     began: str = ""  # in UTC, to the second
@@ -411,7 +419,7 @@ class RunRow(NamedTuple):
 
 @dataclass(slots=True)
 class _Entry:
-    """A run in the directory, with the signature of its files when they were read."""
+    """A run in the directory, and the signature of its files at the time they were read."""
 
     signature: Signature = ()
     rows: Sequence[RunRow] = ()
@@ -423,7 +431,7 @@ class _Entry:
 
 
 class RunCatalog:
-    """The runs of a directory. It may be used from any thread; `held` makes several reads consistent."""
+    """The runs of a directory. It may be used from any thread; `held` makes multiple reads consistent."""
 
     def __init__(self, folder: Path, only: str | None = None) -> None:
         self._folder = folder
@@ -431,17 +439,17 @@ class RunCatalog:
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.RLock()
         self.change = 0
-        """Increases when a row changes."""
+        """The number of the last change to a row."""
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Block polling by other threads, to keep rows, names and `change` consistent."""
+        """Prevent polling by other threads, which keeps rows, names and `change` consistent."""
         with self._lock:
             yield
 
     @property
     def rows(self) -> list[RunRow]:
-        """Return the rows as of the last poll, newest run first."""
+        """Return the rows as of the last poll; the newest run comes first."""
         with self._lock:
             rows = [row for entry in self._entries.values() for row in entry.rows]
         return sorted(rows, key=lambda row: (row.began, row.run), reverse=True)
@@ -458,7 +466,7 @@ class RunCatalog:
             return [escape_text(name, NAME_LENGTH) for name in self._entries]
 
     def changed_since(self, change: int) -> list[RunRow]:
-        """Return the rows of runs that changed after this number."""
+        """Return the rows of runs that changed after the change with this number."""
         with self._lock:
             return [row for entry in self._entries.values() if entry.change > change for row in entry.rows]
 
@@ -474,12 +482,12 @@ class RunCatalog:
         for folder in _FOLDERS:
             with contextlib.suppress(OSError), os.scandir(path / folder) as entries:
                 parts += [Path(entry.path) for entry in entries if entry.is_symlink()]
-        # Circular links open nothing.
+        # Circular links cannot be resolved.
         is_inside = all(root in Path(os.path.realpath(part)).parents for part in parts)
         return path if is_inside and (path / FILE).is_file() else None
 
     def poll(self) -> None:
-        """Read the changes in the directory since the last poll, up to a bounded amount for each run."""
+        """Read the changes in the directory since the last poll. The amount read for each run is bounded."""
         with self._lock:
             names = [self._only] if self._only is not None else []
             if self._only is None:
@@ -499,7 +507,7 @@ class RunCatalog:
                 return
             entry = self._entries.setdefault(name, _Entry())
             entry.is_open = is_open_elsewhere(path)
-        # A test of a run's lock takes it briefly, so test only after a change.
+        # Testing the lock of a run takes the lock briefly, so test only after a change.
         elif entry.is_open and not is_open_elsewhere(path):
             entry.is_open = False
         elif entry.watch is None:
@@ -522,7 +530,7 @@ class RunCatalog:
             self.change += 1
 
     def _rows_of(self, path: Path, entry: _Entry) -> Sequence[RunRow] | None:
-        """Return the rows of a run, or None to compute them later."""
+        """Return the rows of a run, or None if they are to be computed later."""
         header = RunHeader.read(path)
         known = RunRow(
             run=path.name,
@@ -542,7 +550,7 @@ class RunCatalog:
         return self._counted(path, entry, known)
 
     def _counted(self, path: Path, entry: _Entry, known: RunRow) -> Sequence[RunRow] | None:
-        """Compute figures from memory, using at most a twentieth of the time."""
+        """Compute figures from memory. At most a twentieth of the time is used for this."""
         watch = entry.watch = entry.watch or WatchedRun(path)
         is_all = watch.poll()
         began_s, state = time.monotonic(), (watch.change, known)

@@ -50,7 +50,7 @@ _ALIVE_EVERY = 30
 _MOST_IN_MEMORY = 8
 _MESSAGE_LENGTH = 600
 _TREND = "/-/trend"  # no page of a run has this path, even of a run named "-"
-_MOST_POSTED = 1 << 16  # bytes of a request's body
+_MOST_POSTED = 1 << 16  # the maximum size of a request's body in bytes
 _COLUMNS = (
     TableColumn("run", "run", "link"),
     TableColumn("policy", "policy", "id"),
@@ -66,12 +66,12 @@ _COLUMNS = (
 )
 Event = tuple[str, Mapping[str, Any]]
 EventSource = Callable[[str], Awaitable[tuple[str, list[Event]]]]
-"""A function from a page's mark to the current mark and the events since then, as names with data."""
+"""A function from a page's mark to the current mark and the events since then, each a name and data."""
 
 
 @asynccontextmanager
 async def serving(catalog: RunCatalog, port: int = 0, access: Access | None = None) -> AsyncIterator[str]:
-    """Serve the runs of a catalog during the block, and yield the address."""
+    """Serve the runs of a catalog during the block and yield the address."""
     access = access or Access()
     app = web.Application(client_max_size=_MOST_POSTED)
     access.install(app)
@@ -109,7 +109,7 @@ async def serving(catalog: RunCatalog, port: int = 0, access: Access | None = No
 
 
 class _Viewer:
-    """The handlers of a server; the event `ending` ends its event streams."""
+    """The handlers of a server. Its event streams end when the event `ending` is set."""
 
     def __init__(self, catalog: RunCatalog) -> None:
         self.ending = anyio.Event()
@@ -143,10 +143,10 @@ class _Viewer:
             with self._catalog.held():
                 self._catalog.poll()
                 now, known = self._catalog.change, int(mark) if mark.isdecimal() else -1
-                if not 0 <= known <= now:  # from another start of the server
+                if not 0 <= known <= now:  # the mark is from an earlier start of the server
                     return str(now), [("reload", {})]
                 changed = [_cells(row) for row in self._catalog.changed_since(known)]
-                # With the names of all runs, since some may have been removed.
+                # Send the names of all runs, since some may have been removed.
                 return str(now), [("rows", {"changed": changed, "all": self._catalog.names})] if known < now else []
 
         async def news(mark: str) -> tuple[str, list[Event]]:
@@ -240,7 +240,7 @@ def _html(text: str) -> web.Response:
 
 @contextlib.contextmanager
 def _refusals(kind: str) -> Iterator[None]:
-    """Convert errors to responses with their message, as a page ("text/html") or as text ("text/plain")."""
+    """Convert errors to responses with the error message, as a page ("text/html") or as text ("text/plain")."""
     try:
         with boundary(StoreError, "this page cannot be shown"):
             yield
@@ -280,7 +280,7 @@ def _live_script(mark: str) -> str:
 
 
 def _mark_script(mark: str) -> str:
-    """Return the script that sets the mark of a page, which consists of digits, letters and dashes."""
+    """Return the script that sets the mark of a page. A mark consists of digits, letters and dashes."""
     return f'RK.mark = "{mark}";\n'
 
 
@@ -297,7 +297,7 @@ def _quoted(name: str) -> str:
 
 @dataclass(slots=True)
 class _Shown:
-    """A run in memory, with its latest figures."""
+    """A run in memory, and its latest figures."""
 
     watch: WatchedRun
     fitter: LineFitter
@@ -312,7 +312,7 @@ class _Shown:
         return f"{self.watch.epoch}-{self.watch.change}"
 
     def text(self, group: GroupLines) -> bytes:
-        """Return the lines of a group for the script of the page, preceded by a line about the group."""
+        """Return the lines of a group for the script of the page. The first line describes the group."""
         return b'G{"size":%d,"first":%d}\n' % (group.size, group.first) + group_text(group.lines, self.fitter)
 
 
@@ -338,7 +338,7 @@ class _OpenRuns:
             return run_page(facts, served(path), script, columns=run.columns, metrics=run.metrics)
 
     def figures(self, name: str) -> str:
-        """Return the page without table rows, which is used to update the figures of an open page."""
+        """Return the page without table rows. It is used to update the figures of an open page."""
         path = self._run_path(name)
         if _is_training(path):
             return self._training_page(path)
@@ -354,7 +354,7 @@ class _OpenRuns:
             return run.figures
 
     def news(self, name: str, mark: str) -> tuple[str, list[Event]]:
-        """Return the events after the mark of a page."""
+        """Return the events since the mark of a page."""
         path = self._run_path(name)
         if _is_training(path):
             return (now := training_mark(path)), [("figures", {})] if now != mark else []
@@ -387,19 +387,22 @@ class _OpenRuns:
         return labels_data(self._ready(name).watch.labels.get(_decoded(rollout_id), {}))
 
     def add_label(self, name: str, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Append a label to the file of the run, and return the labels of its episode."""
+        """Append a label to the file of the run, and return the labels of the episode."""
         watch = self._ready(name).watch
         watch.check_step(line["rollout_id"], line.get("step"))
         append_label(watch.path, line)
         return labels_data(self._ready(name).watch.labels.get(line["rollout_id"], {}))
 
     def episode(self, name: str, rollout_id: str) -> bytes:
-        """Return the stored lines of the group of an episode for the script of the page."""
+        """Return the stored lines of an episode's group for the script of the page."""
         run = self._ready(name)
         return run.text(run.watch.episode_lines(_decoded(rollout_id)))
 
     def group(self, name: str, group_id: str, around: str | None) -> bytes:
-        """Return the stored lines of a group, or of the part of a large group around an episode."""
+        """Return the stored lines of a group.
+
+        For a large group, return the part that contains the episode `around`.
+        """
         run = self._ready(name)
         return run.text(run.watch.group_lines(_decoded(group_id), _decoded(around) if around is not None else None))
 
@@ -427,7 +430,7 @@ class _OpenRuns:
             return known
 
     def _training_page(self, run: Path) -> str:
-        """Return the page of a training run, rebuilt if a file changed."""
+        """Return the page of a training run. It is created again if a file has changed."""
         with self._lock:
             mark = training_mark(run)
             if run not in self._training or self._training[run][0] != mark:
@@ -440,9 +443,9 @@ class _OpenRuns:
 
 
 def training_mark(run: Path) -> str:
-    """Return the state of the files of a training run, as digits and dashes.
+    """Return the state of the files of a training run as digits and dashes.
 
-    Files of episodes are moved into their directory complete, so its modification time reflects every change.
+    Only complete files of episodes are moved into their directory, so its modification time reflects every change.
     """
     parts = []
     for name in (FILE, METRICS, SUMMARY, EPISODES):

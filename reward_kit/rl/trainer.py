@@ -13,12 +13,15 @@ import anyio
 import anyio.to_thread
 import torch
 
+from reward_kit.agent.branches import Branch
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
+from reward_kit.rl.training.branching import Branching
 from reward_kit.rl.training.figures import SCORING, WAIT, Meter, UpdateRecorder
 from reward_kit.rl.training.rollouts import Collector, GroupRequest, TrainingWorker
 from reward_kit.rl_processing import CreditAssigner, CreditBatch
@@ -62,6 +65,8 @@ class Trainer:
         reward_manager: a reward manager that changes scores before advantages are computed, for example to normalize
             them. If None, scores are unchanged.
         max_concurrency: the maximum number of concurrent episodes. If None, all episodes of a batch run concurrently.
+        branching: the choice of steps from which additional groups continue the episodes of an update. If None, there
+            are no such groups.
 
     Attributes:
         version: the version of the current weights, which each update increments.
@@ -83,11 +88,12 @@ class Trainer:
         run_seed: int = 0,
         reward_manager: RewardManager | None = None,
         max_concurrency: int | None = None,
+        branching: Branching | None = None,
     ) -> None:
         self.policy = trainable(worker.agent_policy)
         self.worker, self.reward_agent, self.credit, self.learner = worker, reward_agent, credit, learner
         self.group_size, self.run_seed, self.reward_manager = group_size, run_seed, reward_manager
-        self.collector = Collector(group_size, max_concurrency)
+        self.collector, self.branching = Collector(group_size, max_concurrency), branching
         self.version, self.collected, self.meter = 0, 0, Meter(worker.task_definition.pass_threshold)
         self.kept: UpdateRecorder | None = None
 
@@ -112,9 +118,20 @@ class Trainer:
         """
         with self.meter.time("collect"):
             groups = await self.collector.collect(self.worker, self.requests(samples))
+            if self.branching is not None:
+                groups += await self.collector.collect(self.worker, self._branches(samples, groups))
         episodes = [episode for group in groups for episode in group]
         self.meter.add_collected(episodes)
         return episodes
+
+    def _branches(self, samples: Sequence[Sample], groups: Sequence[Sequence[SingleAgentEpisode]]) -> list[Branch]:
+        """Return the steps from which additional groups continue the episodes of this update."""
+        assert self.branching is not None and isinstance(self.worker, RLRolloutWorker)
+        seed = derive_seed("branch", self.run_seed, self.collected)
+        return [
+            self.worker.branch(groups[point.group][point.episode], point.step, seed=seed, sample=samples[point.group])
+            for point in self.branching.choose(groups, seed)
+        ]
 
     def requests(self, samples: Sequence[Sample]) -> list[GroupRequest]:
         """Return a request for each of the next groups, which consists of the sample and the seed of the group."""
@@ -155,7 +172,12 @@ class Trainer:
     def advantages(self, aligned: CreditBatch) -> CreditBatch:
         """Compute the advantage of each step."""
         with self.meter.time("credit"):
-            return self.credit.advantages(aligned)
+            credited = self.credit.advantages(aligned)
+            for steps in credited.steps:
+                for step in steps:
+                    if step.step_info.get("is_repeated"):  # a part of the episode that this one continues
+                        step.advantage = step.return_to_go = None
+            return credited
 
     def batch(self, episodes: Sequence[SingleAgentEpisode], credited: CreditBatch) -> TokenBatch:
         """Build the rows of tokens and their advantages."""

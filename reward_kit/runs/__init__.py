@@ -1,4 +1,4 @@
-"""Run directories, task files, summaries and statistics of scores. Submodules are imported on first use."""
+"""Run directories, task files, summaries and statistics of scores. The submodules are imported on first use."""
 
 from __future__ import annotations
 

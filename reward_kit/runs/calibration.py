@@ -1,6 +1,6 @@
 """Calibration: the agreement of a reward with human labels, and the largest disagreements.
 
-The functions of the figures are pure, and return NaN if a figure is undefined.
+The functions that compute figures are pure and return NaN if a figure is undefined.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Settings:
 
 
 class Figure(NamedTuple):
-    """A figure with its interval, each None if undefined for these rows."""
+    """A figure and the bounds of its interval; each is None if it is undefined for these rows."""
 
     name: str
     value: float | None
@@ -56,7 +56,7 @@ class Figure(NamedTuple):
 
 
 class LabelScale(NamedTuple):
-    """The levels of the labels in ascending order, or the edges of five bins if there are more than ten values."""
+    """The levels of the labels in ascending order, or the edges of five bins for more than ten distinct labels."""
 
     levels: tuple[float, ...]
     is_binned: bool
@@ -67,12 +67,15 @@ class LabelScale(NamedTuple):
         return _BINS if self.is_binned else len(self.levels)
 
     def shares(self, labels_N: Floats) -> Floats:
-        """Scale labels to [0, 1], from the lowest level to the highest."""
+        """Scale labels to [0, 1], so that the lowest level becomes 0 and the highest becomes 1."""
         shares: Floats = (labels_N - self.levels[0]) / (self.levels[-1] - self.levels[0])
         return shares
 
     def categories(self, shares_N: Floats, threshold: float | None = None) -> Integers:
-        """Return the category of each share: its bin or the nearest level. Two levels are separated by `threshold`."""
+        """Return the category of each share: its bin, or the nearest level.
+
+        If there are two levels, `threshold` separates them.
+        """
         if self.is_binned:
             return np.clip((shares_N * _BINS).astype(np.int64), 0, _BINS - 1)
         if len(self.levels) == 2 and threshold is not None:
@@ -83,7 +86,7 @@ class LabelScale(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """Scored rows of single answers: the labels, scores in [0, 1], answer lengths and samples, each (N,)."""
+    """Scored rows of single answers: the labels, scores in [0, 1], answer lengths and samples, each of shape (N,)."""
 
     labels: Sequence[float]
     scores: Sequence[float]
@@ -98,8 +101,8 @@ class Pairwise:
     Attributes:
         labels: (N,) 1 if the human preferred A, 0 if B, 0.5 for a tie.
         scores: (N,) the share of the reward's verdicts that preferred A.
-        margins: (N,) the score of A minus that of B, for rank correlation.
-        lengths: (N,) the length of A minus that of B.
+        margins: (N,) the score of A minus the score of B, for rank correlation.
+        lengths: (N,) the length of A minus the length of B.
         firsts: (N,) the share of comparisons won by the answer in the first position; None without a judge.
         clusters: (N,) the sample of each row.
     """
@@ -113,12 +116,14 @@ class Pairwise:
 
 
 def infer_scale(labels: Sequence[float], given: tuple[float, ...] | None = None) -> LabelScale:
-    """Derive the scale from the labels."""
+    """Derive the scale of the labels from their values."""
     found = sorted(set(given if given is not None else labels))
     if given is not None and (odd := sorted(set(labels) - set(given))):
         raise ConfigError(f"the label {odd[0]:g} is not among the levels {', '.join(f'{level:g}' for level in found)}")
     if len(found) < 2:
-        raise ConfigError("all labels are the same, so agreement is undefined; pass --levels, or add rows")
+        raise ConfigError(
+            "all labels are the same, so agreement is undefined; pass --levels or add rows with other labels"
+        )
     return LabelScale(tuple(found), given is None and len(found) > _MOST_LEVELS)
 
 
@@ -135,7 +140,7 @@ _POINTWISE = {
 
 
 def pointwise_figures(rows: Pointwise, scale: LabelScale, settings: Settings) -> list[Figure]:
-    """Return the figures for single answers, in the order of the report."""
+    """Return the figures for single answers, in the order in which they are reported."""
     shares, scores = scale.shares(np.array(rows.labels, float)), np.array(rows.scores, float)
     labeled, judged = scale.categories(shares), scale.categories(scores, settings.threshold)
     lengths, residuals = np.array(rows.lengths, float), scores - shares
@@ -173,7 +178,7 @@ _FIRST = {"first_place_wins": "share of comparisons that the first position wins
 
 
 def pairwise_figures(rows: Pairwise, settings: Settings) -> list[Figure]:
-    """Return the figures for pairs, in the order of the report."""
+    """Return the figures for pairs, in the order in which they are reported."""
     labels, scores, margins = (np.array(values, float) for values in (rows.labels, rows.scores, rows.margins))
     labeled, judged = _thirds(labels), _thirds(scores)
     lengths, residuals = np.array(rows.lengths, float), scores - labels
@@ -200,12 +205,15 @@ def pairwise_figures(rows: Pairwise, settings: Settings) -> list[Figure]:
 
 
 def _thirds(values_N: Floats) -> Integers:
-    """Encode B, tie, A as 0, 1, 2."""
+    """Encode B as 0, a tie as 1, and A as 2."""
     return (np.sign(values_N - 0.5) + 1).astype(np.int64)
 
 
 def _gap(residuals_N: Floats, lengths_N: Floats) -> float:
-    """Return the mean residual of the longer half minus that of the shorter half, without rows of median length."""
+    """Return the mean residual of the longer half minus the mean residual of the shorter half.
+
+    Rows of median length are excluded.
+    """
     middle = float(np.median(lengths_N))
     longer, shorter = residuals_N[lengths_N > middle], residuals_N[lengths_N < middle]
     return float(longer.mean() - shorter.mean()) if len(longer) and len(shorter) else math.nan
@@ -219,7 +227,7 @@ def _with_intervals(
     if settings.resamples:
         seed, resamples, confidence = settings.seed, settings.resamples, settings.confidence
         bounds = bootstrap_bounds(figures, clusters, seed=seed, resamples=resamples, confidence=confidence)
-        # If all rows agree, or no row does, all resamples are equal; the interval is then Wilson's (1927).
+        # If all rows agree, or no row does, all resamples are equal. Wilson's interval (1927) is used then.
         if bounds[0].low is None and (accuracy := float(values[0])) in (0.0, 1.0):
             bounds[0] = Bounds(*wilson_bounds(accuracy, len(set(clusters)), confidence))
     return [
@@ -235,7 +243,7 @@ _LONGEST_SHOWN = 160
 
 
 class Disagreement(NamedTuple):
-    """A row on which the reward and the human disagree, with truncated texts."""
+    """A row on which the reward and the human disagree. Its texts are truncated."""
 
     where: str
     id: str
@@ -249,7 +257,7 @@ class Disagreement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The agreement of a reward with labels."""
+    """The agreement of a reward with human labels."""
 
     rows: int
     unscored: Mapping[str, int]
@@ -326,7 +334,7 @@ async def calibrate(
 
 
 class RecordedScorer:
-    """Returns scores that a run has recorded, so that no reward is called.
+    """A scorer that returns the scores recorded by a run instead of calling a reward.
 
     Args:
         run: the run's directory.
@@ -340,7 +348,9 @@ class RecordedScorer:
 
     def __init__(self, run: Path, metric: str) -> None:
         if not (run / "scores.jsonl").exists():
-            raise ConfigError(f"--metric {metric}: {run} has no scores.jsonl; use labels of a run, or --reward")
+            raise ConfigError(
+                f"--metric {metric}: {run} has no scores.jsonl; use the labels of a scored run, or pass --reward"
+            )
         self._metric = metric
         self._results = {result.episode["rollout_id"]: result.to_result() for result in read_results(run)}
         known = {name for result in self._results.values() if result is not None for name in result.metrics}
@@ -370,7 +380,7 @@ class RecordedScorer:
 
 
 class _Row(NamedTuple):
-    """A scored row; `score` is the score of the reward or, for a pair, its preference for A."""
+    """A scored row. `score` is the score from the reward or, for a pair, the preference of the reward for A."""
 
     row: LabeledRow
     score: float
@@ -404,11 +414,11 @@ class _Row(NamedTuple):
 
 
 def _last(request: ScoringRequest, role: str = "assistant") -> str:
-    """Return the text of the last message with a role."""
+    """Return the text of the last message that has the given role."""
     return next((message.text for message in reversed(request.messages) if message.role == role), "")
 
 
 def _cut(text: str) -> str:
-    """Format an untrusted text as one short line for a terminal."""
+    """Format untrusted text as one short line for a terminal."""
     line = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * _LONGEST_SHOWN])
     return truncate(" ".join(line.split()), _LONGEST_SHOWN)

@@ -1,12 +1,12 @@
 """Conversion of episodes to chats for fine-tuning: `{"messages": […], "tools": […]}`.
 
 The format is described in OpenAI's API reference ("The per-line training example of a fine-tuning input file for chat
-models"). The roles are system, developer, user, assistant and tool; tool calls must be answered before any other
-message, and the last message must be from the assistant. An episode that cannot be written in this format is rejected
-with the reason; parts that cannot be written are omitted and reported.
+models"). The roles are system, developer, user, assistant and tool. Tool calls must be answered before any other
+message, and the last message must be from the assistant. An episode that cannot be written in this format is rejected,
+and the reason is reported. Parts that cannot be written are omitted and reported.
 
-A run does not store the definitions of its tools, so they are read from a file, or from the current environment of the
-first sample of the task.
+A run does not store the definitions of its tools, so they are read from a file or from the current environment of the
+task's first sample.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PARTS = {"user": ("text", "image_url"), "assistant": ("text", "refusal")}
 
 
 class Unfit(RewardKitError):
-    """Raised if an episode cannot be written in the format; the message is the reason."""
+    """Raised if an episode cannot be written in the format. The message is the reason."""
 
 
 class Chat(NamedTuple):
@@ -47,7 +47,7 @@ class Chat(NamedTuple):
     dropped: Counter[str]
 
     def line(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the line for the file, in ASCII."""
+        """Return the line for the file as ASCII text."""
         known = {tool["function"]["name"] for tool in tools}
         if unknown := sorted(self.called - known):
             raise Unfit(f"calls {unknown[0]!r}, which is not one of the tools")
@@ -86,7 +86,7 @@ def _message(message: Mapping[str, Any], dropped: Counter[str]) -> dict[str, Any
     if role not in _SPEAKERS:
         raise Unfit(f"has the role {role!r}")
     if message.get("function_call"):
-        raise Unfit("uses function_call, which the format no longer has")
+        raise Unfit("uses function_call, which the format no longer supports")
     for key, value in message.items():
         if key not in _KNOWN and value not in (None, [], {}):
             dropped[key] += 1
@@ -129,7 +129,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class TaskTools(NamedTuple):
-    """The tools of a task, and the task files that have changed since the run."""
+    """The tools of a task, and the names of the task files that have changed since the run."""
 
     tools: Tools
     changed: Sequence[str]
@@ -143,11 +143,11 @@ def read_tools(path: Path) -> Tools:
         raise ConfigError(f"--tools {path}: {error}") from None
     form = 'a list of {"type": "function", "function": {"name", "description", "parameters"}}'
     if not isinstance(tools, list):
-        raise ConfigError(f"--tools {path} is not a list; it is {form}")
+        raise ConfigError(f"--tools {path} is not a list; the file must contain {form}")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ConfigError(f"--tools {path}: entry {index} is not a tool; the file is {form}")
+            raise ConfigError(f"--tools {path}: entry {index} is not a tool; the file must contain {form}")
     return tools
 
 
@@ -155,7 +155,9 @@ def load_task_tools(header: RunHeader) -> TaskTools:
     """Return the tools that the task of a run offers at the start of its first sample."""
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
     if task_path is None:
-        raise ConfigError("the episodes call tools, but the run has no task that defines them; pass --tools FILE.json")
+        raise ConfigError(
+            "the episodes call tools, but the run has no task that defines the tools; pass --tools FILE.json"
+        )
     if "task" in (header.from_python or {}):
         raise ConfigError("this task was defined in Python, so its tools cannot be loaded; pass --tools FILE.json")
     try:

@@ -1,4 +1,4 @@
-"""Comparison of runs with a baseline, the first run, on their common samples. Unscored episodes are excluded."""
+"""Comparison of runs with a baseline, the first run, on the samples they share. Unscored episodes are excluded."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class Side:
 
     Attributes:
         path: the directory of the run.
-        header: its `run.json`.
+        header: the content of the run's `run.json`.
         policy: the name of the policy.
-        label: its unique name in tables.
+        label: the unique name of this side in tables.
         pass_threshold: the lowest passing score.
-        summary: its row of the run's summary table.
-        samples: the scores of each scored sample, by id.
+        summary: the policy's row in the summary table of the run.
+        samples: the scores of each scored sample, keyed by sample id.
         unscored: the samples without a scored episode.
-        rollouts: the score of each rollout by sample id, None if unscored.
+        rollouts: the score of each rollout, keyed by sample id and rollout id; None if unscored.
         starts: the initial state keys of each sample, if the environment reports them.
-        metrics: the values of each metric by sample and rollout, without missing ones.
+        metrics: the values of each metric by sample and rollout; missing values are omitted.
         is_unit: True if every score is between 0 and 1.
         scorers: the id and the first characters of the hash of each reward.
         unfinished: the number of missing episodes of the run.
@@ -84,9 +84,10 @@ class Side:
 
 
 def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]:
-    """Read the sides of a comparison, the baseline first.
+    """Read the sides of a comparison; the baseline comes first.
 
-    Each of several runs is one side, or one side per policy in `policies`; in a single run, each policy is a side.
+    If multiple runs are passed, each run is one side, or one side per policy in `policies`. If a single run is passed,
+    each of its policies is a side.
     """
     if len({run.resolve() for run in runs}) < len(runs):
         raise ConfigError("a run is passed twice; pass two different runs")
@@ -98,14 +99,14 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
     for run, of_run in zip(runs, found, strict=True):
         chosen = [name for name in dict.fromkeys(policies) if name in of_run] or sorted(of_run)
         if len(of_run) > 1 and len(runs) > 1 and not of_run.keys() & set(policies):
-            raise ConfigError(f"{run} has several policies: {', '.join(chosen)}; choose one with --policy")
+            raise ConfigError(f"{run} has multiple policies: {', '.join(chosen)}; choose one with --policy")
         sides += [of_run[name] for name in chosen]
     if len(sides) < 2:
         raise ConfigError(f"{runs[0]} is a run with only one policy; pass another run to compare it with")
     # Use the shortest unique names.
     folders = [side.path.resolve().name for side in sides]
     words, common = [name.split("-") for name in folders], 0
-    # Drop the words that all directory names begin with, such as the task's.
+    # Drop the words that all directory names begin with, such as the name of the task.
     while all(len(parts) > common + 1 and parts[common] == words[0][common] for parts in words):
         common += 1
     short = ["-".join(parts[common:]) for parts in words] if len(set(folders)) > 1 else folders
@@ -123,7 +124,7 @@ def read_sides(runs: Sequence[Path], policies: Sequence[str] = ()) -> list[Side]
 
 
 def _sides_of(path: Path) -> dict[str, Side]:
-    """Return a side for each policy of a run, with the policy as its label."""
+    """Return a side for each policy of a run; the label of each side is the name of its policy."""
     header = RunHeader.read_folder(path)
     if header.training is not None:
         raise ConfigError(
@@ -189,7 +190,7 @@ def _sample_scores(rollouts: Mapping[str, float | None], threshold: float) -> Sa
 
 
 class SamplePair(NamedTuple):
-    """A sample in both runs."""
+    """A sample that is scored in both runs."""
 
     sample_id: str
     baseline: SampleScores
@@ -197,12 +198,12 @@ class SamplePair(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """The run's mean score minus the baseline's."""
+        """The run's mean score minus the baseline's mean score."""
         return self.run.mean - self.baseline.mean
 
     @property
     def flip(self) -> Literal["won", "lost"] | None:
-        """The change of the sample, "won" or "lost"; None if both pass or both fail."""
+        """The change of the sample: "won" or "lost"; None if the sample passes in both runs or fails in both."""
         if self.run.passes == self.baseline.passes:
             return None
         return "won" if self.run.passes else "lost"
@@ -210,7 +211,7 @@ class SamplePair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The samples of two sides that are compared."""
+    """The samples of two sides that are compared with each other."""
 
     samples: Sequence[SamplePair]
     by: Literal["rollout", "sample"] = "sample"
@@ -221,10 +222,10 @@ class Pairing:
 
 
 def paired(baseline: Side, side: Side) -> Pairing:
-    """Pair the common samples of two sides.
+    """Pair the samples that two sides share.
 
-    Rollouts are paired if one side is a rescoring of the other or both have the same rollout ids; otherwise, a
-    rollout that is scored on only one side would affect the mean of that side only.
+    Rollouts are paired if one side is a rescoring of the other or both have the same rollout ids; otherwise, a rollout
+    that is scored on only one side would affect the mean of that side only.
     """
     common = sorted(baseline.samples.keys() & side.samples.keys())
     sources = [(each.header.rescored_from or {}).get("run_id") for each in (baseline, side)]
@@ -256,8 +257,8 @@ def paired(baseline: Side, side: Side) -> Pairing:
 class MetricDifference(NamedTuple):
     """The paired difference of a metric that both runs have.
 
-    `missing` is the number of samples of both runs without a value to pair; the means exclude them. The means are
-    `None` if no sample is left.
+    `missing` is the number of samples that both runs have but for which there is no value to pair. The means exclude
+    these samples, and are `None` if no sample is left.
     """
 
     name: str
@@ -269,7 +270,7 @@ class MetricDifference(NamedTuple):
 
 
 def metric_differences(baseline: Side, side: Side, by: Literal["rollout", "sample"]) -> list[MetricDifference]:
-    """Compare each metric that both sides have, paired like their scores."""
+    """Compare each metric that both sides have. The values are paired in the same way as the scores."""
     shared, found = sorted(baseline.rollouts.keys() & side.rollouts.keys()), []
     for name in (name for name in baseline.metrics if name in side.metrics):
         pairs = []
@@ -297,7 +298,7 @@ def metric_differences(baseline: Side, side: Side, by: Literal["rollout", "sampl
 
 
 _COMPARED = {"name", "policy", "reward_function_path", "reward_options", "rewards", "dataset_path", "pass_threshold"}
-_HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # These do not change scores
+_HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # These keys do not change scores
 _OWN_LINES = {"task file", "dataset", "reward", "policy"}
 _SHORT = 12
 _SEED_EFFECT = (
@@ -307,7 +308,7 @@ _SEED_EFFECT = (
 
 
 class Mismatch(NamedTuple):
-    """A difference between two runs; `message` describes it for users.
+    """A difference between two runs; `message` describes the difference for users.
 
     `what` is dataset, reward, pass_threshold, task, task_keys, files, seed, starts or version.
     """
@@ -319,9 +320,10 @@ class Mismatch(NamedTuple):
 
 
 def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
-    """Return the differences between two runs other than their policies, most serious first.
+    """Return the differences between two runs other than their policies; the most serious come first.
 
-    The result is empty if both sides are policies of the same run."""
+    The result is empty if both sides are policies of the same run.
+    """
     found: list[Mismatch] = []
     if baseline.path == side.path:
         return found
@@ -379,7 +381,7 @@ Verdict = Literal["better", "worse", "doubtful", "not shown"]
 class LeftOut(NamedTuple):
     """The numbers of omitted samples: unscored in the baseline or the run, or missing from one of them.
 
-    `no_rollout_in_both` counts samples that are scored in both runs, but have no rollout that is scored in both.
+    `no_rollout_in_both` counts samples that were scored in both runs but have no single rollout scored in both.
     """
 
     unscored_in_baseline: int
@@ -391,7 +393,7 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A run compared with the baseline on the samples scored in both.
+    """A run compared with the baseline on the samples that are scored in both.
 
     Attributes:
         side: the run.
@@ -399,10 +401,10 @@ class Difference:
         left_out: the omitted samples.
         baseline_mean: the baseline's mean over the common samples, each counted once.
         run_mean: the run's mean over the common samples.
-        figures: the statistics of the differences, run minus baseline.
+        figures: the statistics of the differences (run minus baseline).
         p_mcnemar: the p-value of McNemar's test on the samples that flipped.
-        p_holm: the permutation test's p-value, corrected for all comparisons (Holm).
-        p_bh: the same p-value, corrected by Benjamini and Hochberg.
+        p_holm: the p-value of the permutation test, corrected for all comparisons (Holm).
+        p_bh: the p-value of the permutation test, corrected by the method of Benjamini and Hochberg.
         mismatches: the other differences between the runs.
         metrics: the differences of the metrics that both runs have.
     """
@@ -421,7 +423,7 @@ class Difference:
 
     @property
     def pairs(self) -> Sequence[SamplePair]:
-        """The common samples, by name."""
+        """The common samples, sorted by name."""
         return self.pairing.samples
 
     def flipped(self, direction: Literal["won", "lost"]) -> list[SamplePair]:
@@ -433,7 +435,7 @@ class Difference:
     def verdict(self) -> Verdict:
         """The conclusion: "better" or "worse" if the interval excludes 0 and the corrected p-value is small enough.
 
-        The conclusion is doubtful if only one of the two conditions holds, and "not shown" if neither does.
+        The conclusion is "doubtful" if only one of the two conditions holds, and "not shown" if neither does.
         """
         low, high = self.figures.interval.low, self.figures.interval.high
         leaves_out = low is not None and high is not None and not low <= 0.0 <= high
@@ -445,7 +447,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The baseline, and every other run compared with it."""
+    """The baseline, and the comparison of every other run with the baseline."""
 
     baseline: Side
     differences: Sequence[Difference]
@@ -453,12 +455,12 @@ class Comparison:
 
     @property
     def sides(self) -> list[Side]:
-        """All sides, the baseline first."""
+        """All sides; the baseline comes first."""
         return [self.baseline, *(difference.side for difference in self.differences)]
 
 
 def compare(sides: Sequence[Side], seed: int = 0) -> Comparison:
-    """Compare every side with the first."""
+    """Compare every side with the first one."""
     baseline, *others = sides
     found = [_difference(baseline, side, seed) for side in others]
     p_values = [difference.figures.permutation.p for difference in found]
@@ -510,7 +512,7 @@ def _difference(baseline: Side, side: Side, seed: int) -> Difference:
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison as JSON-serializable data, with all flipped samples."""
+    """Return the comparison, including all flipped samples, as JSON-serializable data."""
     return {
         "schema_version": 1,
         "confidence": CONFIDENCE,
@@ -607,7 +609,7 @@ def _pair_to_json(pair: SamplePair) -> dict[str, Any]:
 
 
 class Gate(NamedTuple):
-    """The result of a gate on a run; `message` explains it."""
+    """The result of a gate on a run; `message` explains the result."""
 
     gate: str
     run: str
@@ -618,14 +620,15 @@ class Gate(NamedTuple):
 def regression_gates(
     comparison: Comparison, margin: float, metric: str | None = None, *, error_limit: float = 0
 ) -> list[Gate]:
-    """Return a gate for each run except the baseline, which fails if the run is worse by more than `margin`.
+    """Return a gate for each run except the baseline. A gate fails if its run is worse by more than `margin`.
 
-    The gate checks the score or a metric. It fails if the upper bound of the difference (run minus baseline, 95%
-    interval) is below -`margin`, which happens by chance in 2.5% of cases. The gate also fails without an interval,
-    since the difference is unknown, and if the run has more episodes with an error than the baseline and `error_limit`.
+    The gate checks the score or a metric. The gate fails if the upper bound of the difference (run minus baseline, 95%
+    interval) is below -`margin`, which happens by chance in 2.5% of cases. It also fails if there is no interval,
+    because the difference is then unknown, and if the number of episodes that ended with an error exceeds both the
+    number in the baseline and `error_limit`.
 
     Raises:
-        ConfigError: If the baseline or a run does not have the metric.
+        ConfigError: the baseline or a run does not have the metric.
     """
     gates = []
     base, beyond = comparison.baseline.label, f" by more than {margin:g}" if margin else ""
@@ -633,7 +636,7 @@ def regression_gates(
         label, interval = difference.side.label, _difference_of(comparison.baseline, difference, metric)
         what = f" in {metric!r}" if metric is not None else ""
         if interval is None or interval.high is None:
-            text = f"one common sample gives no interval, so it is unknown whether {label} is worse than {base}{what}"
+            text = f"there is only one common sample, so it is unknown whether {label} is worse than {base}{what}"
             if interval is None:
                 text = f"no common sample has a value of {metric!r} in both {label} and {base}"
             gates.append(Gate("fail-on-regression", label, True, text))
@@ -650,7 +653,10 @@ def regression_gates(
 
 
 def _difference_of(baseline: Side, difference: Difference, metric: str | None) -> Interval | None:
-    """Return the interval of the difference of the score or a metric; None if no sample has the metric in both runs."""
+    """Return the interval of the difference of the score or a metric.
+
+    Return None if no sample has a value of the metric in both runs.
+    """
     if metric is None:
         return difference.figures.interval
     for side in (baseline, difference.side):
@@ -659,7 +665,7 @@ def _difference_of(baseline: Side, difference: Difference, metric: str | None) -
 
 
 def _too_many_errors(side: Side, allowed: float) -> str | None:
-    """Return the message of a gate if more episodes than allowed ended with an error."""
+    """Return the message of a gate if more episodes than allowed ended with an error; otherwise None."""
     errors = sum(side.summary.errors.values())
     if errors <= allowed:
         return None
@@ -672,10 +678,10 @@ def _too_many_errors(side: Side, allowed: float) -> str | None:
 def under_gate(side: Side, threshold: Threshold, *, error_limit: float = 0) -> Gate:
     """Return a gate that fails if the mean of a score or metric, or its lower bound, is below the threshold.
 
-    It also fails if more than `error_limit` episodes ended with an error.
+    The gate also fails if more than `error_limit` episodes ended with an error.
 
     Raises:
-        ConfigError: If the run does not have the metric.
+        ConfigError: the run does not have the metric.
     """
     _require_metric("--fail-under", side, threshold)
     what, value, least = threshold.what, threshold.value(side.summary), threshold.least

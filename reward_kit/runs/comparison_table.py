@@ -1,4 +1,4 @@
-"""The comparison table in a terminal, with a sentence for each run and the samples that flipped."""
+"""The table that compares runs in a terminal, followed by a sentence for each run and the samples that flipped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_METRICS = 40
 
 
 def comparison_table(comparison: Comparison, *, plain: bool = False) -> RenderableType:
-    """Return the table and the sentences below it; `plain` omits lines and colors."""
+    """Return the table and the sentences below the table; `plain` omits lines and colors."""
     baseline, *others = (escape_text(side.label, _NAME_LENGTH) for side in comparison.sides)
     table = FigureTable([f"{baseline}\n(baseline)", *others], lines(comparison), is_plain=plain)
     sentences = [Text(line) for difference in comparison.differences for line in _below(comparison, difference)]
@@ -41,7 +41,7 @@ def _metrics_table(comparison: Comparison, plain: bool) -> list[RenderableType]:
 
 
 def metric_lines(differences: Sequence[Difference]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of the metrics that the baseline and another run have."""
+    """Return the columns and rows of the metrics that both the baseline and another run have."""
     pairs = [(metric, each) for each in differences for metric in each.metrics]
     columns = {
         "metric": [metric.name for metric, _ in pairs],
@@ -57,10 +57,10 @@ def metric_lines(differences: Sequence[Difference]) -> tuple[list[str], list[lis
 
 
 def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
-    """Return the rows of the table: a name, and a cell for each run."""
+    """Return the rows of the table. Each row consists of a name and a cell for each run."""
     sides, differences = comparison.sides, comparison.differences
     corrected = len(differences) > 1
-    # Means of the common samples, if they differ from those of all episodes.
+    # Show the means of the common samples if they differ from the means of all episodes.
     means = [
         (side.summary.score, mean)
         for each in differences
@@ -87,7 +87,7 @@ def lines(comparison: Comparison) -> list[tuple[str, list[str]]]:
 
 
 def sentence(comparison: Comparison, difference: Difference) -> str:
-    """Return a sentence with the conclusion about a run."""
+    """Return a sentence that states the conclusion about a run."""
     label, base = difference.side.label, comparison.baseline.label
     figures = difference.figures
     found = difference_text(figures.interval)
@@ -105,9 +105,9 @@ def _left_out_text(difference: Difference) -> str | None:
     parts = [
         (left.unscored_in_baseline, "unscored in the baseline"),
         (left.unscored_in_run, "unscored in the run"),
-        (left.only_in_baseline, "in the baseline only"),
-        (left.only_in_run, "in the run only"),
-        (left.no_rollout_in_both, "without a rollout that both scored"),
+        (left.only_in_baseline, "only in the baseline"),
+        (left.only_in_run, "only in the run"),
+        (left.no_rollout_in_both, "without a rollout that is scored in both runs"),
     ]
     text = ", ".join(f"{count:,} {what}" for count, what in parts if count)
     return f"{difference.side.label}: left out: {text}" if text else None
@@ -119,9 +119,11 @@ def _paired_text(difference: Difference) -> str | None:
     if not pairing.is_rescoring and not pairing.single_rollouts:
         return None
     why = "the same episodes are scored in both" if pairing.is_rescoring else "both runs have the same rollouts"
-    text = f"{difference.side.label}: {why}, so they are paired by rollout: {pairing.rollouts:,} have a score in both"
+    text = (
+        f"{difference.side.label}: {why}, so they are paired by rollout: {pairing.rollouts:,} have a score in both runs"
+    )
     if pairing.single_rollouts:
-        text += f"; {pairing.single_rollouts:,} have a score in one run only, and are excluded"
+        text += f"; {pairing.single_rollouts:,} have a score in only one run and are excluded"
     return text
 
 
@@ -137,7 +139,7 @@ def _below(comparison: Comparison, difference: Difference) -> list[str]:
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return notes on the limitations of the figures."""
+    """Return notes about the limitations of the figures."""
     notes = []
     for difference in comparison.differences:
         notes += [f"{difference.side.label}: {mismatch.message}" for mismatch in difference.mismatches]
@@ -148,9 +150,9 @@ def comparison_notes(comparison: Comparison) -> list[str]:
             notes.append(f"{side.label}: {side.unfinished:,} episodes of the run are missing")
         if unscored := summary.episodes - summary.scored:
             counts = f"{unscored:,} of {summary.episodes:,} episodes are unscored"
-            notes.append(f"{side.label}: {counts} and excluded from means")
+            notes.append(f"{side.label}: {counts} and are excluded from the means")
         if len(side.scorers) > 1:
-            notes.append(f"{side.label}: its scores come from several rewards: {', '.join(sorted(side.scorers))}")
+            notes.append(f"{side.label}: the scores come from different rewards: {', '.join(sorted(side.scorers))}")
     return [escape_text(note, _LINE_LENGTH) for note in notes]
 
 
@@ -198,6 +200,6 @@ def share_text(value: float | None) -> str:
 
 
 def tokens_text(side: Side) -> str:
-    """Format the number of tokens of all episodes, and per episode."""
+    """Format the number of tokens of all episodes, and the number per episode."""
     tokens = side.summary.tokens
     return f"{tokens:,} ({tokens / side.summary.episodes:,.0f})"

@@ -39,19 +39,19 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class RunCredit:
-    """The result of assigning credit to a run."""
+    """The result of assigning credit to the steps of a run."""
 
     section: Mapping[str, Any]
     offsets: Mapping[str, int]
 
     @property
     def warnings(self) -> list[str]:
-        """The problems with the credit, each with its cause and a fix."""
+        """The problems with the credit. Each warning names the cause and a fix."""
         return list(self.section["warnings"])
 
 
 def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
-    """Assign credit, and write or replace the `credit.jsonl` of the run at `path`."""
+    """Assign credit to the steps of the run at `path`, and write or replace its `credit.jsonl`."""
     assigner = make_assigner(credit)
     stored = _stored(path, assigner)
     if all(episode.aligned.score is None for episode in stored):
@@ -65,7 +65,7 @@ def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
 
 
 def write_section(path: Path, credit: RunCredit) -> None:
-    """Write the `credit` section of the run's `summary.json`, without changing the other sections."""
+    """Write the `credit` section of the run's `summary.json`; the other sections are not changed."""
     summary = read_json(path / "summary.json") if (path / "summary.json").exists() else {"schema_version": 1}
     RunFolder(path).write_summary({"policies": [], **summary, "credit": credit.section})
 
@@ -73,7 +73,7 @@ def write_section(path: Path, credit: RunCredit) -> None:
 def credit_settings(path: Path) -> CreditModel | None:
     """Return the settings of the last credit assignment of a run, or None if they are missing or unreadable.
 
-    The settings are as untrusted as the run: call `reject_stored_code` before using them.
+    The settings are as untrusted as the run. Call `reject_stored_code` before using them.
     """
     try:
         section = read_json(path / "summary.json").get("credit")
@@ -90,8 +90,8 @@ def reject_stored_code(path: Path, credit: CreditModel) -> None:
     if code := credit_code(credit):
         option = shlex.quote(f"state_hash={json.dumps(code) if len(code) > 1 else code[0]}")
         raise ConfigError(
-            f"the state hash of {path} is {code[0]!r}; a function named in a run's files is not executed. Pass "
-            f"it: reward-kit credit {shlex.quote(str(path))} -O {option}"
+            f"the state hash of {path} is {code[0]!r}; a function named in a run's files is not executed. To "
+            f"use it, run: reward-kit credit {shlex.quote(str(path))} -O {option}"
         )
 
 
@@ -99,12 +99,15 @@ def scores_digest(path: Path, credit: CreditModel) -> str:
     """Return the `scores_sha256` of the run's current scores."""
     plain = {
         key: value for key, value in credit.model_dump().items() if key != "state_hash"
-    }  # Stored settings may name code
+    }  # Stored settings may refer to code
     return _digest(_stored(path, make_assigner(CreditModel.model_validate(plain)), keeps_steps=False))
 
 
 def headline(section: Mapping[str, Any]) -> str:
-    """Summarize the credit of a run on one line: the estimator, the number of steps, and the share in common states."""
+    """Summarize the credit of a run on one line.
+
+    The line contains the estimator, the number of steps, and the share of steps in common states.
+    """
     weights = {key: section["options"].get(key) for key in ("omega", "step_weight", "gamma")}
     shown = ", ".join(f"{key} {value:g}" for key, value in weights.items() if value is not None)
     share = section["diagnostics"].get("peer_share")
@@ -114,7 +117,10 @@ def headline(section: Mapping[str, Any]) -> str:
 
 
 def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the lines of up to `count` steps with the highest A > 0, and of up to `count` with the lowest A < 0."""
+    """Return lines about up to `count` steps with the highest advantages above 0.
+
+    These are followed by lines about up to `count` steps with the lowest advantages below 0.
+    """
     key = operator.itemgetter("A")
     best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=key)
     worst = heapq.nsmallest(count, (row for row in read_credit(path) if (row["A"] or 0.0) < 0.0), key=key)
@@ -136,7 +142,7 @@ class _StoredEpisode(NamedTuple):
 def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -> list[_StoredEpisode]:
     """Return the episodes of a run with their base rewards and scores, group by group.
 
-    An episode cut off by the run's budget is left out.
+    Episodes that were cut off by the budget of the run are omitted.
     """
     scores = {(score["rollout_id"], get_attempt(score)): score for score in read_scores(path)}
     state_hash = assigner.options.get("state_hash")
@@ -165,7 +171,7 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
 
 
 def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Scored:
-    """Parse a line of `scores.jsonl`; if it is `None`, the episode is not scored yet."""
+    """Parse a line of `scores.jsonl`. If the line is `None`, the episode has not been scored yet."""
     if record is None:
         return Scored(rollout_id)
     result, failure = record.get("result"), record.get("failure")
@@ -185,9 +191,9 @@ def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Sc
 
 
 def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the record without the parts that no estimator reads, to avoid keeping conversations in memory.
+    """Return the record without the parts that no estimator reads, so that conversations are not kept in memory.
 
-    A step without a recorded key is identified by its observation, which may be in a message.
+    A step without a recorded key is identified by its observation, which may be stored in a message.
     """
     if any(step.get("state_key") is None for step in record["steps"]):
         return record
@@ -205,7 +211,7 @@ def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, flags and names of an info dict, without the texts of tools and users."""
+    """Return the numbers, flags and names of an info dict; texts from tools and users are omitted."""
     return {key: value for key, value in info.items() if not isinstance(value, dict | list) or TAG in value}
 
 
@@ -235,7 +241,7 @@ def _section(assigner: CreditAssigner, batch: CreditBatch, stored: Sequence[_Sto
 
 
 def _digest(stored: Iterable[_StoredEpisode]) -> str:
-    """Return the digest of the scores, which is used to detect outdated credit."""
+    """Return the digest of the scores, which is used to detect credit that is out of date."""
     digest = hashlib.sha256()
     for episode in stored:
         facts = [episode.aligned.rollout_id, episode.attempt, episode.aligned.score]

@@ -1,4 +1,4 @@
-"""Read the samples of a task: the rows of its JSONL, CSV or YAML dataset, with their file and line."""
+"""Read the samples of a task: the rows of its JSONL, CSV or YAML dataset, each with its file and line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
 def read_samples(
     definition: TaskDefinitionModel, folder: Path, rows: Sequence[Mapping[str, Any]] | None = None
 ) -> Iterator[Sample]:
-    """Yield the samples of a task in dataset order. A task without a dataset has a single sample."""
+    """Yield the samples of a task in the order of the dataset. A task without a dataset has a single sample."""
     if rows is not None:
         placed: Iterable[tuple[str, dict[str, Any]]] = ((f"dataset[{i}]", dict(row)) for i, row in enumerate(rows))
     elif definition.dataset_path is not None:
@@ -51,7 +51,7 @@ def check_tags(tags: Any, where: str) -> None:
     items = tags if isinstance(tags, list | tuple) else () if tags is None or isinstance(tags, str) else (tags,)
     for item in items:
         if not isinstance(item, str):
-            raise ConfigError(f"{where}: tags must be a list of strings, or a string with commas, got {item!r:.60}")
+            raise ConfigError(f"{where}: tags must be a list of strings or a comma-separated string, got {item!r:.60}")
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -70,7 +70,7 @@ def load_jsonl(file_path: str | Path) -> list[dict[str, Any]]:
     """Return the rows of a JSONL file.
 
     Raises:
-        ConfigError: the file does not exist, or a line is not a JSON object; the message has file and line.
+        ConfigError: the file does not exist, or a line is not a JSON object; the message contains the file and line.
     """
     return [row for _, row in read_rows(Path(file_path))]
 

@@ -26,13 +26,13 @@ from reward_kit.runs.statistics import Interval, bounded_interval
 from reward_kit.runs.summary import TOKEN_DETAILS, EpisodeRow, PolicySummary, metric_names
 
 _MOST_LINES = 8
-_MOST_METRICS = 40  # lines; a reward may name a metric after each test of each sample
+_MOST_METRICS = 40  # The maximum number of lines; a reward may return a metric for each test of each sample
 
 
 def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableType:
     """Return a table with the figures of each policy, followed by the first error of each policy.
 
-    Policies are columns if they fit the width, and rows otherwise.
+    Each policy is a column if all columns fit the width, and a row otherwise.
     """
     parts: list[RenderableType] = [
         FigureTable([printable(summary.policy) for summary in summaries], _lines(summaries), title=title),
@@ -40,7 +40,7 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
         *small_table("Tags", *_tag_rows(summaries)),
     ]
     for summary in summaries:
-        if summary.first_error:  # the first line, the end of the rest, and the user's own frames
+        if summary.first_error:  # show the first line, the end of the rest, and the frames of the user's code
             first, *more = printable(summary.first_error).splitlines()
             if len(more) > _MOST_LINES:  # the end of a server's log contains the reason
                 more = ["…", *more[1 - _MOST_LINES :]]
@@ -54,11 +54,11 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
 
 
 class FigureTable:
-    """A table of figures of several policies or runs, which are columns if they fit the console, and rows otherwise.
+    """A table of figures for multiple policies or runs. Each is a column if all fit the console, and a row otherwise.
 
     Args:
-        names: the names of the policies or runs, which may have several lines.
-        lines: the name of each figure, with a cell for each policy or run.
+        names: the names of the policies or runs, which may contain line breaks.
+        lines: the name of each figure, and a cell for each policy or run.
         title: the title above the table.
         is_plain: omit lines, colors and the padding at the edges.
     """
@@ -66,7 +66,7 @@ class FigureTable:
     def __init__(
         self, names: Sequence[str], lines: Sequence[tuple[str, list[str]]], *, title: str = "", is_plain: bool = False
     ) -> None:
-        # Names are Text, since brackets in a plain string would be taken for markup.
+        # Names are Text objects, since brackets in a plain string would be parsed as markup.
         self._title = Text(printable(title), "bold") if title else None
         self._names = [Text(name) for name in names]
         self._lines = lines
@@ -94,13 +94,16 @@ class FigureTable:
         yield from self._stacked(options.max_width)
 
     def _columns(self) -> list[list[str]]:
-        """Return the lines of the column of labels and of the column of each policy or run."""
+        """Return the lines of each column: first the labels, then one column for each policy or run."""
         labels = [label for label, _ in self._lines]
         cells = ([line for _, row in self._lines for line in row[at].splitlines()] for at in range(len(self._names)))
         return [labels, *(column or [""] for column in cells)]
 
     def _stacked(self, width: int) -> Iterator[Table]:
-        """Return tables with a row for each policy or run and as many figures as fit, without figures that none has."""
+        """Return tables that have a row for each policy or run and as many figures as fit.
+
+        Figures that no policy or run has are omitted.
+        """
         name_width = min(max(cell_len(line) for name in self._names for line in name.plain.splitlines()), width // 3)
         left = [(label, cells) for label, cells in self._lines if any(cell not in ("", "–") for cell in cells)]
         while left:
@@ -130,7 +133,10 @@ def small_table(
     is_plain: bool = False,
     full_list: str = "summary.json",
 ) -> list[RenderableType]:
-    """Return a table below the main table, or nothing without rows; `full_list` names the place of all rows."""
+    """Return a table below the main table, or nothing if there are no rows.
+
+    `full_list` is the place where all rows can be found.
+    """
     if not rows:
         return []
     style = {"box": None, "pad_edge": False} if is_plain else {"box": box.SIMPLE}
@@ -145,7 +151,7 @@ def small_table(
 
 
 def _tag_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of the table of tags, with a row for each tag and policy."""
+    """Return the columns and rows of the table of tags, which has a row for each tag and policy."""
     tags = sorted({tag for one in summaries for tag in one.tags})
     found = [(tag, one.policy, one.tags[tag]) for tag in tags for one in summaries if tag in one.tags]
     rows = [[tag, policy, interval_text(part.score), f"{part.scored:,}"] for tag, policy, part in found]
@@ -155,7 +161,7 @@ def _tag_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[list[
 
 
 def metric_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of the table of metrics, without columns that are the same in all rows."""
+    """Return the columns and rows of the table of metrics; columns that are the same in all rows are omitted."""
     pairs = [(name, one) for name in metric_names(summaries) for one in summaries if name in one.metrics]
     means = [one.metrics[name] for name, one in pairs]
     missing = [mean.n_unscored if mean else one.episodes for mean, (_, one) in zip(means, pairs, strict=True)]
@@ -171,7 +177,7 @@ def metric_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[lis
 
 
 def as_text(summaries: Sequence[PolicySummary], title: str) -> str:
-    """Return `summary_table` as plain text, 120 columns wide."""
+    """Return `summary_table` as plain text that is 120 columns wide."""
     console = SafeConsole(width=120, file=io.StringIO(), color_system=None, force_jupyter=False)
     with console.capture() as captured:
         console.print(summary_table(summaries, title))
@@ -183,7 +189,7 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
         ("mean score", [interval_text(summary.score) for summary in summaries]),
         ("pass@1", [_share(summary.pass_at_1) for summary in summaries]),
     ]
-    # With errors, policies may differ in the k of their complete samples.
+    # If there were errors, the k of the complete samples may differ between policies.
     for k in sorted({summary.k for summary in summaries if summary.k > 1}):
         lines += [
             (f"pass@{k}", [_share(summary.pass_at_k if summary.k == k else None) for summary in summaries]),
@@ -211,7 +217,7 @@ def _lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
 
 
 def cost_lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]]:
-    """Return the rows with the costs of policies and judges, without those that do not apply."""
+    """Return the rows with the costs of policies and judges; rows that do not apply are omitted."""
     lines = []
     if any(summary.tokens for summary in summaries):
         lines.append(("cost", [cost_text(summary) for summary in summaries]))
@@ -221,22 +227,22 @@ def cost_lines(summaries: Sequence[PolicySummary]) -> list[tuple[str, list[str]]
 
 
 def cost_text(summary: PolicySummary) -> str:
-    """Format the cost of a policy without its judge."""
+    """Format the cost of a policy, excluding the cost of its judge."""
     return _cost(summary.cost, is_used=summary.tokens > 0)
 
 
 def judge_cost_text(summary: PolicySummary) -> str:
-    """Format the cost of the judges of a policy's episodes."""
+    """Format the cost of the judges that scored the episodes of a policy."""
     return _cost(summary.judge_cost, is_used=summary.judge_calls > 0)
 
 
 def interval_text(interval: Interval | None) -> str:
-    """Return a mean with its interval, or "unscored"."""
+    """Format a mean and its interval, or return "unscored"."""
     return "unscored" if interval is None else _with_bounds(interval, figure)
 
 
 def difference_text(interval: Interval | None) -> str:
-    """Return a difference with its interval, or a dash."""
+    """Format a difference and its interval, or return a dash."""
     return "–" if interval is None else _with_bounds(interval, signed)
 
 
@@ -251,12 +257,12 @@ def _share(value: float | None) -> str:
 
 
 def figure(value: float) -> str:
-    """Format a score with three decimals, or six significant digits if it is large."""
+    """Format a score with three decimals, or with six significant digits if it is large."""
     return f"{value:.3f}" if abs(value) < 1000 else f"{value:.6g}"
 
 
 def signed(value: float | None) -> str:
-    """Return a difference with its sign, or a dash."""
+    """Format a difference with its sign, or return a dash."""
     if value is None:
         return "–"
     text = figure(abs(value))
@@ -290,7 +296,7 @@ _PLAIN_LINE_S, _QUIET_S = 5.0, 15.0  # between the lines of the plain display, w
 
 
 class Display:
-    """The progress display of a run, and a listener of its events. Use it as a context manager."""
+    """The progress display of a run, and a listener for the events of the run. Use it as a context manager."""
 
     def __init__(self, kind: DisplayKind, total: int, console: SafeConsole | None = None) -> None:
         self._kind, self._total = kind, total
@@ -305,7 +311,7 @@ class Display:
         self._has_ended = threading.Event()
 
     def __enter__(self) -> Self:
-        # Episodes of an earlier process do not count towards the rate.
+        # Episodes of an earlier process do not count toward the rate.
         self._began, self._resumed, self._scored_before = time.monotonic(), self._stopped, self._scored
         if self._live is not None:
             self._live.__enter__()
@@ -344,7 +350,7 @@ class Display:
             self._scores[row.policy].append((row.score, row.sample_id))
 
     def _print_while_quiet(self) -> None:
-        """Print a line regularly even if no episode stops, so that a log shows that the run is alive."""
+        """Print a line regularly even if no episode stops, so a log shows that the run is still active."""
         while not self._has_ended.wait(_QUIET_S / 10):
             self._print_after(_QUIET_S)
 
@@ -362,13 +368,13 @@ class Display:
     def _line(self) -> str:
         """Return the progress as one line of text."""
         seconds = max(time.monotonic() - self._began, 1e-3)
-        # If there are no episodes to collect, as for transcripts, show the progress of scoring.
+        # If there are no episodes to collect, for example for transcripts, show the progress of scoring.
         only_scores = self._resumed >= self._total
         done = self._scored - self._scored_before if only_scores else self._stopped - self._resumed
         rest = self._waiting if only_scores else self._total - self._stopped
         rate = done / seconds
         parts = [f"{self._stopped}/{self._total}"]
-        # Copied, since another thread may refresh the display.
+        # Copy the figures, since another thread may refresh the display.
         for policy, pairs in [(policy, list(pairs)) for policy, pairs in list(self._scores.items()) if pairs]:
             interval = bounded_interval([score for score, _ in pairs], [sample for _, sample in pairs])
             is_wide = interval.n_clusters < _FEWEST_SAMPLES

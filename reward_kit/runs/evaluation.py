@@ -59,7 +59,9 @@ def evaluate(task: str | Path | Task, **options: Any) -> FinishedRun:
         ConfigError: the task or an option is invalid; nothing was written.
         RewardKitError: the run itself failed.
     """
-    inspect.signature(evaluate_async).bind(task, **options)  # Report a misspelled option before a coroutine is created
+    inspect.signature(evaluate_async).bind(
+        task, **options
+    )  # Report a misspelled option before the coroutine is created
     finished: FinishedRun = run_blocking(evaluate_async(task, **options))
     return finished
 
@@ -79,22 +81,22 @@ async def evaluate_async(
     cache: str | Path | None = None,
     log_dir: str | Path = "runs",
 ) -> FinishedRun:
-    """Run a task and score its episodes, as `reward-kit run` does.
+    """Run a task and score its episodes in the same way as `reward-kit run`.
 
     Args:
-        task: the file, or a `Task`.
-        models: one or several models, each as `PROVIDER/NAME`, such as `openai/NAME`.
-        policies: one policy, several, or a dict from labels to policies; by default the task's policy. A policy is a
-            built-in name, `file.py:Class` relative to the task file, `replay:RUN`, or an `AgentPolicy`: a class without
-            required arguments or an instance, which stays open.
-        rollouts: the number of episodes per sample; by default as in the task.
+        task: the path of a task file, or a `Task`.
+        models: one or more models, each as `PROVIDER/NAME`, such as `openai/NAME`.
+        policies: one or more policies, or a dict from labels to policies; by default the task's policy. A policy is a
+            built-in name, `file.py:Class` relative to the task file, `replay:RUN`, or an `AgentPolicy`: either a class
+            without required arguments or an instance, which is not closed after the run.
+        rollouts: the number of episodes per sample; by default the number in the task.
         limit: the number of samples to run; by default all.
         sample_ids: the ids of the samples to run; by default all.
         seed: the seed of all random choices.
         max_concurrency: the maximum number of concurrent episodes.
         overrides: the task keys to override; nested keys are dotted, such as `limits.wall_time_s`.
         base_url: the endpoint of the models.
-        cache: a file with model and judge answers of earlier runs, which receives new ones.
+        cache: a file that contains model and judge responses from earlier runs and to which new ones are added.
         log_dir: the directory in which the directory of the run is created.
 
     Raises:
@@ -147,14 +149,16 @@ def score_transcripts(
     folder: str | Path | None = None,
     log_dir: str | Path = "runs",
 ) -> FinishedRun:
-    """Score existing transcripts, as `reward-kit score` does.
+    """Score existing transcripts in the same way as `reward-kit score`.
 
     Args:
-        data: a JSONL, CSV or YAML file whose rows have `messages`. Rows that name a `policy` get a column per policy.
+        data: a JSONL, CSV or YAML file whose rows have `messages`. If rows name a `policy`, the table has a column for
+            each policy.
         reward: `file.py:function`.
         options: the options of the reward.
         overrides: values of `sandbox.KEY` and `limits.reward_time_s`, as in a task file.
-        pass_threshold: the lowest passing score; by default that of the run of the transcripts, otherwise 1.
+        pass_threshold: the lowest passing score; by default the threshold of the run from which the transcripts come,
+            otherwise 1.
         folder: the directory to which the path of the reward is relative; by default the working directory.
         log_dir: the directory in which the directory of the run is created.
 
@@ -185,7 +189,7 @@ async def _run(
     traffic: ProviderSession | None,
     given: Sequence[SingleAgentEpisode] = (),
 ) -> FinishedRun:
-    """Run a plan in a new directory."""
+    """Execute a plan in a new directory."""
     control = Control()
     try:
         outcome = await run(plan, folder, control=control, traffic=traffic, given=given)
@@ -204,7 +208,7 @@ def _loaded(task: object, overrides: Mapping[str, Any]) -> LoadedTask:
 
 
 def _chosen(policies: object) -> tuple[tuple[str, ...], dict[str, LivePolicy]]:
-    """Separate the names of policies from policy objects, which are returned by label."""
+    """Separate the names of policies from policy objects. The objects are returned keyed by label."""
     if isinstance(policies, Mapping):
         if wrong := [one for one in policies.values() if not is_policy_object(one)]:
             raise ConfigError(
@@ -245,23 +249,24 @@ _PLAIN = {
 
 
 RewardOrPair = str | Callable[..., Any] | tuple[str | Callable[..., Any], float]
-"""A reward, alone or with its weight."""
+"""A reward, or a pair of a reward and its weight."""
 
 
 class Task:
-    """A task defined in Python, validated on construction.
+    """A task defined in Python. It is validated on construction.
 
     Args:
-        name: the name of the task, and the prefix of its run directories.
-        reward: a reward function or class, which runs in this process without a sandbox; or `file.py:function`,
-            which runs in the sandbox.
-        rewards: several rewards by name instead, each alone or as a pair with its weight. The score is their weighted
-            mean, and the score of each is a metric under its name.
-        policy: an `AgentPolicy` instance, or a class without required arguments; a built-in name;
-            `openai/NAME`; `file.py:Class`; or the keys of a `policy:` block. A run can replace it.
+        name: the name of the task, which is also the prefix of its run directories.
+        reward: a reward function or class, which runs in this process without a sandbox; or `file.py:function`, which
+            runs in the sandbox.
+        rewards: instead of `reward`, a dict from names to rewards; a value is a reward, or a pair of a reward and its
+            weight. The score is their weighted mean, and the score of each reward is a metric with the name of the
+            reward.
+        policy: an `AgentPolicy` instance, or a class without required arguments; a built-in name; `openai/NAME`;
+            `file.py:Class`; or the keys of a `policy:` block. A run can replace it.
         tools: the task's own tools: a `ToolRegistry`, or the file that defines one. Or a list of the tools that the
-            agent sees, as in a task file; a `ToolRegistry` in it stands for all its tools.
-        dataset: rows, each a dict; or the path of a JSONL, CSV or YAML file.
+            agent sees, as in a task file; a `ToolRegistry` in the list stands for all its tools.
+        dataset: a list of rows, each of which is a dict; or the path of a JSONL, CSV or YAML file.
         resource: a built-in name, `file.py:Class`, or a subclass of `ForkableResource`.
         folder: the directory to which paths are relative; by default the working directory.
         **keys: other keys of a task file, such as `initial_user_prompt`, `num_rollouts_per_sample` or `limits`.
@@ -306,7 +311,7 @@ class Task:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """Load a task file, which is read again for each run.
+        """Load a task file. The file is read again for each run.
 
         Raises:
             ConfigError: the file is invalid; the message has one line per problem.
@@ -322,17 +327,17 @@ class Task:
 
     @property
     def definition(self) -> TaskDefinitionModel:
-        """The definition with defaults filled in."""
+        """The task definition, in which missing keys have their default values."""
         return self._loaded.definition
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """The samples in dataset order."""
+        """The samples in the order of the dataset."""
         return self._loaded.samples
 
     @property
     def tools(self) -> ToolRegistry | None:
-        """The task's own tools, without those of its resource."""
+        """The task's own tools; the tools of its resource are not included."""
         return self._loaded.tools
 
     @property
@@ -341,15 +346,15 @@ class Task:
         return make_user(self._loaded)
 
     def messages(self, sample: int = 0) -> list[Message]:
-        """Return the initial messages of a sample, without those of its environment.
+        """Return the initial messages of a sample, excluding messages from its environment.
 
         Args:
-            sample: the index in `samples`.
+            sample: the index of the sample in `samples`.
         """
         return Prompt(self.definition).render(self.samples[sample])
 
     def load(self, overrides: Mapping[str, Any]) -> LoadedTask:
-        """Return the task loaded with overrides; used by `evaluate`.
+        """Return the task with overrides applied, for use by `evaluate`.
 
         Raises:
             ConfigError: an override is invalid.
@@ -357,7 +362,9 @@ class Task:
         return self._load(overrides)
 
     def run(self, **options: Any) -> FinishedRun:
-        """Run the task and score its episodes. Blocks, even inside a running event loop, such as in a notebook.
+        """Run the task and score its episodes.
+
+        The method blocks, even inside a running event loop, for example in a notebook.
 
         Args:
             **options: the options of `evaluate`.
@@ -369,7 +376,7 @@ class Task:
         return evaluate(self, **options)
 
     async def run_async(self, **options: Any) -> FinishedRun:
-        """Run the task and score its episodes, asynchronously.
+        """Run the task and score its episodes asynchronously.
 
         Args:
             **options: the options of `evaluate`.
@@ -409,18 +416,18 @@ Task.run_async.__signature__ = Task.run.__signature__  # type: ignore[attr-defin
 
 
 def _split_tools(tools: Any) -> tuple[Any, list[Any] | None]:
-    """Return the task's own tools, and the names of the tools that the agent sees if `tools` is a list."""
+    """Return the task's own tools and, if `tools` is a list, the names of the tools that the agent sees."""
     if not isinstance(tools, list | tuple):
         return tools, None
     registries = [one for one in tools if isinstance(one, ToolRegistry)]
     if len(registries) > 1:
-        raise ConfigError("tools: a task has one ToolRegistry; got several")
+        raise ConfigError("tools: a task can have only one ToolRegistry, got more than one")
     names = [[*one.get_tools()] if isinstance(one, ToolRegistry) else [one] for one in tools]
     return registries[0] if registries else None, [name for several in names for name in several]
 
 
 def _split_rewards(rewards: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the entries of `rewards` as in a task file, and the objects among the rewards by name."""
+    """Return the entries of `rewards` in the form of a task file, and a dict of the rewards that are objects."""
     if not isinstance(rewards, Mapping):
         return rewards, {}
     pairs = {name: given if isinstance(given, tuple) else (given, 1.0) for name, given in rewards.items()}
@@ -441,7 +448,7 @@ def _split_rewards(rewards: Any) -> tuple[Any, dict[str, Any]]:
 def _read(
     name: str, objects: Mapping[str, Any], policy: Any, keys: Mapping[str, Any], rewards: Mapping[str, Any]
 ) -> tuple[dict[str, Any], TaskObjects]:
-    """Return the task file keys for these objects, and the objects that a task file cannot refer to."""
+    """Return the keys of a task file for these objects, and the objects that a task file cannot refer to."""
     values: dict[str, Any] = {"name": name, **keys}
     live = {what: one for what, one in objects.items() if one is not None and not isinstance(one, str | Path)}
     for what, one in {**objects, "policy": policy}.items():

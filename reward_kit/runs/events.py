@@ -1,7 +1,7 @@
-"""Log the events of a run with the logger `reward_kit.events`, and write its log file `run.log`.
+"""Log the events of a run with the logger `reward_kit.events`, and write the log file `run.log` of the run.
 
-The logger is disabled unless logs are enabled on the command line. Its records have the level INFO and details as
-fields.
+The logger is disabled unless logs are enabled on the command line. Its records have the level INFO and contain details
+as fields.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_UPDATE = (HELD_OUT_SCORE, "score/mean", "learner/approx_kl", "time/total_s")
 
 
 def began(run: Path, kind: str, total: int) -> None:
-    """Log the start or the resume of a run with `total` episodes or updates."""
+    """Log that a run with `total` episodes or updates was started or resumed."""
     _log.info("%s started", kind, extra={"run": str(run), "total": total})
 
 
@@ -42,7 +42,7 @@ def episode_stopped(row: EpisodeRow) -> None:
 
 
 def episode_scored(row: EpisodeRow, took_s: float) -> None:
-    """Log the score of an episode, or its error."""
+    """Log the score of an episode, or the error of its scoring."""
     if _log.isEnabledFor(logging.INFO):
         fields = {"score": row.score, "error": row.score_error, "took_s": round(took_s, 6)}
         _log.info("episode scored", extra={**_named(row), **fields})
@@ -60,10 +60,10 @@ def _named(row: EpisodeRow) -> dict[str, str | int]:
 
 
 class _LogFile(logging.FileHandler):
-    """Handler for a log file that ignores a full disk, since the run reports it."""
+    """A handler for a log file. It ignores a full disk, which is reported by the run."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):  # opens the file with the first record
+        with contextlib.suppress(OSError):  # the file is opened when the first record is logged
             super().emit(record)
 
     def _open(self) -> TextIOWrapper:
@@ -74,7 +74,7 @@ class _LogFile(logging.FileHandler):
         return
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # closing flushes the data that a full disk rejected
+        with contextlib.suppress(OSError):  # closing flushes data that could not be written to a full disk
             super().close()
 
 
@@ -87,7 +87,7 @@ def log_handler(path: Path, redaction: Redaction) -> logging.Handler:
 
 
 class _ForwardHandler(logging.Handler):
-    """Handler that forwards records to the handlers of the program."""
+    """A handler that forwards records to the handlers of the program."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logging.getLogger().callHandlers(record)
@@ -95,7 +95,7 @@ class _ForwardHandler(logging.Handler):
 
 @contextlib.contextmanager
 def run_logs(run: Path, redaction: Redaction) -> Iterator[None]:
-    """Write the log of a run and the output of its processes to its directory during the block."""
+    """Write the log of a run and the output of its processes to the directory of the run during the block."""
     token = LOG_FOLDER.set(run / "logs")
     try:
         with log_to_file(run / "run.log", redaction):

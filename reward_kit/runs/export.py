@@ -1,7 +1,7 @@
 """Export a run as tables of its episodes, scores and steps, in Parquet or CSV.
 
-A cell is a text, a number, a count or a flag, or None if unknown. Structures are written as JSON, as in the files of
-the run.
+A cell is a string, a number, an integer or a flag, or None if unknown. Structures are written as JSON, as they are in
+the files of the run.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Row = Sequence[Cell]
 _LARGEST_COUNT = 2**63 - 1
 _BATCH_ROWS = 2_000
 _BATCH_CHARACTERS = 8_000_000
-# Characters that start a formula in a spreadsheet (OWASP, "CSV Injection"), in both widths, and the escape "'" itself,
-# so that removing one leading "'" restores every text.
+# Characters that start a formula in a spreadsheet (OWASP, "CSV Injection"), in both widths, and the escape "'" itself.
+# Removing one leading "'" therefore restores every string.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠", "'")
 
 
@@ -52,8 +52,8 @@ class Selection:
         min_score: the lowest score to export, or None to include unscored episodes.
         only_passed: export only episodes that passed.
         policies: the policies to export; all if empty.
-        left_out: the number of omitted episodes by reason, filled while reading.
-        seen: the policies of the run, filled while reading.
+        left_out: the number of omitted episodes by reason, updated while episodes are read.
+        seen: the policies of the run, updated while episodes are read.
     """
 
     pass_threshold: float
@@ -65,7 +65,7 @@ class Selection:
 
 
 def selected(run: Path, selection: Selection) -> Iterator[Result]:
-    """Yield the selected episodes of a run, and count the omitted ones."""
+    """Yield the selected episodes of a run, and count the omitted episodes."""
     for result in read_results(run):
         policy, score = result.episode.get("policy"), None
         selection.seen.add(str(policy))
@@ -90,7 +90,7 @@ def selected(run: Path, selection: Selection) -> Iterator[Result]:
 
 
 def read_header(run: Path) -> RunHeader:
-    """Return the header of a run that has episodes."""
+    """Return the header of a run, which must have episodes."""
     header = RunHeader.read_folder(run)
     if header.training is not None:
         raise ConfigError(f"{run} is a training run; its figures are in metrics.jsonl, one JSON object per line")
@@ -98,7 +98,7 @@ def read_header(run: Path) -> RunHeader:
 
 
 class CreditLines:
-    """Reader of the lines of a run's `credit.jsonl` by episode."""
+    """A reader that returns the lines of a run's `credit.jsonl` for each episode."""
 
     def __init__(self, run: Path) -> None:
         self._path = run / "credit.jsonl"
@@ -121,14 +121,14 @@ class CreditLines:
 
 
 class ExportColumn(NamedTuple):
-    """A column, and the type of its cells."""
+    """A column of a table, and the type of its cells."""
 
     name: str
     kind: Kind
 
 
 class Table(NamedTuple):
-    """A table: its name, which is also the file name, and its columns in order."""
+    """A table: its name, which is also the name of its file, and its columns in order."""
 
     name: str
     columns: Sequence[ExportColumn]
@@ -195,7 +195,7 @@ def _result(result: Result) -> Mapping[str, Any]:
 
 
 def _scores(result: Result) -> Iterator[dict[str, Any]]:
-    """Yield a row named "score" and a row for each metric, or nothing if the episode is not scored yet."""
+    """Yield a row named "score" and a row for each metric, or nothing if the episode has not been scored yet."""
     if result.score is None:
         return
     line, found = result.score, _result(result)
@@ -241,7 +241,7 @@ def _steps(result: Result, credit: Sequence[Mapping[str, Any]]) -> Iterator[dict
 
 
 def _text(value: Any) -> str | None:
-    """Return a text, or a structure as JSON, with lone surrogates escaped."""
+    """Return a string, or a structure as JSON. Lone surrogates are escaped."""
     if value is None:
         return None
     plain = from_json_value(value) if isinstance(value, Mapping) else value
@@ -275,15 +275,15 @@ _CONVERTERS = {"text": _text, "number": _number, "count": _count, "flag": _flag}
 
 
 class TableWriter:
-    """Writer of a table in batches; `close` completes the file.
+    """A writer of a table in batches; `close` completes the file.
 
     Args:
         file: the file.
-        form: "csv" (RFC 4180, UTF-8, column names in the first row; a missing value is empty, an empty text is `""`) or
-            "parquet" (a row group for each batch).
-        table: the table, with its columns.
+        form: "csv" (RFC 4180, UTF-8, column names in the first row; a missing value is empty, an empty string is `""`)
+            or "parquet" (a row group for each batch).
+        table: the table, including its columns.
         metadata: the run's metadata for the schema of a Parquet file.
-        is_raw: write CSV texts unescaped, even if a spreadsheet would evaluate them as formulas.
+        is_raw: do not escape strings in CSV, even if a spreadsheet would evaluate them as formulas.
 
     Raises:
         ConfigError: pyarrow is not installed.
@@ -323,18 +323,18 @@ class TableWriter:
         self._rows, self._characters = [], 0
 
     def close(self) -> None:
-        """Write the remaining rows, and the end of the file."""
+        """Write the remaining rows and the end of the file."""
         self._flush()
         self._writer.close()
 
 
 def escape_formula(text: str) -> str:
-    """Prefix a text with "'" if a spreadsheet would evaluate it as a formula."""
+    """Prefix a string with "'" if a spreadsheet would evaluate it as a formula."""
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 class _Terminal(io.RawIOBase):
-    """A binary file that writes to the terminal, with control characters escaped."""
+    """A binary file that writes to the terminal and escapes control characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
@@ -357,7 +357,7 @@ def open_table(
     is_raw: bool = False,
     is_private: bool = False,
 ) -> Iterator[TableWriter]:
-    """Yield a table writer whose file replaces an existing file at the end of the block."""
+    """Yield a table writer. At the end of the block, its file replaces an existing file."""
     with binary_file(path, is_private=is_private) as file:
         writer = TableWriter(file, form, table, metadata, is_raw=is_raw)
         yield writer
@@ -366,7 +366,7 @@ def open_table(
 
 @contextmanager
 def binary_file(path: Path, *, is_private: bool = False) -> Iterator[IO[bytes]]:
-    """Yield a binary file that replaces `path` at the end of the block; "-" is standard output."""
+    """Yield a binary file that replaces `path` at the end of the block. The path "-" is standard output."""
     if path == STDOUT:
         yield cast(IO[bytes], _Terminal()) if sys.stdout.isatty() else sys.stdout.buffer
         sys.stdout.flush()

@@ -23,7 +23,7 @@ _STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 @contextmanager
 def wrap_os_errors(verb: str, path: Path) -> Iterator[None]:
-    """Convert an OSError in the block to a StoreError with the path of the file."""
+    """Convert an OSError in the block to a StoreError that names the path of the file."""
     try:
         yield
     except OSError as error:
@@ -31,9 +31,10 @@ def wrap_os_errors(verb: str, path: Path) -> Iterator[None]:
 
 
 def refuse_links_out(run: Path) -> None:
-    """Raise if an untrusted run directory contains a symbolic link to a target outside it.
+    """Raise if an untrusted run directory contains a symbolic link to a target outside the directory.
 
-    Links within the directory are allowed. Final states are not checked here, since readers verify their digests.
+    Links within the directory are allowed. Final states are not checked here, since their digests are verified when
+    they are read.
     """
     root = os.path.realpath(run)
     for entry in _entries(root):
@@ -44,13 +45,13 @@ def refuse_links_out(run: Path) -> None:
             if item.is_symlink() and not os.path.realpath(item.path).startswith(f"{root}{os.sep}"):
                 path = run / os.path.relpath(item.path, root)
                 raise StoreError(
-                    f"{path} is a symbolic link out of the run's directory and is not followed; replace it with its "
-                    "target, or remove it"
+                    f"{path} is a symbolic link to a target outside the run's directory and is not followed; replace "
+                    "the link with its target, or remove it"
                 )
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a directory, or nothing if it cannot be read, which is reported by its reader."""
+    """Return the entries of a directory; empty if the directory cannot be read, which its reader reports."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -62,7 +63,7 @@ def state_name(stored: Mapping[str, Any]) -> str:
     """Return the name of a final state in `states/`."""
     name = f"{stored.get('sha256')}.{stored.get('kind')}"
     if not _STATE_NAME.fullmatch(name):
-        raise StoreError(f"expected a final state named by its SHA-256 and kind, got {name!r:.100}")
+        raise StoreError(f"a final state must be named by its SHA-256 and kind, got {name!r:.100}")
     return name
 
 
@@ -71,7 +72,7 @@ def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
     try:
         file = run / STATES / state_name(stored)
     except StoreError as error:
-        raise StoreError(f"episode {rollout_id}: {error}; was it edited by hand?") from None
+        raise StoreError(f"episode {rollout_id}: {error}; was the file edited by hand?") from None
     if file.is_symlink() or not file.is_file():
         raise StoreError(f"episode {rollout_id}: its final state {file} is missing")
     return file
@@ -90,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_line(line: bytes) -> Any:
-    """Parse a line of JSON as `json.loads` does, but in half the time."""
+    """Parse a line of JSON with the same result as `json.loads` in half the time."""
     try:
         return pydantic_core.from_json(line)
     except ValueError:  # such as lone surrogates, which `json` accepts
@@ -98,7 +99,7 @@ def read_line(line: bytes) -> Any:
 
 
 def cut_torn_line(path: Path) -> None:
-    """Remove an incomplete last line, left by a process that was killed."""
+    """Remove an incomplete last line that was left by a killed process."""
     if not path.exists():
         return
     with path.open("r+b") as file:
@@ -117,7 +118,7 @@ def cut_torn_line(path: Path) -> None:
 
 
 def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
-    """Open a new file for writing that will replace `path`."""
+    """Open a new file for writing. The file will replace `path`."""
     file = open(part, "xb", opener=private_opener if is_private else None)  # noqa: SIM115 - takes an opener
     with ExitStack() as undo:
         undo.callback(file.close)
@@ -129,7 +130,7 @@ def open_part(part: Path, path: Path, *, is_private: bool) -> IO[bytes]:
 
 @contextmanager
 def replacing(path: Path, *, is_private: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` after the block, unless the block raises."""
+    """Open a file that replaces `path` at the end of the block, unless the block raises an exception."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with wrap_os_errors("write", path):
         try:
@@ -141,27 +142,27 @@ def replacing(path: Path, *, is_private: bool = True) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: bool = True) -> None:
-    """Replace a file atomically: if the process is killed, the file has either its old or its new content."""
+    """Replace a file atomically: even if the process is killed, the file has its old or its new content."""
     with replacing(path, is_private=is_private) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
 METRICS: Final = "metrics.jsonl"
-"""The file with the metrics of each update, one line per update."""
+"""The file that contains the metrics of each update, one line per update."""
 HELD_OUT_SCORE: Final = "held_out/score"
 """The main metric of an evaluation: the mean score on the held-out samples."""
 EPISODES: Final = "episodes"
 """The directory of kept episodes, one file per update."""
 TRAINING: Final = "training"
-"""The key, in the line of a kept episode, for the results of its update; see `rl/training/kept.py`."""
+"""The key in the line of a kept episode under which the results of its update are stored."""
 
 
 def episodes_file(run: Path, update: int) -> Path:
-    """Return the path of the stored episodes of an update."""
+    """Return the path of the file that stores the episodes of an update."""
     return run / EPISODES / f"update-{update:06d}.jsonl"
 
 
 def episodes_files(run: Path) -> dict[int, Path]:
-    """Return the files of stored episodes by update number, in ascending order."""
+    """Return the files of stored episodes, keyed by update number and in ascending order."""
     named = {file.stem.removeprefix("update-"): file for file in (run / EPISODES).glob("update-*.jsonl")}
     return dict(sorted((int(number), file) for number, file in named.items() if number.isdecimal()))

@@ -16,12 +16,14 @@ from reward_kit.runs.summary import EpisodeRow, PolicySummary
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FinishedRun:
-    """The result of a run. `str()` returns the summary table of the command, and notebooks show an HTML table.
+    """The result of a run.
+
+    `str()` returns the summary table that the command prints; notebooks show an HTML table.
 
     Attributes:
         path: the run's directory.
         title: the title of the table.
-        status: "complete", or "interrupted" if a run limit stopped it.
+        status: "complete", or "interrupted" if a run limit stopped the run.
         why_stopped: the reason why the run was stopped, or None if it is complete.
         rows: one row per episode, in no particular order.
         policies: the summary of each policy.
@@ -43,7 +45,7 @@ class FinishedRun:
         """The mean score of the only policy, or None if no episode is scored.
 
         Raises:
-            ConfigError: there are several policies.
+            ConfigError: there is more than one policy.
         """
         if len(self.policies) > 1:
             raise ConfigError(f"{self.path} has {len(self.policies)} policies; read the score of each from `policies`")
@@ -56,7 +58,7 @@ class FinishedRun:
 
     @property
     def failed(self) -> list[EpisodeRow]:
-        """The scored episodes that did not pass, worst first."""
+        """The scored episodes that did not pass; those with the lowest scores come first."""
         below = [row for row in self.rows if row.score is not None and row.score < self.pass_threshold]
         return sorted(below, key=lambda row: (row.score, row.rollout_id))
 
@@ -66,7 +68,7 @@ class FinishedRun:
         return self.path / "report.html"
 
     def results(self) -> Iterator[Result]:
-        """Yield all episodes with their scores from the files of the run.
+        """Yield all episodes and their scores from the files of the run.
 
         Raises:
             StoreError: a file is damaged.
@@ -74,7 +76,7 @@ class FinishedRun:
         return read_results(self.path)
 
     def result(self, which: EpisodeRow | str) -> Result:
-        """Return an episode with its score; a notebook shows its conversation.
+        """Return an episode and its score. A notebook shows the conversation of the episode.
 
         Args:
             which: the row of the episode, or its `rollout_id`.
@@ -145,7 +147,7 @@ def _cells(one: PolicySummary) -> dict[str, object]:
 
 
 def _bar(one: PolicySummary) -> Html:
-    """Draw a mean within [0, 1] as a bar, with its interval below."""
+    """Draw a mean within [0, 1] as a bar above its interval."""
     interval = one.score
     if interval is None or not 0.0 <= interval.mean <= 1.0:
         return escape("")

@@ -1,7 +1,7 @@
-"""Find the input files of a run, copy them into the run, and compare them before a resume.
+"""Find the input files of a run, copy them into the run, and compare them before the run is resumed.
 
 Episodes and scores of one run are comparable only if their inputs are the same. A run therefore keeps a copy of its
-task file, dataset, code and other files in `inputs/`, and a resume is refused if one of them has changed.
+task file, dataset, code and other files in `inputs/`, and it cannot be resumed if one of them has changed.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _LINE_CHARS = 160
 def find_inputs(
     path: Path | None, folder: Path, definition: TaskDefinitionModel, reward: Reward | None
 ) -> dict[str, Path]:
-    """Return by name the files and directories on which the results of a run depend.
+    """Return the files and directories on which the results of a run depend, keyed by name.
 
-    These are the files to which the task file refers, the user's modules that they import, and the files and
+    These are the files to which the task file refers, the user's modules that these files import, and the files and
     directories that the reward may read. Installed packages are excluded.
     """
     code = {
@@ -79,14 +79,14 @@ def find_inputs(
 
 
 def hash_files(credit: CreditModel | None, folder: Path) -> dict[str, Path]:
-    """Return the files of the functions in the state hash of a `credit:` block, by input name."""
+    """Return the files of the functions in the state hash of a `credit:` block, keyed by input name."""
     texts = _texts(credit.options().get("state_hash")) if credit is not None else ()
     files = dict.fromkeys(file for text in texts if (file := _file_of_code(text, folder)))
     return {f"state hash {i}" if i else "state hash": file for i, file in enumerate(files)}
 
 
 def own_modules(file: Path, module: str) -> tuple[Path, ...]:
-    """Return the files of a user's module and of the user's modules that it imports, directly or indirectly."""
+    """Return the files of a user's module and of the user's modules that it imports directly or indirectly."""
     if module.partition(".")[0] == "reward_kit":
         return ()
     try:
@@ -97,7 +97,7 @@ def own_modules(file: Path, module: str) -> tuple[Path, ...]:
 
 
 def reward_files(reward: Reward) -> tuple[Path, ...]:
-    """Return the files on which a reward depends: its own file, and the files that it may read on this machine."""
+    """Return the files on which a reward depends: its own file and the files that it may read on this machine."""
     if isinstance(reward, NamedRewards):
         return tuple(dict.fromkeys(file for part in reward.parts.values() for file in reward_files(part.reward)))
     if isinstance(reward, SandboxedReward):
@@ -108,10 +108,11 @@ def reward_files(reward: Reward) -> tuple[Path, ...]:
 
 
 def scorer_hash(reward: Reward) -> str:
-    """Return the identity of a reward: the SHA-256 of its file if it depends on nothing else.
+    """Return the identity of a reward: the SHA-256 of its file if the reward depends on nothing else.
 
-    Otherwise the SHA-256 of the sorted SHA-256s of its files and options, one per line; for a reward behind HTTP, of
-    its URL and its server's digest; for several rewards, of the name, weight and SHA-256 of each.
+    Otherwise, return the SHA-256 of the sorted SHA-256s of its files and options, one per line; for a reward behind
+    HTTP, the SHA-256 of its URL and the digest from its server; for multiple rewards, the SHA-256 of the name, weight
+    and SHA-256 of each.
     """
     if isinstance(reward, NamedRewards):
         parts = [[name, part.weight, scorer_hash(part.reward)] for name, part in reward.parts.items()]
@@ -134,9 +135,9 @@ def scorer_hash(reward: Reward) -> str:
 
 
 def hash_path(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the names and contents of a directory's files.
+    """Return the SHA-256 of a file, or of the names and contents of the files in a directory.
 
-    For a directory of more than 64 MiB, the names, sizes and times are hashed instead of the contents. Only the first
+    If a directory is larger than 64 MiB, names, sizes and times are hashed instead of the contents. Only the first
     10,000 files are included.
     """
     if not path.is_dir():
@@ -165,14 +166,14 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def _file_of_code(text: str, folder: Path) -> Path | None:
-    """Return the file of `file.py` or `file.py:name`; None for a built-in name and for a module of a package."""
+    """Return the file of `file.py` or `file.py:name`; None for a built-in name or a module of a package."""
     location = split_reference(text)[0] if REFERENCE.match(text) else text
     file = folder / location
     return file.resolve() if location.endswith(".py") and file.is_file() else None
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a configuration, any of which may be the path of a file."""
+    """Yield every string in a configuration, since any of them may be the path of a file."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -189,9 +190,9 @@ def copy_inputs(
     digests: Mapping[str, str],
     texts: Mapping[str, tuple[str, bytes]] | None = None,
 ) -> None:
-    """Copy the input files of a run into its directory, with redacted secrets.
+    """Copy the input files of a run into its directory; secrets are redacted.
 
-    Directories and files over 4 MiB are recorded by digest only.
+    Of directories and of files over 4 MiB, only the digest is recorded.
     """
     folder = store.path / FOLDER
     with wrap_os_errors("make", folder):
@@ -212,8 +213,8 @@ def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], in
 
     Args:
         run: the run's directory.
-        before: SHA-256 of each input when the run began.
-        now: SHA-256 of each input now.
+        before: the SHA-256 of each input when the run began.
+        now: the SHA-256 of each input now.
         inputs: the path of each input now.
     """
     texts = []

@@ -1,8 +1,8 @@
 """`labels.jsonl`: the labels and notes that users give to episodes and steps in the viewer.
 
-Each line has a `rollout_id`, a `label` ("pass", "fail", a number, or null), a `note`, the time `labeled_at` and, for a
-step, its index as `step`. The last line for an episode or step counts; null with an empty note removes the label.
-`reward-kit calibrate` reads the file.
+Each line has a `rollout_id`, a `label` ("pass", "fail", a number, or null), a `note`, and the time `labeled_at`. A line
+about a step also has the index of the step as `step`. The last line for an episode or step counts; null with an empty
+note removes the label. `reward-kit calibrate` reads the file.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _LOCK_S = 5.0
 
 
 class Label(NamedTuple):
-    """A user's label of an episode or step; `value` is `None` if there is only a note."""
+    """A user's label of an episode or step; `value` is `None` if the user wrote only a note."""
 
     value: str | float | None
     note: str = ""
 
 
 EpisodeLabels = dict[int | None, Label]
-"""The labels of one episode by step; the episode itself has the key None."""
+"""The labels of one episode, keyed by step; the episode itself has the key None."""
 
 
 def read_run_labels(run: Path) -> dict[str, EpisodeLabels]:
-    """Return the labels of each episode of a run, or nothing if there is no `labels.jsonl`."""
+    """Return the labels of each episode of a run; empty if there is no `labels.jsonl`."""
     labels: dict[str, EpisodeLabels] = {}
     for number, (_, line) in enumerate(placed_lines(run / LABELS), 1):
         add_label(labels, line_record(run / LABELS, number, line, check_label))
@@ -47,7 +47,7 @@ def read_run_labels(run: Path) -> dict[str, EpisodeLabels]:
 
 
 def add_label(labels: dict[str, EpisodeLabels], record: Mapping[str, Any]) -> None:
-    """Apply a line of the file."""
+    """Apply a line of the file to the labels read so far."""
     own = labels.setdefault(record["rollout_id"], {})
     own[record.get("step")] = Label(record["label"], record.get("note") or "")
     if own[record.get("step")] == Label(None):
@@ -57,10 +57,10 @@ def add_label(labels: dict[str, EpisodeLabels], record: Mapping[str, Any]) -> No
 
 
 def check_label(record: Mapping[str, Any]) -> None:
-    """Check the fields of a line other than its `rollout_id`.
+    """Check all fields of a line except its `rollout_id`.
 
     Raises:
-        StoreError: a field is missing or has a wrong type.
+        StoreError: a field is missing or has the wrong type.
     """
     step, value, note = record.get("step"), record.get("label", ...), record.get("note")
     if step is not None and (type(step) is not int or step < 0):
@@ -70,11 +70,11 @@ def check_label(record: Mapping[str, Any]) -> None:
         got = "nothing" if value is ... else f"{value!r:.80}"
         raise StoreError(f'label must be "pass", "fail", a number from -1e9 to 1e9, or null, got {got}')
     if note is not None and (not isinstance(note, str) or len(note) > LONGEST_NOTE):
-        raise StoreError(f"note must be a text of at most {LONGEST_NOTE:,} characters")
+        raise StoreError(f"note must be a string of at most {LONGEST_NOTE:,} characters")
 
 
 def parse_label(given: Any) -> dict[str, Any]:
-    """Parse the label in a request as a line of the file.
+    """Convert the label in a request to a line of the file.
 
     Raises:
         ConfigError: the request is not an object, a field is unknown, or a value is invalid.
@@ -84,7 +84,7 @@ def parse_label(given: Any) -> dict[str, Any]:
     if unknown := given.keys() - {"rollout_id", "step", "label", "note"}:
         raise ConfigError(f"unknown field {min(unknown)!r:.80}")
     if not isinstance(given.get("rollout_id"), str):
-        raise ConfigError("rollout_id must be a text")
+        raise ConfigError("rollout_id must be a string")
     try:
         check_label(given)
     except StoreError as error:
@@ -97,7 +97,7 @@ def parse_label(given: Any) -> dict[str, Any]:
 
 
 def append_label(run: Path, record: Mapping[str, Any]) -> None:
-    """Append a line under a lock, after removing an incomplete last line.
+    """Append a line while holding a lock; an incomplete last line is removed first.
 
     Raises:
         StoreError: the file cannot be written, or another process keeps it locked.

@@ -1,4 +1,4 @@
-"""Read human labels from a table or the `labels.jsonl` of a run, as rows that a reward can score."""
+"""Read human labels from a table or from the `labels.jsonl` of a run, as rows that a reward can score."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def read_labels(
     """Read the rows of a CSV, JSONL or YAML file of labels.
 
     Each row has a label and the labeled answer: `prompt` and `response`, `messages` as JSON, or a `rollout_id` of
-    `data`. A pair has a winner (A, B, tie), and `response_a` and `response_b` or `messages_a` and `messages_b`. The
-    reward receives `ground_truth` and, as `sample`, all columns except the label or winner.
+    `data`. A pair has a winner (A, B, tie) and either `response_a` and `response_b` or `messages_a` and `messages_b`.
+    The reward receives `ground_truth` and, as `sample`, all columns except the label or winner.
 
-    The `labels.jsonl` of a run, written by the viewer, refers to the episodes of that run unless `data` is given. The
-    last label of each episode counts; lines of steps and lines without a label are skipped.
+    The `labels.jsonl` of a run, which the viewer writes, refers to the episodes of that run unless `data` is given. The
+    last label of each episode counts. Lines about steps and lines without a label are skipped.
     """
     if data is None and path.name == LABELS and (path.parent / "episodes.jsonl").exists():
         data = path.parent / "episodes.jsonl"
@@ -76,10 +76,14 @@ def read_labels(
     if not rows:
         raise ConfigError(f"{path} has no rows with a label")
     if pairs == "judge" and not rows[0].is_pair:
-        raise ConfigError(f"{rows[0].where}: --pairs judge compares two answers, but this row has one; remove it")
+        raise ConfigError(
+            f"{rows[0].where}: --pairs judge compares two answers, but this row has only one; remove the option"
+        )
     if odd := next((row for row in rows if row.is_pair != rows[0].is_pair), None):
         kinds = "a pair" if odd.is_pair else "a single answer"
-        raise ConfigError(f"{odd.where}: this row is {kinds}, unlike the earlier rows; put them in separate files")
+        raise ConfigError(
+            f"{odd.where}: this row is {kinds}, unlike the earlier rows; put pairs and single answers in separate files"
+        )
     return rows
 
 
@@ -101,7 +105,7 @@ class _LabelReader:
     pairs: Pairs
 
     def row(self, where: str, index: int, row: Mapping[str, Any]) -> LabeledRow:
-        """Parse a row with its label and its one or two answers."""
+        """Parse a row, which contains a label and one or two answers."""
         names, truth = self.columns, row.get("ground_truth")
         row_id = str(row.get(names.id) or row.get(names.rollout) or f"row-{index}")
         if names.winner in row:
@@ -138,19 +142,19 @@ class _LabelReader:
                 raise ConfigError(f"{where}: {names.rollout}: the data has no rollout {row[names.rollout]!r}{near}")
             return LabeledRow(where, row_id, label, (ScoringRequest.from_episode(self.episodes[rollout]),))
         if names.rollout in row and not {names.messages, names.response} & row.keys():
-            raise ConfigError(f"{where}: {names.rollout}: give the transcripts that contain it with --data")
+            raise ConfigError(f"{where}: {names.rollout}: pass the transcripts that contain the rollout with --data")
         messages = self._messages(row, names.messages, names.response, where)
         return LabeledRow(where, row_id, label, (self._request(row, f"{row_id}-{index}", row_id, messages, truth),))
 
     def _messages(self, row: Mapping[str, Any], column: str, response: str, where: str) -> list[Message]:
-        """Return the conversation in the column of messages, or in those of the prompt and response."""
+        """Return the conversation from the column of messages, or from the columns of the prompt and response."""
         if row.get(column) not in (None, ""):
             return parse_messages(row[column], f"{where}: {column}")
         for name in (self.columns.prompt, response):
             if name not in row:
                 raise ConfigError(_missing(where, row, name, f"(or {column!r}, with a conversation as JSON)"))
             if not isinstance(row[name], str):
-                raise ConfigError(f"{where}: {name}: expected a text, got {row[name]!r:.80}")
+                raise ConfigError(f"{where}: {name}: expected a string, got {row[name]!r:.80}")
         prompt = Message(role="user", content=row[self.columns.prompt])
         return [prompt, Message(role="assistant", content=row[response])]
 

@@ -1,4 +1,4 @@
-"""Export of traces to an OpenTelemetry collector by OTLP over HTTP, live or from a finished run.
+"""Export of traces to an OpenTelemetry collector by OTLP over HTTP, either live or from a finished run.
 
 The SDK reads the standard variables, such as OTEL_EXPORTER_OTLP_HEADERS and OTEL_RESOURCE_ATTRIBUTES.
 """
@@ -30,15 +30,15 @@ FROM_ENVIRONMENT = "env"
 """The value of `--otlp` that takes the endpoint from the standard variables."""
 _SDK_LOG = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 _TRACES_PATH = "/v1/traces"
-_BATCH = 512  # spans in one request, the default of the SDK
+_BATCH = 512  # spans per request; this is the default of the SDK
 _FLUSH_MS = 10_000
 
 
 def traces_endpoint(url: str) -> str:
-    """Return the URL to which spans are sent: `url` itself if it has a path, otherwise with `/v1/traces`.
+    """Return the URL to which spans are sent: `url`, to which `/v1/traces` is appended if it has no path.
 
     Raises:
-        ConfigError: `url` is not an HTTP URL, or the environment has no endpoint.
+        ConfigError: `url` is not an HTTP URL, or no endpoint is set in the environment.
     """
     if url == FROM_ENVIRONMENT:
         traces, base = (os.environ.get(name, "") for name in ENDPOINT_VARIABLES)
@@ -52,7 +52,7 @@ def traces_endpoint(url: str) -> str:
 
 
 class Sender:
-    """A span exporter that counts the spans, and knows the reason of the last failure.
+    """A span exporter that counts the spans and remembers the reason for the last failure.
 
     Attributes:
         sent: the number of spans that the collector accepted.
@@ -69,7 +69,7 @@ class Sender:
         self._success = SpanExportResult.SUCCESS
         self._messages: list[str] = []
         log = logging.getLogger(_SDK_LOG)
-        log.propagate = False  # the reason is reported once, not for each batch
+        log.propagate = False  # the reason is reported only once, not for each batch
         handler = logging.Handler(logging.WARNING)
         handler.emit = lambda record: self._messages.append(record.getMessage())  # type: ignore[method-assign]
         log.handlers[:] = [handler]
@@ -91,7 +91,7 @@ class Sender:
 
 
 def make_provider(processor: SpanProcessor) -> TracerProvider:
-    """Return a provider whose ids follow from the episodes. The default of its service name is `reward-kit`."""
+    """Return a provider whose ids are derived from the episodes. Its default service name is `reward-kit`."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -116,19 +116,20 @@ def _span_list(spans: list[ReadableSpan]) -> SpanProcessor:
 def export_results(
     header: RunHeader, results: Iterator[Result], endpoint: str, progress: Callable[[int], None] = lambda _: None
 ) -> tuple[int, int]:
-    """Send the traces of episodes, with a bounded number of spans in memory.
+    """Send the traces of episodes; the number of spans in memory is bounded.
 
     Args:
         header: the header of the run.
         results: the episodes.
         endpoint: the URL of the collector.
-        progress: a function called with the number of exported episodes.
+        progress: a function that is called with the number of exported episodes.
 
     Returns:
         The number of episodes and the number of spans that were sent.
 
     Raises:
-        ProviderError: the collector did not accept spans. The message contains the number of episodes sent before.
+        ProviderError: the collector did not accept spans. The message contains the number of episodes that were sent
+            before.
     """
     sender, waiting, count, complete = Sender(endpoint), list[Any](), 0, 0
     redaction = Redaction(known_secrets(header.task))
@@ -147,7 +148,7 @@ def export_results(
                 missing = count - complete + sum(1 for _ in results)
                 raise ProviderError(
                     f"{endpoint} did not accept the spans: {sender.reason}; {complete:,} episodes were sent, and "
-                    f"{missing:,} were not; a repeated export sends the same ids again"
+                    f"{missing:,} were not; if you repeat the export, the same ids are sent again"
                 )
             del waiting[: len(batch)]
 
@@ -170,7 +171,10 @@ def export_results(
 
 @contextmanager
 def live_export(endpoint: str, run_id: str, task: str, redaction: Redaction) -> Iterator[None]:
-    """Send the spans of the block while it runs; if the collector fails, warn once, and report the dropped spans."""
+    """Send the spans of the block while it runs.
+
+    If the collector fails, warn once and report the number of dropped spans.
+    """
     sender = Sender(endpoint)
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 

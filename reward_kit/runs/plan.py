@@ -52,7 +52,7 @@ _NO_USERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunArgs:
-    """The arguments of a run, from the command line or Python. They are stored in `run.json` for a resume.
+    """The arguments of a run from the command line or Python. They are stored in `run.json` so the run can be resumed.
 
     Attributes:
         task_path: the task file, or the placeholder of a task from Python.
@@ -78,21 +78,23 @@ class RunArgs:
 
     @classmethod
     def from_header(cls, header: RunHeader) -> RunArgs:
-        """Return the arguments of an earlier run, without overrides that contain a secret."""
+        """Return the arguments of an earlier run; overrides that contain a secret are omitted."""
         given = {field.name: getattr(header, field.name) for field in fields(cls)}
         return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
 
     def with_changes(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> RunArgs:
-        """Return the arguments with the changes that are allowed on resume: run limits, secrets and the endpoint."""
+        """Return the arguments with the changes that a resume may make: run limits, secrets and the endpoint."""
         for key in overrides:
             if not key.startswith("run_limits.") and key not in hidden:
-                raise ConfigError(f"-T {key} cannot be changed by --resume (run_limits.… can); start a new run")
+                raise ConfigError(
+                    f"-T {key}: --resume can change only run_limits.…; start a new run to change other keys"
+                )
         return replace(self, overrides={**self.overrides, **overrides}, base_url=base_url or self.base_url)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy, and its label in results. If `is_lent` is set, the run does not close the policy."""
+    """A policy, and its label in the results. If `is_lent` is set, the run does not close the policy."""
 
     label: str
     policy: AgentPolicy
@@ -104,16 +106,16 @@ class RunPlan:
     """The episodes to collect, and the reward that scores them.
 
     Attributes:
-        definition: the task definition, with the limits of the run.
+        definition: the task definition, including the limits of the run.
         policies: the policies, each of which runs every sample.
         samples: the selected samples.
         rollouts: the number of episodes per sample and policy.
         seed: the seed of all random choices.
         max_concurrency: the maximum number of concurrent episodes, and of concurrent scores.
-        reward: the reward for all episodes, or None to only collect them.
+        reward: the reward for all episodes, or None if episodes are only collected.
         tools: the task's own tools, or None.
         user: the simulated user, or None.
-        given: the number of existing episodes that are only scored.
+        given: the number of existing episodes, which are only scored.
         redaction: the redaction of secrets in the run's files.
     """
 
@@ -142,7 +144,7 @@ class RunPlan:
 
 
 class Listener(Protocol):
-    """Callbacks for each episode, called in the run's event loop."""
+    """Callbacks for each episode. They are called in the event loop of the run."""
 
     def episode_stopped(self, row: EpisodeRow) -> None: ...
 
@@ -151,10 +153,10 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class Control:
-    """A handle to stop a run, which records the reason.
+    """A handle to stop a run. It records the reason.
 
     No further episodes start after `stop_reason` is set. Cancel `scope` to stop immediately; running episodes are then
-    lost, and rerun on resume. `is_failure` marks a run that cannot continue without a fix.
+    lost and are run again on resume. `is_failure` marks a run that cannot continue until a problem is fixed.
     """
 
     stop_reason: str | None = None
@@ -167,7 +169,10 @@ class Control:
         self.stop_reason = self.stop_reason or reason
 
     def reach_limit(self, limit: ReachedLimit) -> None:
-        """Prevent further episodes from starting because a run limit is reached; a later call updates the message."""
+        """Prevent further episodes from starting because a run limit has been reached.
+
+        A later call updates the message.
+        """
         if self.stop_reason is None or self.reached is not None:
             self.reached = limit
             self.stop_reason = f"run limit reached: {limit.text} (run_limits.{limit.key})"
@@ -193,10 +198,10 @@ def plan_run(
     """
     is_named = bool(args.models or args.policies or (task.definition.policy and not live))
     if live and not is_named and args.base_url is not None:
-        raise ConfigError("base_url is for models, but this run has none; pass models='openai/NAME'")
+        raise ConfigError("base_url applies only to models, but this run has none; pass models='openai/NAME'")
     in_file = task.definition.policy
     if not needs_policy and in_file is not None and in_file.type in PRESETS and not in_file.options().get("model"):
-        # The run names the model (--model): only check the other keys.
+        # The model is named by the run (--model), so check only the other keys.
         make_policies(task, replace(args, models=(f"{in_file.type}/MODEL",)), traffic)
         is_named = False
     policies = make_policies(task, args, traffic) if is_named or (needs_policy and not live) else []
@@ -224,7 +229,7 @@ def plan_run(
 def begin_run(
     log_dir: Path, task: LoadedTask, plan: RunPlan, args: RunArgs, live: Mapping[str, LivePolicy] | None = None
 ) -> RunFolder:
-    """Create the directory of a new run with its `run.json` and copies of its inputs."""
+    """Create the directory of a new run, its `run.json`, and copies of its inputs."""
     path = new_run_path(log_dir, task.definition.name)
     objects = {f"policy {label}": policy for label, policy in (live or {}).items()}
     references = {name: object_reference(policy) for name, policy in objects.items()}
@@ -254,7 +259,7 @@ def begin_run(
 
 
 def read_resumable_header(path: Path) -> RunHeader:
-    """Read the header of a run to resume."""
+    """Read the header of a run that is to be resumed."""
     header = RunHeader.read_resumable(path)
     if header.task_path is None:
         raise ConfigError(f"{path} is not a run of a task and cannot be resumed")
@@ -271,10 +276,10 @@ def read_resumable_header(path: Path) -> RunHeader:
 
 
 def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | None = None) -> list[NamedPolicy]:
-    """Create the policies of the arguments, with the options of the task file, or by default the policy of the task.
+    """Create the policies named in the arguments, using the options of the task file.
 
-    Files in `policies` are relative to the task file. The path in `replay:RUN` is relative to the working directory;
-    all policies of that run are replayed.
+    If no policy is named, create the policy of the task. Files in `policies` are relative to the task file. The path in
+    `replay:RUN` is relative to the working directory; all policies of that run are replayed.
     """
     in_file, base_url = task.definition.policy, args.base_url
     choices: list[tuple[str, str, dict[str, Any]]] = []  # Label, type, options
@@ -318,9 +323,9 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
             label = f"{in_file.type}/{options.get('model')}" if in_file.type in PRESETS else in_file.type
             choices.append((label, in_file.type, options))
     if not choices:
-        in_python = "policy=MyPolicy to Task, or models='openai/NAME' to its run"
-        by_file = "--model openai/NAME, --policy random, or a policy: block in the file"
-        raise ConfigError(f"{task.path}: no policy. Give {by_file if task.located.is_written else in_python}")
+        in_python = "pass policy=MyPolicy to Task, or models='openai/NAME' to its run"
+        by_file = "pass --model openai/NAME or --policy random, or add a policy: block to the file"
+        raise ConfigError(f"{task.path}: no policy is set; {by_file if task.located.is_written else in_python}")
     kinds = {kind for _, kind, _ in choices}
     if task.definition.resource_type is None and "expert" in kinds:
         raise ConfigError(f"{task.path}: the expert policy needs a resource, but the task has no resource_type")
@@ -335,11 +340,11 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
             if known is not None and name not in known:
                 fix = did_you_mean(name, known)
             raise ConfigError(
-                f"-T {key}: has no effect, because the task's policy is {in_file.type!r}, but this run uses "
+                f"-T {key}: has no effect, because the policy of the task is {in_file.type!r}, but this run uses "
                 f"{label!r}{fix}"
             )
     if base_url is not None and not kinds & _ASK_AN_ENDPOINT:
-        raise ConfigError("--base-url is for models, but this run has none; pass --model openai/NAME")
+        raise ConfigError("--base-url applies only to models, but this run has none; pass --model openai/NAME")
     made = []
     for label, kind, options in choices:
         if base_url is not None and kind in _ASK_AN_ENDPOINT:
@@ -350,7 +355,7 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
         try:
             made.append(NamedPolicy(label, make_policy(kind, options, task.folder, traffic, of_user=of_user)))
         except ConfigError as error:
-            # An error in the task's own block names the line of the key, unless the key was overridden.
+            # An error in the task's own block names the line of the key unless the key was overridden.
             match = _OF_POLICY.match(str(error))
             key = match[1] if match else "type"
             block = task.located.data.get("policy")
@@ -362,7 +367,10 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
 
 
 def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
-    """Return a named policy for a class, which is instantiated, or an instance, which is not closed after the run."""
+    """Return a named policy for a class or an instance.
+
+    A class is instantiated. An instance is not closed after the run.
+    """
     if not isinstance(given, type):
         return NamedPolicy(label, given, is_lent=True)
     kind = given
@@ -381,7 +389,7 @@ def _live_policy(label: str, given: LivePolicy) -> NamedPolicy:
 
 
 def label_policies(policies: Sequence[LivePolicy]) -> dict[str, LivePolicy]:
-    """Label policies by their class names."""
+    """Label each policy by the name of its class."""
     labels = [(item if isinstance(item, type) else type(item)).__name__ for item in policies]
     if twice := next((label for label in labels if labels.count(label) > 1), None):
         raise ConfigError(f"duplicate policy label {twice!r}; pass labels: policies={{'one': …, 'other': …}}")
@@ -394,7 +402,7 @@ def _check_labels(labels: Sequence[str]) -> None:
 
 
 def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: SimulatedUser | None) -> None:
-    """Raise ConfigError if there is a cost limit but the cost of some actions is unknown."""
+    """Raise a ConfigError if there is a limit on cost but the cost of some actions is unknown."""
     if task.definition.run_limits.cost is not None and task.reward is not None:
         _check_judge_prices(task, task.reward)
     limits = (task.definition.limits.cost, task.definition.run_limits.cost)
@@ -407,13 +415,13 @@ def check_costs(task: LoadedTask, policies: Sequence[NamedPolicy], user: Simulat
     if len(own) < len(unknown):
         block = "user" if WHO in unknown else "policy"
         fixes.append(
-            f"give a price_file, {block}: {{type: openai, price_file: prices.yaml}}, with a line such as "
-            "your-model: {input: 0.25, output: 2.00}, US dollars per million tokens"
+            f"set a price_file, {block}: {{type: openai, price_file: prices.yaml}}, that has a line such as "
+            "your-model: {input: 0.25, output: 2.00} (US dollars per million tokens)"
         )
     if own:
         fixes.append(
             f"in the class {', '.join(dict.fromkeys(own))} (an AgentPolicy) set is_free = True if its actions "
-            "cost nothing, else let knows_cost return True and give each action "
+            "cost nothing; otherwise return True from knows_cost and set for each action "
             "log_probs={'usage': {'cost': US_DOLLARS}}"
         )
     raise ConfigError(
@@ -429,8 +437,8 @@ def _check_judge_prices(task: LoadedTask, reward: Reward) -> None:
             if find is not None and (model := find(one.options)) is not None:
                 raise ConfigError(
                     f"{task.path}: a limit on cost (--max-cost, run_limits.cost) cannot be enforced: the price of the "
-                    f"judge {model!r} is unknown; give the judge a price_file, client: {{price_file: prices.yaml}}, "
-                    f"with a line such as {model}: {{input: 0.25, output: 2.00}}, US dollars per million tokens"
+                    f"judge {model!r} is unknown; set a price_file for the judge, client: {{price_file: prices.yaml}}, "
+                    f"that has a line such as {model}: {{input: 0.25, output: 2.00}} (US dollars per million tokens)"
                 )
 
 
@@ -439,7 +447,7 @@ def make_user(task: LoadedTask, traffic: ProviderSession | None = None) -> Simul
     block = task.definition.user
     if block is None:
         return None
-    # Report a misspelled key first, since the intended key then seems to be missing.
+    # Report a misspelled key first; otherwise the intended key would be reported as missing.
     with error_context(task.located, "user"):
         taken = {"replies"} if block.type == "scripted" else option_names(block.type, task.folder)
     options = block.options()

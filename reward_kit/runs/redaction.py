@@ -1,7 +1,8 @@
-"""Redaction of secrets in the files of a run, and of texts by a hook of the task.
+"""Redaction of secrets in the files of a run, and of any text by a hook of the task.
 
-The hook is a function that maps a text to a text, set by `redact:` in the task file. It is applied to all texts of a
-record before the record is written. A resume or a later rescoring therefore also uses the redacted texts.
+The hook is a function that maps a string to a string and is set by `redact:` in the task file. It is applied to all
+strings of a record before the record is written. A resumed run or a later rescoring therefore also uses the redacted
+strings.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _JOINS = (
     *("rollout_id", "sample_id", "group_id", "policy", "stop_reason", "start", "final_state"),
     *("scorer", "scored_group"),
 )
-# The encoding of a text with lone surrogates; see `episodes/json_codec.py`.
+# The encoding of a string with lone surrogates; see `episodes/json_codec.py`.
 _WRAPPED_MARK = b'"__type__":"text"'
 _WRAPPED = re.compile(rb'("__type__":"text","value":")([A-Za-z0-9+/=]*)"')
 # RFC 3986, 3.2.1; an unescaped "@" in a password, which many programs accept, is allowed.
@@ -36,23 +37,23 @@ _SHORTEST_SECRET = 8  # shorter values would hide ordinary words
 
 
 class Redaction:
-    """A redaction of everything that a run writes.
+    """The redaction of everything that a run writes.
 
     Args:
-        secrets: texts to hide; those under 8 characters are ignored.
-        hook: a function from text to text, applied to every text of a record.
+        secrets: strings to hide; those shorter than 8 characters are ignored.
+        hook: a function from string to string that is applied to every string of a record.
     """
 
     def __init__(self, secrets: Iterable[str] = (), hook: Callable[[str], str] | None = None) -> None:
-        found = {text.strip() for text in secrets}  # the form in HTTP headers
+        found = {text.strip() for text in secrets}  # stripped as in HTTP headers
         self._secrets = sorted((text for text in found if len(text) >= _SHORTEST_SECRET), key=len, reverse=True)
-        # As inside JSON text, and as bytes for copied files.
+        # The forms of a secret inside JSON text and, as bytes, in copied files.
         self._escaped = [(json.dumps(text)[1:-1]).encode("ascii") for text in self._secrets]
         self._encoded = [text.encode("utf-8", "surrogatepass") for text in self._secrets]
         self._hook = hook
 
     def redact_record(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Apply the hook to the texts of a record, except for keys and ids that are used to join records."""
+        """Apply the hook to the strings of a record, except keys and the ids that are used to join records."""
         if self._hook is None:
             return record
         return {key: value if key in _JOINS else self._hooked(value) for key, value in record.items()}
@@ -77,13 +78,13 @@ class Redaction:
         return data
 
     def redact_text(self, text: str) -> str:
-        """Hide secrets in a text."""
+        """Hide secrets in a string."""
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         return text
 
     def redact_all(self, text: str) -> str:
-        """Apply the hook to a text, and hide secrets in it."""
+        """Apply the hook to a string, and hide secrets in the result."""
         return self.redact_text(self._hooked(text))
 
     def _hooked(self, value: Any) -> Any:
@@ -99,14 +100,14 @@ class Redaction:
             with boundary(StoreError, "the task's redact function"):
                 result = self._hook(value)
         except RewardKitError as error:
-            raise StoreError(f"{error}; nothing was written, since it could not be redacted") from error
+            raise StoreError(f"{error}; nothing was written, because the redaction failed") from error
         if not isinstance(result, str):
-            raise StoreError(f"the task's redact function returned {type(result).__name__}, not text")
+            raise StoreError(f"the task's redact function returned {type(result).__name__}, not a string")
         return result
 
 
 def without_secrets(value: Any) -> Any:
-    """Return `value` with the values of secret-like keys hidden."""
+    """Return `value` with the values of secret-looking keys hidden."""
     if isinstance(value, Mapping):
         return {
             key: HIDDEN
@@ -118,7 +119,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def is_hidden(value: Any) -> bool:
-    """Return True if a text, or a text in a list, contains a hidden secret."""
+    """Return True if a string, or a string in a list, contains a hidden secret."""
     return HIDDEN in value if isinstance(value, str) else isinstance(value, list) and any(map(is_hidden, value))
 
 
@@ -140,8 +141,9 @@ def hidden_keys(value: Any, key: str = "") -> Iterator[str]:
 def known_secrets(*configurations: Any) -> Iterator[str]:
     """Yield the secrets in the environment, in `.env`, and in configuration values whose keys look secret.
 
-    Passwords in URLs (`scheme://user:password@host`) are included as written and decoded, and so are the values of
-    variables that a configuration names in `api_key_env`, `headers_env` or `pass_env` or REWARD_KIT_KEY_ORIGINS lists.
+    Passwords in URLs (`scheme://user:password@host`) are included both as written and decoded. The values of variables
+    that a configuration names in `api_key_env`, `headers_env` or `pass_env`, or that REWARD_KIT_KEY_ORIGINS lists, are
+    also included.
     """
     dotenv = read_dotenv(Path.cwd())
     for variables in (dotenv, os.environ):
@@ -196,10 +198,10 @@ def load_redaction(definition: TaskDefinitionModel, folder: Path) -> Redaction:
 
 
 def load_hook(location: str | None, folder: Path) -> Callable[[str], str] | None:
-    """Load the function set by `redact:` in a task."""
+    """Load the function that is set by `redact:` in a task."""
     if location is None:
         return None
     hook = load_object(location, folder)
     if not callable(hook):
-        raise ConfigError(f"{location} is {type_name(hook)}, not a function from text to text")
+        raise ConfigError(f"{location} is {type_name(hook)}, not a function from string to string")
     return hook  # type: ignore[no-any-return]

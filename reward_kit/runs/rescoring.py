@@ -1,4 +1,4 @@
-"""Changes of the scores of a run under a different reward."""
+"""Changes of the scores of a run when its episodes are scored by a different reward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAME = 1e-12  # rounding error
 
 
 class Counts(NamedTuple):
-    """The number of episodes by change; `lost` episodes are no longer scored, and `gained` ones are newly scored."""
+    """The number of episodes by kind of change: `lost` are no longer scored, `gained` are newly scored."""
 
     up: int
     down: int
@@ -30,7 +30,7 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """The changes of the scores of a policy."""
+    """The changes in the scores of a policy."""
 
     policy: str
     before: Interval | None
@@ -55,7 +55,7 @@ class ChangedScore(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoreChanges:
-    """The changes of a rescoring: per policy, and the episodes that changed most."""
+    """The changes made by a rescoring: the changes of each policy, and the episodes that changed most."""
 
     policies: Sequence[PolicyChange]
     moved: Sequence[ChangedScore]
@@ -67,7 +67,7 @@ class ScoreChanges:
 
 
 def earlier_scores(source: SourceRun) -> dict[str, float | None]:
-    """Return the scores of the earlier run, with None for unscored episodes."""
+    """Return the scores of the earlier run; None for unscored episodes."""
     scores: dict[str, float | None] = dict.fromkeys(source.index.episodes)
     for offset, line in placed_scores(source.path):
         if source.index.scores.get(line["rollout_id"]) == offset:

@@ -1,6 +1,6 @@
-"""Results of a run: the latest attempt of each episode, with its score.
+"""Results of a run: the latest attempt of each episode, and its score.
 
-The files are read twice, first to find the lines of the latest attempts, and then to read only these lines. Memory use
+The files are read twice: first to find the lines of the latest attempts, and then to read only these lines. Memory use
 therefore does not depend on the size of episodes and scores.
 """
 
@@ -21,11 +21,11 @@ from reward_kit.runs.run_folder import line_record, placed_episodes, placed_line
 from reward_kit.runs.summary import EpisodeRow
 
 STEP = b'"step":'
-"""The first key whose value differs between an episode's lines in `credit.jsonl`."""
+"""The first key whose value differs between the lines of an episode in `credit.jsonl`."""
 
 
 class LineRange(NamedTuple):
-    """The byte offset and length of consecutive lines of a file."""
+    """The byte offset and length of a range of consecutive lines in a file."""
 
     offset: int
     length: int
@@ -52,7 +52,7 @@ class Result(NamedTuple):
     score: Mapping[str, Any] | None
 
     def row(self) -> EpisodeRow:
-        """Return the row for a summary."""
+        """Return the row of the episode for a summary."""
         row = EpisodeRow.from_record(self.episode)
         if self.score is not None:
             row.add_score(self.score)
@@ -63,7 +63,7 @@ class Result(NamedTuple):
         return episode_from_record(self.episode)
 
     def to_result(self) -> EvaluateResult | None:
-        """Return the result of the reward, or None if the episode is not scored yet or ended with an error."""
+        """Return the result of the reward, or None if the episode has not been scored or ended with an error."""
         result = (self.score or {}).get("result")
         return EvaluateResult.model_validate(result) if result is not None else None
 
@@ -80,7 +80,7 @@ class Result(NamedTuple):
 
 
 class ResultIndex(NamedTuple):
-    """Line offsets of the latest attempts of a run, without episodes cut off by a run limit."""
+    """Line offsets of the latest attempts of a run. Episodes that were cut off by a run limit are omitted."""
 
     episodes: Mapping[str, int]
     scores: Mapping[str, int]
@@ -102,7 +102,7 @@ def index_results(run: Path) -> ResultIndex:
 
 
 def read_results(run: Path, index: ResultIndex | None = None) -> Iterator[Result]:
-    """Yield the episodes of a run with their scores."""
+    """Yield the episodes of a run and their scores."""
     index = index or index_results(run)
     if not index.episodes:
         return

@@ -1,8 +1,8 @@
 """The directory of a `run`, `score` or `train` command: its header `run.json`, its lock and its append-only JSON lines.
 
-A run of a task has `episodes.jsonl` and `scores.jsonl`, and final states in `states/`, named by SHA-256. Each line is
-written by one `write`; an incomplete last line, left by a killed process, is removed when the run is reopened. A
-training run has:
+A run of a task has `episodes.jsonl`, `scores.jsonl`, and final states in `states/`, which are named by SHA-256. Each
+line is written by one `write`. If a killed process left an incomplete last line, the line is removed when the run is
+reopened. A training run has:
 
   metrics.jsonl   one line per update
   checkpoints/    the state for a resume: the latest and the best checkpoint
@@ -10,7 +10,7 @@ training run has:
   episodes/       the episodes of some updates, if `logs.episodes_every` is set
   studies/        batches with a non-finite loss or gradient, for debugging
 
-Each run writes `summary.json` and `report.html` at its end.
+Each run writes `summary.json` and `report.html` when it ends.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class TrainingHeader(pydantic.BaseModel):
     Attributes:
         train_path: the train file.
         overrides: the overridden keys.
-        config: the content of the file with defaults, without secrets.
+        config: the content of the file, with defaults filled in and secrets omitted.
         updates: the number of finished updates.
-        redacts: True if the task has a redaction hook; token ids are then not decoded.
+        redacts: True if the task has a redaction hook, in which case token ids are not decoded.
     """
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
@@ -102,19 +102,20 @@ class RunHeader(pydantic.BaseModel):
         total: the number of episodes in the complete run.
         run_id: the name of the directory.
         task: the resolved task definition, without secrets.
-        run_limits: the current run limits, possibly raised since the start; null means unlimited.
-        digests: SHA-256 of each input file.
-        versions: software versions at the start.
+        run_limits: the current run limits, which may have been raised since the start; null means unlimited.
+        digests: the SHA-256 of each input file.
+        versions: the software versions at the start.
         max_concurrency: the maximum number of concurrent episodes at the start.
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the `RunArgs`;
             `task_path` is `None` if only transcripts are scored.
-        from_python: references of Python objects by role; a run with such objects cannot be resumed. With the key
-            `task`, the task itself was defined in Python, and `task_path` only determines the directory of its files.
+        from_python: references of Python objects, keyed by role; a run with such objects cannot be resumed. If it has
+            the key `task`, the task itself was defined in Python, and `task_path` only determines the directory of its
+            files.
         data, reward: the transcript file and the reward of a run that scores transcripts.
         training: the `TrainingHeader` of a training run, otherwise None.
         rescored_from: the run and reward of a rescoring; see `runs/scoring.py`.
         status: "running", "complete", "interrupted" or "failed".
-        timing: start time and working time.
+        timing: the start time and the working time.
     """
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
@@ -155,7 +156,8 @@ class RunHeader(pydantic.BaseModel):
         if data.get("schema_version") != SCHEMA_VERSION:
             version_there = data.get("schema_version")
             raise StoreError(
-                f"{run / FILE} has schema version {version_there!r}; this release reads version {SCHEMA_VERSION}"
+                f"{run / FILE} has schema version {version_there!r}, but this release reads only version "
+                f"{SCHEMA_VERSION}"
             )
         try:
             return cls.model_validate(data)
@@ -164,7 +166,7 @@ class RunHeader(pydantic.BaseModel):
 
     @classmethod
     def read_folder(cls, run: Path) -> RunHeader:
-        """Read the header of a directory that the user specified, with a hint if it is not a run."""
+        """Read the header of a directory that the user specified; give a hint if the directory is not a run."""
         if (run / FILE).is_file():
             return cls.read(run)
         folders = {run, run.parent, Path("runs")}
@@ -178,11 +180,14 @@ class RunHeader(pydantic.BaseModel):
     def read_resumable(cls, run: Path) -> RunHeader:
         """Read the header of a run passed to `--resume`."""
         if not (run / FILE).is_file():
-            raise ConfigError(f"--resume: {run} is not a run; name a directory with {FILE}, or omit it for the latest")
+            raise ConfigError(
+                f"--resume: {run} is not a run; pass a directory that contains {FILE}, or omit the directory to "
+                "resume the latest run"
+            )
         return cls.read(run)
 
     def require_training(self, run: Path) -> TrainingHeader:
-        """Return the training block; `run` is the directory named in error messages."""
+        """Return the training block; raise an error that names the directory `run` if there is none."""
         if self.training is None:
             raise ConfigError(f"{run} is not a run of `reward-kit train`")
         try:
@@ -199,26 +204,26 @@ class RunHeader(pydantic.BaseModel):
         return 1.0
 
     def status_now(self, is_open: bool) -> str:
-        """Return the status, or "killed" if it is "running" but no process has the run open."""
+        """Return the status, or "killed" if the status is "running" but no process has the run open."""
         return "killed" if self.status == "running" and not is_open else self.status
 
     def to_bytes(self) -> bytes:
-        """Serialize the header as ASCII JSON, without the keys that do not apply to this kind of run."""
+        """Serialize the header as ASCII JSON; keys that do not apply to this kind of run are omitted."""
         unset = type(self).model_fields.keys() - self.model_fields_set - _ALWAYS
         document = self.model_dump(mode="json", exclude=unset)
         return json.dumps(document, indent=2, allow_nan=False).encode("ascii") + b"\n"
 
     def replace(self, **changes: Any) -> RunHeader:
-        """Return a copy with changed keys."""
+        """Return a copy in which some keys are changed."""
         return self.model_copy(update=changes)
 
 
 GENERATED_NAME = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{6}$")
-"""The end of a name from `new_run_path`."""
+"""The pattern of the end of a name created by `new_run_path`."""
 
 
 def new_run_path(log_dir: Path, task_name: str) -> Path:
-    """Return `<log_dir>/<task>-<utc>-<id>`, which sorts by time within a task."""
+    """Return `<log_dir>/<task>-<utc>-<id>`. The runs of a task sort by time."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", task_name).strip("-")[:60] or "task"
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     return log_dir / f"{slug}-{now}-{secrets.token_hex(3)}"
@@ -235,12 +240,12 @@ def latest_run(log_dir: Path, name: str | None = None, *, training: bool = False
         return runs[0]
     kind, of_name = ("training run", f" of {name!r}") if training else ("run", f" of task {name!r}")
     raise ConfigError(
-        f"no {kind}{of_name if name else ''} in {log_dir}; start one, or name its directory with --resume RUN"
+        f"no {kind}{of_name if name else ''} in {log_dir}; start a run, or pass its directory with --resume RUN"
     )
 
 
 def newest_runs(log_dir: Path, fits: Callable[[RunHeader], bool]) -> list[Path]:
-    """Return the runs in `log_dir` whose header satisfies `fits`, newest first; damaged runs are skipped."""
+    """Return the runs in `log_dir` whose headers satisfy `fits`, newest first; damaged runs are skipped."""
     started = {}
     for path in log_dir.glob(f"*/{FILE}"):
         with suppress(StoreError):
@@ -265,26 +270,29 @@ def is_open_elsewhere(path: Path) -> bool:
 
 
 def current_status(path: Path, header: RunHeader) -> str:
-    """Return the status of the run at `path`, or "killed" if its process has ended without updating the status."""
+    """Return the status of the run at `path`, or "killed" if its process ended without updating the status."""
     return header.status_now(header.status == "running" and is_open_elsewhere(path))
 
 
 def resume_command(path: Path, header: RunHeader, status: str) -> list[str]:
-    """Return the command that resumes a stopped run, or [] if the run was not stopped or only scores transcripts."""
+    """Return the command that resumes a stopped run.
+
+    The result is [] if the run was not stopped or only scores transcripts.
+    """
     if status not in ("killed", "interrupted") or (header.training is None and header.data is not None):
         return []
     return ["reward-kit", "run" if header.training is None else "train", "--resume", str(path)]
 
 
 class RunFolder:
-    """The directory of a run, open for writing by this process only. Use it as a context manager.
+    """The directory of a run, which only this process may write to. Use it as a context manager.
 
     Args:
         path: the directory.
         redaction: the redaction of secrets in written files.
 
     Attributes:
-        header: the content of `run.json`, read under the lock.
+        header: the content of `run.json`, which is read while the lock is held.
         checkpoints: the directory of checkpoints, in a training run.
     """
 
@@ -298,7 +306,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, header: RunHeader, redaction: Redaction | None = None) -> Self:
-        """Create the directory with its `run.json`."""
+        """Create the directory and its `run.json`."""
         try:
             make_private_folder(path, parents=True)
         except OSError as error:
@@ -356,7 +364,7 @@ class RunFolder:
             snapshot = redacted_state(state, self.redaction)
             stored = {"kind": snapshot.kind, "sha256": snapshot.digest}
             path = self.path / STATES / state_name(stored)
-            if path not in self._states:  # Episodes of a group often share their final state
+            if path not in self._states:  # Episodes of a group often have the same final state
                 if not path.exists():
                     with wrap_os_errors("write", path):
                         make_private_folder(path.parent, exist_ok=True)
@@ -374,7 +382,7 @@ class RunFolder:
         descriptor = self._files[name]
         facts = os.fstat(descriptor)
         if not facts.st_nlink:  # A write would succeed, but to a deleted file
-            raise StoreError(f"{self.path / name} was removed during the run, and its content is lost")
+            raise StoreError(f"{self.path / name} was deleted during the run, so its content is lost")
         try:
             rest = memoryview(line)
             while rest:  # On a full disk, a write first succeeds partially, and the next one raises
@@ -384,7 +392,10 @@ class RunFolder:
             raise StoreError(f"cannot write {self.path / name}: {error.strerror or error}") from error
 
     def update_status(self, *, status: str, worked_s: float, updates: int | None = None) -> None:
-        """Update the status, the seconds of work, and the finished updates of a training run in `run.json`."""
+        """Update the status and the seconds of work in `run.json`.
+
+        In a training run, also update the number of finished updates.
+        """
         changes: dict[str, Any] = {"timing": self.header.timing.model_copy(update={"worked_s": round(worked_s, 3)})}
         if updates is not None:
             changes["training"] = {**(self.header.training or {}), "updates": updates}
@@ -392,7 +403,7 @@ class RunFolder:
 
 
 def redacted_state(state: Mapping[str, Any], redaction: Redaction) -> StateSnapshot:
-    """Return a final state with redacted texts; databases are not changed."""
+    """Return a final state with redacted strings; databases are not changed."""
     snapshot = StateSnapshot(state["kind"], state["payload"])
     if snapshot.kind == "composite":
         parts = decompose(snapshot).items()
@@ -402,17 +413,17 @@ def redacted_state(state: Mapping[str, Any], redaction: Redaction) -> StateSnaps
 
 
 def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of `episodes.jsonl`, without an incomplete last line."""
+    """Yield the records of `episodes.jsonl`; an incomplete last line is skipped."""
     return (record for _, record in placed_episodes(path))
 
 
 def placed_episodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of `episodes.jsonl` with their byte offsets, for `episode_at`."""
+    """Yield the records of `episodes.jsonl` and their byte offsets, for use with `episode_at`."""
     return read_lines(path / "episodes.jsonl")
 
 
 def read_scores(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of `scores.jsonl`, without an incomplete last line.
+    """Yield the records of `scores.jsonl`; an incomplete last line is skipped.
 
     Raises:
         StoreError: a line is damaged, or has an unknown failure class or an invalid score; the message names the line.
@@ -421,12 +432,12 @@ def read_scores(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of `scores.jsonl` with their byte offsets."""
+    """Yield the records of `scores.jsonl` and their byte offsets."""
     return read_lines(path / "scores.jsonl", check_score)
 
 
 def check_score(record: Mapping[str, Any]) -> None:
-    """Raise StoreError unless the score is finite or null and the failure class is known."""
+    """Raise a StoreError unless the score is finite or null and the failure class is known."""
     score = record.get("score")
     is_number = isinstance(score, int | float) and not isinstance(score, bool)
     if score is not None and not (is_number and abs(score) <= sys.float_info.max):
@@ -442,16 +453,16 @@ def read_credit(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
-    """Load the episode at a byte offset of `episodes.jsonl`, with its final state."""
+    """Load the episode at a byte offset of `episodes.jsonl`, including its final state."""
     with wrap_os_errors("read", path / "episodes.jsonl"), (path / "episodes.jsonl").open("rb") as lines:
         lines.seek(offset)
         return load_episode(path, json.loads(lines.readline()))
 
 
 def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
-    """Return the episode of a record of the run at `path`, with its final state.
+    """Return the episode of a record of the run at `path`, including its final state.
 
-    The record contains the digest of the file with the state or, in a training run, the state itself.
+    The record contains the digest of the file that stores the state or, in a training run, the state itself.
     """
     episode = episode_from_record(record)
     if stored := episode.custom_data["final_state"]:
@@ -464,7 +475,7 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
                 if StateSnapshot(kind, payload).digest != digest:
                     raise StoreError(f"episode {episode.id_}: its final state {file} was changed: its SHA-256 differs")
             case _:
-                problem = "final_state must have a kind, and a sha256 or a payload of bytes; was it edited by hand?"
+                problem = "final_state must have a kind and either a sha256 or a payload; was the file edited by hand?"
                 raise StoreError(f"episode {episode.id_}: {problem}")
         episode.custom_data["final_state"] = {"kind": kind, "payload": payload}
     return episode
@@ -473,13 +484,13 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
 def read_lines(
     path: Path, check: Callable[[Mapping[str, Any]], None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the records of a file with their byte offsets; an error raised by `check` names the line."""
+    """Yield the records of a file and their byte offsets. An error raised by `check` names the line."""
     for number, (offset, line) in enumerate(placed_lines(path), 1):
         yield offset, line_record(path, number, line, check)
 
 
 def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the complete lines of a file with their byte offsets, or nothing if the file does not exist."""
+    """Yield the complete lines of a file and their byte offsets, or nothing if the file does not exist."""
     if path.exists():
         with wrap_os_errors("read", path):
             yield from complete_lines(path)
@@ -488,15 +499,15 @@ def placed_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def line_record(
     path: Path, number: int, line: bytes, check: Callable[[Mapping[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """Parse a line of a file of a run."""
+    """Parse a line of a file in a run directory."""
     try:
         record = read_line(line.rstrip())
     except ValueError as error:
         raise StoreError(f"{path}:{number}: not JSON: {error}") from None
     if not isinstance(record, dict) or not isinstance(record.get("rollout_id"), str):
-        raise StoreError(f"{path}:{number}: expected an object with a text rollout_id; was it edited by hand?")
+        raise StoreError(f"{path}:{number}: expected an object with a string rollout_id; was the file edited by hand?")
     if not isinstance(record.get("attempt"), int | None):
-        raise StoreError(f"{path}:{number}: attempt must be a whole number, got {record['attempt']!r}")
+        raise StoreError(f"{path}:{number}: attempt must be an integer, got {record['attempt']!r}")
     if check is not None:
         try:
             check(record)

@@ -57,13 +57,13 @@ logger = logging.getLogger("reward_kit.runs")
 
 
 class RunEngine(Protocol):
-    """The interface for collecting the episodes of a run and calling its reward."""
+    """The interface through which a run collects its episodes and calls its reward."""
 
     def workers(self, plan: RunPlan, budget: RunBudget) -> AbstractAsyncContextManager[Mapping[str, RolloutWorker]]:
-        """Yield a worker for each policy, by label; all workers share `budget`."""
+        """Yield a worker for each policy, keyed by label; all workers share `budget`."""
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Return the scorer of a reward; `deadline_s` limits each call unless the reward has its own deadline."""
+        """Return the scorer of a reward. Each call is limited by the reward's own deadline, or else by `deadline_s`."""
 
 
 class LocalEngine:
@@ -71,7 +71,7 @@ class LocalEngine:
 
     @asynccontextmanager
     async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
-        """Yield workers that use this event loop."""
+        """Yield workers that run on this event loop."""
         yield {
             named.label: RLRolloutWorker(
                 plan.definition,
@@ -85,7 +85,7 @@ class LocalEngine:
         }
 
     def scorer(self, reward: Reward, deadline_s: float | None) -> Scorer:
-        """Return a scorer in this process."""
+        """Return a scorer that runs in this process."""
         return make_scorer(reward, deadline_s)
 
 
@@ -100,7 +100,7 @@ class RunOutcome:
     policies: Sequence[PolicySummary]
     summary: Mapping[str, Any]
     missing: int
-    not_begun: Sequence[str]  # the policies without an episode
+    not_begun: Sequence[str]  # the policies that have no episode
     credit: RunCredit | None
     credit_error: RewardKitError | None
     page: Path | None
@@ -133,9 +133,9 @@ async def run(
         watch: a factory of a context manager that is open while episodes are collected and scored.
         error_limit: the number of errors after which the run stops or, if below 1, their share of all episodes.
         only_failed: rerun only the episodes that ended with an error.
-        engine: the collector and scorer of episodes; by default in this process.
+        engine: the object that collects and scores episodes; by default they are collected and scored in this process.
         given: existing episodes, which are only scored.
-        further: a function that returns additional keys of `summary.json` for the rows.
+        further: a function that receives the rows and returns additional keys of `summary.json`.
     """
     control = control or Control()
     warnings = RunWarnings()
@@ -174,7 +174,7 @@ async def run(
         repeated = {"repeated_cost": cost} if (cost := execution.repeated_cost) else {}
         summary = {**summary_to_json(policies), **repeated, **cached, **further(rows)}
         settings = plan.definition.credit
-        # Credit that `reward-kit credit` assigned, possibly for earlier scores. Its settings are in the old summary.
+        # Credit assigned by `reward-kit credit`, possibly for earlier scores. The settings are in the old summary.
         if settings is None and (folder.path / "credit.jsonl").exists():
             from reward_kit.runs.credit import credit_settings
 
@@ -212,13 +212,13 @@ def _assign_credit(run: Path, settings: CreditModel, is_stored: bool) -> tuple[R
         credit = assign_credit(run, settings)
         write_section(run, credit)
     except RewardKitError as error:
-        logger.warning("credit not assigned: %s", error)
+        logger.warning("credit was not assigned: %s", error)
         return None, error
     return credit, None
 
 
 class Run:
-    """Collector and scorer of the missing episodes of a run."""
+    """Collects and scores the missing episodes of a run."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class Run:
         self._agent: AsyncRewardAgent | None = None
 
     def longest_episode(self) -> tuple[float, str] | None:
-        """Return the duration in seconds and the id of the longest running episode, or None if none is running."""
+        """Return the duration in seconds and the id of the longest-running episode, or None if none is running."""
         if not self._running:
             return None
         rollout_id, began = min(self._running.items(), key=lambda item: item[1])
@@ -270,9 +270,9 @@ class Run:
         return max(self._plan.total - len(self.rows), 0) + waiting
 
     def load_stored(self) -> None:
-        """Load the finished episodes and their scores from the directory. Must be called first.
+        """Load the finished episodes and their scores from the directory. This method must be called first.
 
-        The cost of an episode is counted even if it is unfinished or will be rerun.
+        The cost of an episode is counted even if the episode is unfinished or will be run again.
         """
         latest: dict[str, tuple[int, EpisodeRow, str, int]] = {}
         for offset, record in placed_episodes(self._store.path):
@@ -306,7 +306,7 @@ class Run:
     def add_episodes(self, episodes: Iterable[SingleAgentEpisode]) -> None:
         """Store episodes that were collected elsewhere, and queue them for scoring.
 
-        Their cost does not count toward the limits of this run.
+        The cost of these episodes does not count toward the limits of this run.
         """
         units = ScoringUnits(self._mode, None)
         for episode in episodes:
@@ -317,7 +317,7 @@ class Run:
         self._settle(units.remaining())
 
     async def execute(self) -> None:
-        """Run the missing episodes and score the unscored ones; store the results and add them to `rows`."""
+        """Run the missing episodes, score the unscored ones, store the results, and add them to `rows`."""
         began = time.perf_counter()
         status = "failed"
         allow_threads(self._plan.max_concurrency)
@@ -340,7 +340,7 @@ class Run:
                     logger.warning("%s", error)
 
     async def _close_policies(self) -> None:
-        """Close the policies and the user; an error is only logged."""
+        """Close the policies and the user; errors are only logged."""
         own = (named for named in self._plan.policies if not named.is_lent)
         opened: dict[str, AgentPolicy | SimulatedUser] = {named.label: named.policy for named in own}
         if self._plan.user is not None:
@@ -450,12 +450,15 @@ class Run:
         request: Callable[[], ScoringRequest],
         score: Mapping[str, Any] | None = None,
     ) -> None:
-        """Queue an episode for scoring. An episode with an error is not scored, and its group does not wait for it."""
+        """Queue an episode for scoring.
+
+        An episode that ended with an error is not scored, and its group does not wait for it.
+        """
         given = request if row.error_class is None else None
         self._settle(units.add(group_id, StoppedEpisode(row.rollout_id, row.attempt, index, given, score)))
 
     def _settle(self, units: Iterable[ScoringUnit]) -> None:
-        """Keep the valid scores of an earlier process, and queue all other units."""
+        """Keep the valid scores from an earlier process, and queue all other units."""
         for unit in units:
             if unit.is_scored:
                 for episode in unit.episodes:
@@ -477,7 +480,7 @@ class Run:
 
     @property
     def repeated_cost(self) -> float:
-        """The known cost of replaced and unfinished attempts, which are not in `rows`, in US dollars."""
+        """The known cost in US dollars of replaced and unfinished attempts, which are not in `rows`."""
         return repeated_cost(self._budget.cost, list(self.rows.values())) if self._plan.policies else 0.0
 
     def _record_score(self, scored: Scored, record: Mapping[str, Any]) -> None:
@@ -490,7 +493,7 @@ class Run:
         events.episode_scored(row, scored.duration_s)
 
     def _check_judge_price(self, row: EpisodeRow) -> None:
-        """Stop a run with a cost limit after the first call of a judge whose price is unknown."""
+        """Stop a run that has a cost limit after the first call to a judge whose price is unknown."""
         is_unknown = row.judge_call is not None and row.judge_call.cost is None
         if is_unknown and self._plan.definition.run_limits.cost is not None:
             self._control.give_up(
@@ -503,7 +506,7 @@ class Run:
             self._control.reach_limit(limit)
 
     def _count_error(self, error: str | None) -> None:
-        """Count an error, and stop the run if it exceeds its error limit."""
+        """Count an error, and stop the run if its error limit is exceeded."""
         self._errors += error is not None
         if self._error_limit is not None:
             allowed = self._error_limit * self._plan.total if self._error_limit < 1 else self._error_limit
@@ -513,12 +516,12 @@ class Run:
                 )
 
     def _rejects_stored(self) -> bool:
-        """Return True if a run that only scores has been stopped."""
+        """Return True if the run only scores existing episodes and has been stopped."""
         return not self._plan.policies and self._control.stop_reason is not None
 
 
 class _Item(NamedTuple):
-    """An episode to run, in a group of `group_size` episodes."""
+    """An episode to run that belongs to a group of `group_size` episodes."""
 
     policy: str
     sample: Sample

@@ -1,7 +1,7 @@
 """Score existing episodes: transcripts in a file, or the episodes of an earlier run.
 
 In a transcript, each assistant message is a step, and the stop reason is `recorded`. The episodes of a run are copied
-byte for byte into a new directory, with their final states; the earlier run is never modified.
+byte for byte into a new directory together with their final states. The earlier run is never modified.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _NOT_SAMPLE = ("messages", "ground_truth")
 def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
     """Read the episodes of a dataset of transcripts, of a run's `episodes.jsonl`, or of a stored training update.
 
-    A row of a dataset has `messages`, and may have `id` (rows of one id are rollouts of one sample), `ground_truth` and
-    `policy`; the whole row is passed to the reward function as `sample`. Of the episodes of a run, only the
-    latest attempts are read, and episodes cut off by a run limit are skipped.
+    A row of a dataset has `messages`, and may have `id` (rows with the same id are rollouts of one sample),
+    `ground_truth` and `policy`. The whole row is passed to the reward function as `sample`. Of the episodes of a run,
+    only the latest attempts are read, and episodes that were cut off by a run limit are skipped.
     """
     rollouts: Counter[str] = Counter()
     lines: dict[tuple[str, int], str] = {}
@@ -92,7 +92,7 @@ def recorded_episode(
     group_id: str | None = None,
     rollout_index: int = 0,
 ) -> SingleAgentEpisode:
-    """Create an episode from a conversation, in which each assistant message is a step."""
+    """Create an episode from a conversation. Each assistant message is a step."""
     episode = episode_from_messages(rollout_id, messages)
     facts = EpisodeFacts(
         sample_id=sample_id,
@@ -110,7 +110,7 @@ def recorded_episode(
 
 
 def parse_messages(given: Any, where: str) -> list[Message]:
-    """Parse a conversation, as a list or, in a CSV cell, as JSON text."""
+    """Parse a conversation, which is a list or, in a CSV cell, JSON text."""
     if isinstance(given, str):
         try:
             given = json.loads(given)
@@ -128,20 +128,20 @@ _OF_REWARD = ("sandbox", "reward_options", "redact")
 
 
 class ScoreOrigin(NamedTuple):
-    """The task of the collected episodes, as task file keys, and the directory of its files."""
+    """The task for which the episodes were collected, as task file keys, and the directory of its files."""
 
     task: Mapping[str, Any]
     folder: Path
 
 
 def run_origin(header: RunHeader) -> ScoreOrigin | None:
-    """Return the task of a run, or None for a run that scored transcripts."""
+    """Return the task of a run, or None if the run scored transcripts."""
     task_path = header.task_path or (header.rescored_from or {}).get("task_path")
     return ScoreOrigin(header.task, Path(task_path).parent) if task_path is not None else None
 
 
 def data_origin(data: Path) -> ScoreOrigin:
-    """Return the task of the transcripts' run, or a placeholder for other transcripts."""
+    """Return the task of the run from which the transcripts come, or a placeholder for other transcripts."""
     is_of_run = data.name == "episodes.jsonl" and (data.parent / FILE).is_file()
     known = run_origin(RunHeader.read(data.parent)) if is_of_run else None
     return known or ScoreOrigin({"name": data.stem}, Path.cwd())
@@ -167,8 +167,8 @@ def load_scoring_setup(
     if (hook := origin.task.get("redact")) is not None and "redact" not in changes:
         raise ConfigError(
             f"this run was redacted by {hook!r}; a function named in run.json is not executed. Pass "
-            f"{format_override('redact', shlex.quote(str(hook)))} to redact the new scores with it, or "
-            f"{format_override('redact', 'null')} to write them unredacted"
+            f"{format_override('redact', shlex.quote(str(hook)))} to redact the new scores with this function, or "
+            f"{format_override('redact', 'null')} to write the scores unredacted"
         )
     for key in changes:
         if key != "limits.reward_time_s" and key.partition(".")[0] not in _OF_REWARD:
@@ -188,17 +188,17 @@ def load_scoring_setup(
     if definition.credit is not None and (code := credit_code(definition.credit)):
         definition = definition.model_copy(update={"credit": None})
         notes.append(
-            f"no credit is assigned, since a state hash named in run.json is not executed; after the run, "
-            f"`reward-kit credit RUN -O state_hash={code[0]}` assigns it"
+            f"no credit is assigned, because a state hash named in run.json is not executed; to assign credit "
+            f"after the run, use `reward-kit credit RUN -O state_hash={code[0]}`"
         )
     folder = (folder or Path.cwd()).resolve()
     loaded = load_task_reward(definition, folder)
-    assert loaded is not None  # The definition names it
+    assert loaded is not None  # The definition names the reward
     return ScoringSetup(definition, loaded.reward, load_redaction(definition, folder), (*notes, *loaded.notes))
 
 
 class ScoringRun(NamedTuple):
-    """A run that only scores: its plan, its new directory, and the episodes."""
+    """A run that only scores existing episodes: its plan, its new directory, and the episodes."""
 
     plan: RunPlan
     store: RunFolder
@@ -225,7 +225,7 @@ def scoring_run(data: Path, ready: ScoringSetup, reward: str, log_dir: Path) -> 
 
 
 def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
-    """Raise ConfigError if the reward would fail on every row, as `run` does."""
+    """Raise a ConfigError if the reward would fail on every row, in the same way as `run` does."""
     check_parameters(reward)
     truths, fields = [], {"messages"}
     for fact in facts:
@@ -249,7 +249,7 @@ class SourceRun:
 
 
 def open_source_run(run: Path) -> SourceRun:
-    """Open a run for rescoring."""
+    """Open a run so that its episodes can be scored again."""
     header = RunHeader.read_folder(run)
     if header.training is not None:
         kept = list(episodes_files(run).values())
@@ -262,12 +262,12 @@ def open_source_run(run: Path) -> SourceRun:
 
 
 def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
-    """Copy the episodes of a run, with their final states, into the directory of a new one.
+    """Copy the episodes of a run and their final states into the directory of a new run.
 
     Lines are copied unchanged, except that the secrets of this process are hidden.
 
     Returns:
-        The number of episodes with a hidden secret.
+        The number of episodes that contain a hidden secret.
     """
     hidden = 0
 
@@ -281,7 +281,7 @@ def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
                     make_private_folder(copy.parent, exist_ok=True)
                     if not copy.exists():
                         try:
-                            os.link(file, copy)  # States with equal content are written once
+                            os.link(file, copy)  # States with equal content are stored once
                         except OSError:  # Not every file system supports hard links
                             with file.open("rb") as state_of, open_part(copy, copy, is_private=True) as part:
                                 shutil.copyfileobj(state_of, part)
@@ -294,7 +294,7 @@ def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
 
 
 def checked_facts(source: SourceRun) -> Iterator[Mapping[str, Any]]:
-    """Yield the ground truth and the sample of each episode, and check that its final state exists."""
+    """Yield the ground truth and the sample of each episode, and check that the final state of the episode exists."""
     for result in read_results(source.path, source.index):
         if state := result.episode.get("final_state"):
             state_file(source.path, result.episode["rollout_id"], state)

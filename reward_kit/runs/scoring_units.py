@@ -1,4 +1,4 @@
-"""Score the episodes of a run while it is running: one by one, or complete groups for a batch reward."""
+"""Score the episodes of a run while it is running: one episode at a time, or a complete group for a batch reward."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StoppedEpisode:
         attempt: the attempt number.
         index: the index within the group.
         request: a function that creates the scoring request, or None if the episode ended with an error.
-        score: the line of `scores.jsonl` for this attempt, or None if it is unscored.
+        score: the line of `scores.jsonl` for this attempt, or None if the attempt is unscored.
     """
 
     rollout_id: str
@@ -47,7 +47,7 @@ class ScoringUnit:
     """Episodes that are scored in one call, in the order of the group; empty if all ended with an error.
 
     Attributes:
-        episodes: the episodes without errors.
+        episodes: the episodes that did not end with an error.
         group: the hash of the ids and attempts on which the scores of a batch reward depend; None for other rewards.
     """
 
@@ -56,9 +56,9 @@ class ScoringUnit:
 
     @property
     def is_scored(self) -> bool:
-        """True if each episode has a score that was computed with exactly this group.
+        """True if each episode has a score that was computed for exactly this group.
 
-        A whole group is scored again if one of its episodes has no score or was rerun.
+        The whole group is scored again if one of its episodes has no score or was run again.
         """
         lines = [episode.score for episode in self.episodes]
         return all(line is not None and line.get("scored_group") == self.group for line in lines)
@@ -69,11 +69,12 @@ class ScoringUnit:
 
 
 class ScoringUnits:
-    """Collector of stopped episodes, which returns complete scoring units.
+    """A collector of stopped episodes that returns complete scoring units.
 
     Args:
         mode: the mode of the reward.
-        group_size: the number of episodes per group, including failed ones; None if known only at the end of the run.
+        group_size: the number of episodes per group, including failed ones; None if the number is known only at the end
+            of the run.
     """
 
     def __init__(self, mode: EvaluationMode, group_size: int | None) -> None:
@@ -81,7 +82,7 @@ class ScoringUnits:
         self._groups: defaultdict[str, dict[int, StoppedEpisode]] = defaultdict(dict)
 
     def add(self, group_id: str, episode: StoppedEpisode) -> list[ScoringUnit]:
-        """Add a stopped episode, and return the units that are now complete."""
+        """Add a stopped episode, and return the units that are complete as a result."""
         if self._mode == "pointwise":
             return [ScoringUnit([episode])] if episode.request is not None else []
         group = self._groups[group_id]
@@ -103,7 +104,7 @@ def _make_unit(group: Mapping[int, StoppedEpisode]) -> ScoringUnit:
 
 
 def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | None = None) -> dict[str, Any]:
-    """Return the line of `scores.jsonl` for one score; `group` identifies the episodes that were scored together."""
+    """Return the line of `scores.jsonl` for one score; `group` identifies the episodes scored together."""
     output = {"stdout": scored.stdout, "stderr": scored.stderr, "is_output_cut": scored.is_output_cut}
     return {
         "rollout_id": scored.rollout_id,
@@ -119,9 +120,9 @@ def score_record(scored: Scored, reward: Reward, scorer_hash: str, group: str | 
 
 
 class RunClock:
-    """A clock of the seconds since the start of a run, possibly in an earlier process; create it in the event loop.
+    """A clock that counts the seconds since the start of a run, even if an earlier process started it.
 
-    The clock is monotonic within a process, even if the system clock changes.
+    Create the clock in the event loop. It is monotonic within a process, even if the system clock changes.
 
     Args:
         started_at: the time at which the run started.
@@ -133,19 +134,22 @@ class RunClock:
         self._zero_s = self._loop.time() - elapsed.total_seconds()
 
     def timing(self, ticket: Ticket, index: int) -> dict[str, Any]:
-        """Return the times of a result that is complete now: its submission, and the start and end of each call."""
+        """Return the times of a result that has just been completed.
+
+        They are the time of its submission, and the start and end of each call.
+        """
         return ticket.timing(index, self._zero_s) | {"done_s": round(self._loop.time() - self._zero_s, 6)}
 
 
 class UnitScoring:
-    """Submission of scoring units to the reward agent, with each result recorded as it arrives.
+    """The submission of scoring units to the reward agent. Each result is recorded when it arrives.
 
     Args:
         reward: the reward of the run.
         agent: the open agent of this reward.
         takers: the task group that receives the results.
         clock: the clock of the run.
-        record: a function called with each score and its line of `scores.jsonl`.
+        record: a function that is called with each score and its line of `scores.jsonl`.
         max_concurrency: the concurrency of the run.
     """
 
@@ -170,7 +174,10 @@ class UnitScoring:
             self._takers.start_soon(self._take)
 
     async def submit_stored(self, units: Iterable[ScoringUnit], is_stopped: Callable[[], bool]) -> None:
-        """Submit the units of an earlier process until the run is stopped, with a bounded number in memory."""
+        """Submit the units from an earlier process until the run is stopped.
+
+        The number of units in memory is bounded.
+        """
         for unit in units:
             if is_stopped():
                 return

@@ -1,7 +1,7 @@
 """Statistics of scores: clustered intervals, unbiased pass@k, bootstrap, paired comparisons and their corrections.
 
 All functions are pure. Unscored values (None) are excluded and counted, but never treated as zeros. Student's t
-distribution is implemented here, because SciPy would be a large dependency for two functions.
+distribution is implemented here, because SciPy would be a large dependency for only two functions.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with its confidence interval.
+    """A mean and its confidence interval.
 
-    The bounds are None if there are fewer than two samples, and in `bounded_interval` also if all scores are equal and
-    outside [0, 1].
+    The bounds are None if there are fewer than two samples. In `bounded_interval`, they are also None if all scores are
+    equal and outside [0, 1].
 
     Attributes:
         mean: the mean of the scored values.
         low: the lower bound, or None.
         high: the upper bound, or None.
-        standard_error: the cluster-robust standard error of the mean; None with fewer than two samples.
+        standard_error: the cluster-robust standard error of the mean; None if there are fewer than two samples.
         n: the number of scored values.
-        n_clusters: the number of samples with a scored value.
+        n_clusters: the number of samples that have a scored value.
         n_unscored: the number of unscored values, which are excluded.
         method: how the bounds were computed: "t" with the clustered standard error, "wilson", or "gaffke".
     """
@@ -64,7 +64,7 @@ class Interval:
         return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
 
     def scaled(self, factor: float) -> Interval:
-        """Return the interval scaled by `factor`, without bounds if one overflows."""
+        """Return the interval scaled by `factor`. The bounds are None if one of them overflows."""
         if self.low is None or self.high is None or self.standard_error is None:
             return replace(self, mean=self.mean * factor)
         low, high, error = self.low * factor, self.high * factor, self.standard_error * factor
@@ -74,7 +74,7 @@ class Interval:
 
 
 def safe_mean(values: Sequence[float] | np.ndarray) -> float:
-    """Return the mean, without overflow of the sum."""
+    """Return the mean. The sum is computed in a way that cannot overflow."""
     try:
         return math.fsum(values) / len(values)
     except OverflowError:
@@ -82,15 +82,15 @@ def safe_mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], confidence: float = 0.95) -> Interval:
-    """Return the mean of scores whose errors are shared within clusters, with its confidence interval.
+    """Return the mean of scores whose errors are shared within clusters, and its confidence interval.
 
-    With N scores x_i in G clusters and mean m, the standard error is
-    sqrt(G/(G−1) · Σ_g (Σ_{i in g} (x_i − m))²) / N, and the interval m ± t · SE with Student's t for G−1 degrees of
-    freedom (Liang and Zeger 1986; Miller 2024, "Adding Error Bars to Evals", eq. 4). If all scores are 0 or 1 and
-    SE is 0, the bounds are Wilson's (1927) for G trials.
+    For N scores x_i in G clusters with mean m, the standard error is sqrt(G/(G−1) · Σ_g (Σ_{i in g} (x_i − m))²) / N,
+    and the interval is m ± t · SE with Student's t for G−1 degrees of freedom (Liang and Zeger 1986; Miller 2024,
+    "Adding Error Bars to Evals", eq. 4). If all scores are 0 or 1 and SE is 0, the bounds are Wilson's (1927) for G
+    trials.
 
     Args:
-        scores: (N,) the scores, None if unscored.
+        scores: (N,) the scores; None if unscored.
         clusters: (N,) the sample of each score.
         confidence: the probability that the interval covers the true mean.
 
@@ -132,24 +132,25 @@ _BISECTIONS = 30
 def bounded_interval(
     scores: Sequence[float | None], clusters: Sequence[Hashable], confidence: float = 0.95
 ) -> Interval:
-    """Return the mean of scores with an interval that also holds for few samples, if all scores are in [0, 1].
+    """Return the mean of scores and an interval that is also valid for few samples if all scores are in [0, 1].
 
-    Student's t interval is too narrow for few skewed scores, and has no width if all scores are equal. Therefore, up
-    to 100 clusters have Gaffke's bounds (2005, "Three test statistics for a nonparametric one-sided hypothesis on the
-    mean of a nonnegative variable"; Learned-Miller and Thomas 2019, arXiv:1905.06208): add a cluster with the score 1,
-    weight all clusters by independent exponential variables, and take the upper quantile of the weighted mean; the
-    lower bound adds the score 0. For scores of 0 and 1 of one rollout per sample, these are the exact bounds of Clopper
-    and Pearson (1934). More clusters have the interval of `mean_interval`, clipped to [0, 1].
+    Student's t interval is too narrow for few skewed scores, and has no width if all scores are equal. For up to 100
+    clusters, Gaffke's bounds are therefore used (2005, "Three test statistics for a nonparametric one-sided hypothesis
+    on the mean of a nonnegative variable"; Learned-Miller and Thomas 2019, arXiv:1905.06208): add a cluster with the
+    score 1, weight all clusters by independent exponential variables, and take the upper quantile of the weighted mean.
+    For the lower bound, the added score is 0. If all scores are 0 or 1 and each sample has one rollout, these are the
+    exact bounds of Clopper and Pearson (1934). For more clusters, the interval of `mean_interval` is used and clipped
+    to [0, 1].
 
-    If a score is outside [0, 1], the interval is that of `mean_interval`, without bounds if all scores are equal.
+    If a score is outside [0, 1], the interval of `mean_interval` is used, without bounds if all scores are equal.
 
     Args:
-        scores: (N,) the scores, None if unscored.
+        scores: (N,) the scores; None if unscored.
         clusters: (N,) the sample of each score.
         confidence: the probability that the interval covers the true mean.
 
     Raises:
-        ValueError: as for `mean_interval`.
+        ValueError: see `mean_interval`.
     """
     interval = mean_interval(scores, clusters, confidence)
     if interval.standard_error is None:
@@ -171,9 +172,9 @@ def bounded_interval(
 
 
 def _gaffke_upper(mean_G: Floats, size_G: Floats, tail: float) -> float:
-    """Return q with P(Σ w_g·(m_g − q) <= 0) = 1 − `tail`, by bisection over the distinct clusters.
+    """Return q with P(Σ w_g·(m_g − q) <= 0) = 1 − `tail`, found by bisection over the distinct clusters.
 
-    w_g is exponential with mean n_g, and one of the clusters is an added one with score 1 and mean size.
+    w_g is exponential with mean n_g. One of the clusters is an added cluster with score 1 and mean size.
     """
     added = np.stack([np.append(mean_G, 1.0), np.append(size_G, size_G.mean())])
     (mean_D, size_D), count_D = np.unique(added, axis=1, return_counts=True)
@@ -188,10 +189,10 @@ def _gaffke_upper(mean_G: Floats, size_G: Floats, tail: float) -> float:
 
 
 def _probability_below_zero(weight_D: Floats, count_D: Integers) -> float:
-    """Return P(S <= 0) of a weighted sum S of independent standard exponential variables.
+    """Return P(S <= 0) for a weighted sum S of independent standard exponential variables.
 
-    By inversion of the characteristic function Π (1 − i·w_d·t)^(−c_d) (Gil-Pelaez 1951; Imhof 1961, eq. 3.2), with the
-    trapezoidal rule over log t, whose error for at least three variables is below 1e-6.
+    The characteristic function Π (1 − i·w_d·t)^(−c_d) is inverted (Gil-Pelaez 1951; Imhof 1961, eq. 3.2) with the
+    trapezoidal rule over log t. For at least three variables, the error is below 1e-6.
     """
     scale = math.sqrt(float((count_D * weight_D**2).sum()))
     if scale < _TINY:
@@ -206,7 +207,7 @@ def _probability_below_zero(weight_D: Floats, count_D: Integers) -> float:
 def wilson_bounds(share: float, trials: float, confidence: float = 0.95) -> tuple[float, float]:
     """Return Wilson's score interval for `share` of `trials` (Wilson 1927, eq. 6), within [0, 1].
 
-    (p + z²/2n ± z · sqrt(p(1−p)/n + z²/4n²)) / (1 + z²/n), with z the normal quantile.
+    The bounds are (p + z²/2n ± z · sqrt(p(1−p)/n + z²/4n²)) / (1 + z²/n), where z is the normal quantile.
     """
     z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     center = share + z * z / (2.0 * trials)
@@ -228,9 +229,9 @@ _LARGE = 300.0
 def t_quantile(p: float, df: float) -> float:
     """Return the `p` quantile of Student's t distribution with `df` degrees of freedom.
 
-    Computed by bisection of the distribution function, P(T <= t) = 1 − I_x(df/2, 1/2)/2 for t >= 0 and
-    x = df/(df + t²), with I the regularized incomplete beta function (Abramowitz and Stegun 26.7.1). From 10,000
-    degrees of freedom, the expansion 26.7.5 about the normal quantile is used, whose error is then below 1e-12.
+    The quantile is computed by bisection of the distribution function, P(T <= t) = 1 − I_x(df/2, 1/2)/2 for t >= 0 and
+    x = df/(df + t²), where I is the regularized incomplete beta function (Abramowitz and Stegun 26.7.1). From 10,000
+    degrees of freedom, the expansion 26.7.5 about the normal quantile is used; its error is then below 1e-12.
 
     Raises:
         ValueError: `p` is not in (0, 1) or `df` is not positive.
@@ -244,7 +245,7 @@ def t_quantile(p: float, df: float) -> float:
 
 
 def _upper_quantile(tail: float, df: float) -> float:
-    """Return the t > 0 with P(T > t) = `tail`."""
+    """Return the t > 0 for which P(T > t) = `tail`."""
     if df >= _SERIES_FROM_DF:
         z = -NormalDist().inv_cdf(tail)
         first, second = (z**3 + z) / 4.0, (5.0 * z**5 + 16.0 * z**3 + 3.0 * z) / 96.0
@@ -263,7 +264,7 @@ def _upper_quantile(tail: float, df: float) -> float:
 def t_two_sided(t: float, df: float) -> float:
     """Return P(|T| >= |t|) of Student's t with `df` degrees of freedom: the p-value of a two-sided test.
 
-    I_x(df/2, 1/2) with x = df/(df + t²) (Abramowitz and Stegun 26.7.1).
+    The probability is I_x(df/2, 1/2) with x = df/(df + t²) (Abramowitz and Stegun 26.7.1).
     """
     if not df > 0:
         raise ValueError(f"degrees of freedom must be positive, got {df}")
@@ -272,9 +273,10 @@ def t_two_sided(t: float, df: float) -> float:
 
 
 def incomplete_beta(a: float, b: float, x: float, rest: float | None = None) -> float:
-    """Return the regularized incomplete beta function I_x(a, b) by continued fraction (Abramowitz and Stegun 26.5.8).
+    """Return the regularized incomplete beta function I_x(a, b).
 
-    `rest` is 1 − x, if known more precisely than x allows.
+    It is computed as a continued fraction (Abramowitz and Stegun 26.5.8). Pass 1 − x as `rest` if it is known more
+    precisely than x allows.
     """
     rest = 1.0 - x if rest is None else rest
     if x <= 0.0 or rest <= 0.0:
@@ -287,9 +289,9 @@ def incomplete_beta(a: float, b: float, x: float, rest: float | None = None) -> 
 
 
 def _log_beta(a: float, b: float) -> float:
-    """Return ln B(a, b), for large a and b = 1/2 by a series to avoid cancellation.
+    """Return ln B(a, b). For large a and b = 1/2, a series is used to avoid cancellation.
 
-    ln Γ(a + 1/2) − ln Γ(a) = ln(a)/2 − 1/8a + 1/192a³ − 1/640a⁵ + … (from Abramowitz and Stegun 6.1.41).
+    The series is ln Γ(a + 1/2) − ln Γ(a) = ln(a)/2 − 1/8a + 1/192a³ − 1/640a⁵ + … (from Abramowitz and Stegun 6.1.41).
     """
     if a > _LARGE and b == 0.5:
         return math.lgamma(b) - math.log(a) / 2.0 + 1.0 / (8.0 * a) - 1.0 / (192.0 * a**3) + 1.0 / (640.0 * a**5)
@@ -297,7 +299,7 @@ def _log_beta(a: float, b: float) -> float:
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """Return the continued fraction of the incomplete beta function, by the modified method of Lentz."""
+    """Return the continued fraction of the incomplete beta function, computed by the modified Lentz method."""
     c, d = 1.0, 1.0 / _away_from_zero(1.0 - (a + b) * x / (a + 1.0))
     value = d
     for m in range(1, 10_000):
@@ -317,7 +319,7 @@ def _away_from_zero(value: float) -> float:
 
 
 def check_probability(value: float, name: str) -> None:
-    """Raise ValueError unless `value` lies between 0 and 1, exclusive."""
+    """Raise a ValueError unless `value` lies strictly between 0 and 1."""
     if not 0.0 < value < 1.0:
         raise ValueError(f"{name} must be between 0 and 1, got {value}")
 
@@ -328,11 +330,11 @@ def check_probability(value: float, name: str) -> None:
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Return the probability that at least one of `k` attempts passes: 1 − C(n−c, k)/C(n, k).
 
-    Unbiased, from `c` passes in `n` attempts (Chen et al. 2021, "Evaluating Large Language Models Trained on Code",
-    eq. 1).
+    This is an unbiased estimate from `c` passes in `n` attempts (Chen et al. 2021, "Evaluating Large Language Models
+    Trained on Code", eq. 1).
 
     Raises:
-        ValueError: not 0 <= c <= n or not 1 <= k <= n.
+        ValueError: `c` is not between 0 and `n`, or `k` is not between 1 and `n`.
     """
     _check_counts(n, c, k)
     ways = math.comb(n, k)
@@ -340,12 +342,12 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """Return pass^k, the probability that all of `k` attempts pass: C(c, k)/C(n, k).
+    """Return pass^k, the probability that all `k` attempts pass: C(c, k)/C(n, k).
 
-    Unbiased, from `c` passes in `n` attempts (Yao et al. 2024, "τ-bench", section 3).
+    This is an unbiased estimate from `c` passes in `n` attempts (Yao et al. 2024, "τ-bench", section 3).
 
     Raises:
-        ValueError: not 0 <= c <= n or not 1 <= k <= n.
+        ValueError: `c` is not between 0 and `n`, or `k` is not between 1 and `n`.
     """
     _check_counts(n, c, k)
     return math.comb(c, k) / math.comb(n, k)
@@ -359,7 +361,7 @@ def _check_counts(n: int, c: int, k: int) -> None:
 
 
 class SampleMean(NamedTuple):
-    """A mean over samples, or None without samples; `left_out` counts the samples with too few attempts."""
+    """A mean over samples; None if there are no samples. `left_out` counts the samples that have too few attempts."""
 
     mean: float | None
     n_samples: int
@@ -367,12 +369,12 @@ class SampleMean(NamedTuple):
 
 
 def mean_pass_at_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
-    """Return the mean of `pass_at_k` over samples, each of which is a pair (scored attempts, passes)."""
+    """Return the mean of `pass_at_k` over samples. Each sample is a pair (scored attempts, passes)."""
     return _mean_over_samples(pass_at_k, attempts, k)
 
 
 def mean_pass_hat_k(attempts: Iterable[tuple[int, int]], k: int) -> SampleMean:
-    """Return the mean of `pass_hat_k` over samples, each of which is a pair (scored attempts, passes)."""
+    """Return the mean of `pass_hat_k` over samples. Each sample is a pair (scored attempts, passes)."""
     return _mean_over_samples(pass_hat_k, attempts, k)
 
 
@@ -392,7 +394,7 @@ _FEWEST_DEFINED = 0.5
 
 
 class Bounds(NamedTuple):
-    """The bounds of an interval; None if undefined."""
+    """The bounds of an interval; None if they are undefined."""
 
     low: float | None
     high: float | None
@@ -409,9 +411,10 @@ def bootstrap_bounds(
 ) -> list[Bounds]:
     """Return the bootstrap interval of each figure, by default BCa (bias-corrected and accelerated; Efron 1987).
 
-    Rows of one cluster are drawn together. With z₀ = Φ⁻¹(share of the replicates below the figure, ties half) and the
-    acceleration a from leaving clusters out (in at most 200 blocks), the bounds are the quantiles
-    Φ(z₀ + (z₀ + z)/(1 − a(z₀ + z))) of the replicates. If z₀ or a is undefined, the bounds are plain percentiles.
+    Rows of the same cluster are drawn together. Let z₀ = Φ⁻¹(share of the replicates below the figure, where ties count
+    half), and let a be the acceleration, obtained by leaving clusters out (in at most 200 blocks). The bounds are the
+    quantiles Φ(z₀ + (z₀ + z)/(1 − a(z₀ + z))) of the replicates. If z₀ or a is undefined, the bounds are plain
+    percentiles.
     """
     rows: dict[Hashable, list[int]] = {}
     for row, cluster in enumerate(clusters):
@@ -444,7 +447,10 @@ def bootstrap_mean(
     confidence: float = 0.95,
     method: Method = "bca",
 ) -> Bounds:
-    """Return the bootstrap interval of a mean; faster than `bootstrap_bounds`, since it resamples cluster sums."""
+    """Return the bootstrap interval of a mean.
+
+    This is faster than `bootstrap_bounds`, because cluster sums are resampled.
+    """
     value_N = np.asarray(values, dtype=np.float64)
     if not np.isfinite(value_N).all():
         raise ValueError("a value is not finite")
@@ -460,7 +466,7 @@ def bootstrap_mean(
         return Bounds(None, None)
     chance, size, alike = np.random.default_rng(seed), len(sum_G), bool((count_G == count_G[0]).all())
     at_once, means = max(1, _DRAWN_AT_ONCE // size), []
-    for begin in range(0, resamples, at_once):  # In parts, so that memory does not grow with the number of clusters
+    for begin in range(0, resamples, at_once):  # In parts so that memory use does not grow with the number of clusters
         drawn_RG = chance.integers(0, size, (min(at_once, resamples - begin), size))
         counted = size * count_G[0] if alike else count_G[drawn_RG].sum(axis=1)
         means.append(sum_G[drawn_RG].sum(axis=1) / counted)
@@ -500,7 +506,7 @@ _MOST_ENUMERATED = 32
 
 
 class SignFlipTest(NamedTuple):
-    """The p-value of the test; `is_exact` is True if all signs were enumerated instead of sampled."""
+    """The p-value of the test. `is_exact` is True if all signs were enumerated instead of sampled."""
 
     p: float
     is_exact: bool
@@ -511,12 +517,12 @@ class PairedFigures:
     """Statistics of the differences of the samples.
 
     Attributes:
-        interval: the mean with Student's t interval.
+        interval: the mean and Student's t interval.
         bootstrap: the BCa interval of the mean; None if all differences are equal.
         permutation: the sign-flip test.
         p_t: the p-value of the paired t-test; None if all differences are equal.
         cohens_dz: the mean in standard deviations of the differences; None if all differences are equal.
-        cliffs_delta: the share of better samples minus the share of worse ones.
+        cliffs_delta: the share of better samples minus the share of worse samples.
     """
 
     interval: Interval
@@ -539,13 +545,13 @@ def paired_figures(
 
     Args:
         differences: (G,) the difference of each sample.
-        reach: the largest possible difference, 1 for scores in [0, 1]; None if unknown.
+        reach: the largest possible difference, which is 1 for scores in [0, 1]; None if unknown.
         confidence: the confidence level of the intervals.
         seed: the seed of the bootstrap and of sampled permutations.
         resamples: the number of bootstrap resamples.
 
     Raises:
-        ValueError: the differences are empty, or one is not finite.
+        ValueError: the differences are empty, or one of them is not finite.
     """
     difference_G = _checked(differences)
     interval = difference_interval(difference_G, reach=reach, confidence=confidence)
@@ -565,11 +571,11 @@ def paired_figures(
 def difference_interval(
     differences: Sequence[float] | Floats, *, reach: float | None = None, confidence: float = 0.95
 ) -> Interval:
-    """Return the mean difference with its interval: m ± t · s/√G, with Student's t for G − 1 degrees of freedom.
+    """Return the mean difference and its interval: m ± t · s/√G, with Student's t for G − 1 degrees of freedom.
 
-    If all differences are equal, their spread is unknown; with a known `reach`, the interval allows for unseen values:
-    at most a share u = z²/(G + z²) of the samples differs (Wilson 1927), by up to `reach` either way, which gives m(1 −
-    u) ± u · reach.
+    If all differences are equal, their spread is unknown. If `reach` is known, the interval then allows for unseen
+    values: at most a share u = z²/(G + z²) of the samples differs (Wilson 1927) by up to `reach` in either direction,
+    which gives m(1 − u) ± u · reach.
     """
     difference_G = _checked(differences)
     size, mean = len(difference_G), safe_mean(difference_G)
@@ -589,10 +595,10 @@ def difference_interval(
 def sign_flip_test(differences: Sequence[float] | Floats, *, draws: int = 19_999, seed: int = 0) -> SignFlipTest:
     """Return the two-sided p-value of the mean difference under random signs.
 
-    Under the null hypothesis each difference has either sign with equal probability (Fisher 1935, "The Design of
-    Experiments", section 21). For up to 32 nonzero differences all signs are enumerated, by the sums of two halves. For
-    more, m = `draws` sets of signs are sampled; p is (b + 1)/(m + 1) if b of their means are at least as large, and
-    never 0 (Phipson and Smyth 2010).
+    Under the null hypothesis, each difference has either sign with equal probability (Fisher 1935, "The Design of
+    Experiments", section 21). For up to 32 nonzero differences, all signs are enumerated by combining the sums of two
+    halves. For more differences, m = `draws` sets of signs are sampled. If b of their means are at least as large as
+    the observed one, p is (b + 1)/(m + 1), which is never 0 (Phipson and Smyth 2010).
     """
     difference_G = _checked(differences)
     moved_G = difference_G[difference_G != 0.0]
@@ -608,14 +614,14 @@ def sign_flip_test(differences: Sequence[float] | Floats, *, draws: int = 19_999
         return SignFlipTest(min(1.0, 2.0 * pairs / 2.0 ** len(moved_G)), True)
     chance, total, as_large = np.random.default_rng(seed), float(moved_G.sum()), 0
     at_once = max(1, _DRAWN_AT_ONCE // len(moved_G))
-    for begin in range(0, draws, at_once):  # In parts, so that memory does not grow with the number of samples
+    for begin in range(0, draws, at_once):  # In parts so that memory use does not grow with the number of samples
         heads = chance.integers(0, 2, (min(at_once, draws - begin), len(moved_G)), dtype=np.int8)
         as_large += int((np.abs(2.0 * (heads.astype(np.float64) @ moved_G) - total) >= least).sum())
     return SignFlipTest((as_large + 1) / (draws + 1), False)
 
 
 def _signed_sums(values: Floats) -> Floats:
-    """Return the (2^G,) sums of the values under each choice of signs."""
+    """Return the (2^G,) sums of the values, one for each choice of signs."""
     sums = np.zeros(1)
     for value in values:
         sums = np.concatenate([sums - value, sums + value])
@@ -634,7 +640,7 @@ def paired_t_test(differences: Sequence[float] | Floats) -> float | None:
 def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
     """Return the mean difference in standard deviations of the differences (Cohen 1988, section 2.3.5).
 
-    This is the effect size of paired samples, not the d of two separate groups.
+    This is the effect size for paired samples, not the d for two separate groups.
     """
     difference_G = _checked(differences)
     deviation = _deviation(difference_G)
@@ -642,13 +648,13 @@ def cohens_dz(differences: Sequence[float] | Floats) -> float | None:
 
 
 def paired_cliffs_delta(differences: Sequence[float] | Floats) -> float:
-    """Return the share of differences above zero minus the share below (Cliff 1993, the within-pairs d)."""
+    """Return the share of differences above zero minus the share below zero (Cliff 1993, the within-pairs d)."""
     difference_G = _checked(differences)
     return float(np.sign(difference_G).mean())
 
 
 def mcnemar_test(won: int, lost: int) -> float:
-    """Return the two-sided p-value of McNemar's test (1947), exact, from the binomial distribution."""
+    """Return the two-sided p-value of McNemar's test (1947), computed exactly from the binomial distribution."""
     if won < 0 or lost < 0:
         raise ValueError(f"won and lost must not be negative, got {won} and {lost}")
     size, tail, ways = won + lost, 0, 1
@@ -668,19 +674,19 @@ def _checked(differences: Sequence[float] | Floats) -> Floats:
 
 
 def _deviation(difference_G: Floats) -> float | None:
-    """Return the standard deviation, or None if it is only rounding error or there are fewer than two values."""
+    """Return the standard deviation; None if it is only rounding error or there are fewer than two values."""
     if len(difference_G) < 2 or np.ptp(difference_G) <= _ALIKE * float(np.abs(difference_G).max()):
         return None
     return float(np.std(difference_G, ddof=1))
 
 
-# Corrections for several comparisons
+# Corrections for multiple comparisons
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for the family-wise error rate (Holm 1979).
 
-    The i-th smallest of m is multiplied by m − i + 1; the results are made non-decreasing and at most 1.
+    The i-th smallest of m p-values is multiplied by m − i + 1. The results are made non-decreasing and limited to 1.
     """
     order, size, worst = _order(p_values), len(p_values), 0.0
     corrected = [0.0] * size
@@ -693,8 +699,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for the false discovery rate (Benjamini and Hochberg 1995).
 
-    The i-th smallest of m is multiplied by m/i; the results are made non-decreasing. Valid for independent or
-    positively dependent tests.
+    The i-th smallest of m p-values is multiplied by m/i, and the results are made non-decreasing. The correction is
+    valid for independent or positively dependent tests.
     """
     order, size, least = _order(p_values), len(p_values), 1.0
     corrected = [0.0] * size

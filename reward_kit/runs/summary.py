@@ -1,7 +1,7 @@
-"""The summary of a run: one row per policy, which distinguishes errors, failures and limits.
+"""The summary of a run: one row per policy, in which errors, failures and limits are distinguished.
 
-An *error* is an episode or reward that raised; the episode has no score. A *failure* is a scored episode below the pass
-threshold. A *limit* is an episode that was cut off; it may still be scored.
+An *error* is an exception in an episode or reward; the episode then has no score. A *failure* is a scored episode whose
+score is below the pass threshold. A *limit* is an episode that was cut off; it may still be scored.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from reward_kit.runs.statistics import (
     safe_mean,
 )
 
-_ROUNDING = 1e-9  # a smaller difference of two sums of dollars is a rounding error
+_ROUNDING = 1e-9  # a smaller difference between two sums of dollars is a rounding error
 TOKEN_DETAILS = {name: name.replace("_", " ") for name in ("cached_tokens", "cache_write_tokens", "reasoning_tokens")}
 """The parts of the prompt and completion tokens that an endpoint may report, with their labels."""
 MOST_TAGS = 50
-"""The number of tags with figures; further tags, in alphabetical order, have none."""
+"""The maximum number of tags with figures. Tags after these in alphabetical order have none."""
 
 
 class JudgeCall(NamedTuple):
-    """The usage of a judge for one score. Episodes that were judged together share a call."""
+    """The usage of a judge for one score. Episodes that were judged together share one call."""
 
-    scored_id: str  # of the group, or of the only episode
+    scored_id: str  # the id of the group, or of the only episode
     usage: str
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> JudgeCall | None:
-        """Return the call for a record of `scores.jsonl`, or None if no judge was called."""
+        """Return the call of a record of `scores.jsonl`, or None if no judge was called."""
         usage = ((record.get("result") or {}).get("metrics") or {}).get(METRIC)
         if usage is None:
             return None
@@ -59,9 +59,10 @@ class JudgeCall(NamedTuple):
 
 @dataclass(slots=True)
 class EpisodeRow:
-    """The facts about one episode that the summary needs.
+    """The data of one episode that the summary needs.
 
-    `score` is `None` if the episode is unscored; it then has no metrics. A metric without a valid score is `None`.
+    `score` is `None` if the episode is unscored, in which case it has no metrics. A metric that has no valid score is
+    `None`.
     """
 
     rollout_id: str
@@ -85,7 +86,7 @@ class EpisodeRow:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EpisodeRow:
-        """Create the row of a record of `episodes.jsonl`."""
+        """Create the row for a record of `episodes.jsonl`."""
         failure = record.get("failure") or {}
         return cls(
             rollout_id=record["rollout_id"],
@@ -105,7 +106,7 @@ class EpisodeRow:
 
     @classmethod
     def from_episode(cls, episode: SingleAgentEpisode) -> EpisodeRow:
-        """Create the row of an episode in memory."""
+        """Create the row for an episode in memory."""
         facts = get_facts(episode)
         failure = facts.get("failure") or {}
         return cls(
@@ -125,7 +126,7 @@ class EpisodeRow:
         )
 
     def add_score(self, record: Mapping[str, Any]) -> None:
-        """Add the record of the episode in `scores.jsonl`."""
+        """Add the record of the episode's score in `scores.jsonl`."""
         failure = record.get("failure") or {}
         self.score = record.get("score")
         self.score_error = failure.get("class")
@@ -138,7 +139,7 @@ class EpisodeRow:
 
     @property
     def is_unfinished(self) -> bool:
-        """True if the budget of the run cut off the episode, which is then rerun on resume."""
+        """True if the budget of the run cut off the episode, which will then be run again on resume."""
         return self.stop_reason == StopReason.RUN_LIMIT
 
     @property
@@ -149,7 +150,7 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class SliceSummary:
-    """The figures of a policy for the samples with a tag; `score` is `None` if no episode is scored."""
+    """The figures of a policy for the samples that have a tag; `score` is `None` if no episode is scored."""
 
     samples: int
     episodes: int
@@ -160,15 +161,16 @@ class SliceSummary:
 
 @dataclass(frozen=True, slots=True)
 class PolicySummary:
-    """The column of a policy in the summary table; figures exclude unscored episodes.
+    """The column of a policy in the summary table. Figures exclude unscored episodes.
 
-    `pass_at_1`, `pass_at_k` and `pass_hat_k` are means over the samples with `k` scored episodes, where `k` is the
-    largest number of any sample; `pass_excluded` is the number of samples with fewer, because of errors.
+    `pass_at_1`, `pass_at_k` and `pass_hat_k` are means over the samples that have `k` scored episodes, where `k` is the
+    largest number of scored episodes of any sample. `pass_excluded` is the number of samples that have fewer because of
+    errors.
 
-    `judge_cost` is in US dollars, or None without a judge or a known price; `cost` does not include it. `metrics`
-    has the mean of each metric over the episodes that have it, or None if no episode has it; `n_unscored` counts the
-    other episodes. `tags` has the figures of each tag of the samples. `token_details` has the parts of `tokens` that
-    endpoints reported, without those of 0 tokens.
+    `judge_cost` is in US dollars, or None if there is no judge or its price is unknown; `cost` does not include it.
+    `metrics` contains the mean of each metric over the episodes that have the metric, or None if no episode has it;
+    `n_unscored` counts the other episodes. `tags` contains the figures for each tag of the samples. `token_details`
+    contains the parts of `tokens` that endpoints reported, except those of 0 tokens.
     """
 
     policy: str
@@ -200,16 +202,16 @@ class PolicySummary:
 
     @property
     def total_cost(self) -> float | None:
-        """The cost in US dollars including the judge; None if either is unknown."""
+        """The cost in US dollars including the cost of the judge; None if either cost is unknown."""
         if self.cost is None or (self.judge_calls and self.judge_cost is None):
             return None
         return self.cost + (self.judge_cost or 0.0)
 
 
 def repeated_cost(spent: float, rows: Sequence[EpisodeRow]) -> float:
-    """Return the part of the money spent on a run that is not in these rows, in US dollars.
+    """Return the part of the cost of a run that is not included in these rows, in US dollars.
 
-    It was spent on attempts that were replaced or are unfinished. Unknown costs count as 0.
+    This part was spent on attempts that were replaced or are unfinished. Unknown costs count as 0.
     """
     calls = {row.judge_call for row in rows if row.judge_call is not None}
     counted = sum(row.usage.get("cost", 0.0) for row in rows) + sum(call.cost or 0.0 for call in calls)
@@ -218,12 +220,12 @@ def repeated_cost(spent: float, rows: Sequence[EpisodeRow]) -> float:
 
 
 def total_usage(record: Mapping[str, Any]) -> Mapping[str, float]:
-    """Return the usage of an episode, including its simulated user."""
+    """Return the usage of an episode, including the usage of its simulated user."""
     return _usage(record.get("usage"), (record.get("custom_data") or {}).get("user_usage"))
 
 
 def _tags(sample: Any) -> tuple[str, ...]:
-    """Return the tags of a stored sample, without repeating equal texts in memory."""
+    """Return the tags of a stored sample. Equal strings are kept in memory only once."""
     return tuple(map(sys.intern, parse_tags(sample.get("tags")))) if isinstance(sample, Mapping) else ()
 
 
@@ -233,12 +235,12 @@ def _usage(usage: Mapping[str, float] | None, of_user: Mapping[str, float] | Non
 
 
 def _tool_errors(infos: Iterable[Mapping[str, Any] | None]) -> int:
-    """Count the tool calls that were answered with an error, such as invalid arguments or an unknown tool."""
+    """Count the tool calls that returned an error, for example for invalid arguments or an unknown tool."""
     return sum("error" in tool for info in infos if info for tool in info.get("tools", ()))
 
 
 def metric_scores(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics of a stored result without the usage of the judge; an invalid metric is `None`."""
+    """Return the metrics of a stored result, excluding the usage of the judge. An invalid metric is `None`."""
     scores: dict[str, float | None] = {}
     for name, metric in (result.get("metrics") or {}).items():
         if name != METRIC:
@@ -263,12 +265,12 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
     attempts = Counter(row.sample_id for row in scored)
     passed = Counter(row.sample_id for row in scored if row.score is not None and row.score >= threshold)
     passes = [(count, passed[sample]) for sample, count in attempts.items()]
-    # All pass figures are over the same samples: those with k scored attempts, which errors may reduce.
+    # All pass figures are computed over the same samples: those that have k scored attempts despite errors.
     k = max(attempts.values(), default=0)
     complete = [(count, passed) for count, passed in passes if count == k]
     broken = Counter(row.error_class or row.score_error or "" for row in rows if row.is_error)
     returns = [row.environment_return for row in rows if row.environment_return is not None and not row.error_class]
-    costs = [row.usage["cost"] for row in rows if "cost" in row.usage]  # no cost without a known price
+    costs = [row.usage["cost"] for row in rows if "cost" in row.usage]  # the cost is missing if the price is unknown
     judge_calls = {row.judge_call for row in rows if row.judge_call is not None}
     judge_costs = [call.cost for call in judge_calls]
     is_judge_priced = bool(judge_calls) and None not in judge_costs
@@ -304,7 +306,7 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
 
 
 def token_details(usages: Iterable[Mapping[str, float]]) -> dict[str, int]:
-    """Return the sum of each of `TOKEN_DETAILS` that is known and not 0 in any of the usages."""
+    """Return the sum of each of `TOKEN_DETAILS` that is known and not 0 in any usage."""
     usages = list(usages)
     sums = {key: int(sum(usage.get(key, 0) for usage in usages)) for key in TOKEN_DETAILS}
     return {key: count for key, count in sums.items() if count}
@@ -328,7 +330,7 @@ def summarize_slice(rows: Sequence[EpisodeRow], threshold: float) -> SliceSummar
 
 
 def _summarize_metrics(rows: Sequence[EpisodeRow]) -> dict[str, Interval | None]:
-    """Return the mean of each metric, in the order of the reward; missing values are excluded."""
+    """Return the mean of each metric, in the order in which the reward returns them; missing values are excluded."""
     samples, means = [row.sample_id for row in rows], {}
     for name in dict.fromkeys(name for row in rows for name in row.metrics):
         values = [row.metrics.get(name) for row in rows]
@@ -338,7 +340,7 @@ def _summarize_metrics(rows: Sequence[EpisodeRow]) -> dict[str, Interval | None]
 
 
 class Threshold(NamedTuple):
-    """The lowest mean that passes a gate: of the score, or of a metric."""
+    """The lowest mean of the score or of a metric that passes a gate."""
 
     least: float
     metric: str | None = None
@@ -346,7 +348,7 @@ class Threshold(NamedTuple):
 
     @property
     def what(self) -> str:
-        """The compared value, for messages."""
+        """The name of the compared value, for messages."""
         mean = "mean score" if self.metric is None else f"mean of {self.metric!r}"
         return f"lower bound of the {mean}" if self.by_lower_bound else mean
 
@@ -356,7 +358,10 @@ class Threshold(NamedTuple):
         return None if interval is None else interval.low if self.by_lower_bound else interval.mean
 
     def unknown_reward(self, definition: TaskDefinitionModel) -> str | None:
-        """Return the problem if no reward of a task gives the metric; before a run, this is known of named rewards."""
+        """Return the problem if no reward of a task can return the metric.
+
+        Before a run, this is known only for named rewards.
+        """
         names = [reward.name for reward in definition.rewards or ()]
         if self.metric is None or not names or any(f"{self.metric}.".startswith(f"{name}.") for name in names):
             return None
@@ -366,12 +371,12 @@ class Threshold(NamedTuple):
         """Return the problem if no policy has the metric."""
         if self.metric is None or self.metric in (known := metric_names(summaries)):
             return None
-        near = did_you_mean(self.metric, known) if known else "; the reward gives no metrics"
+        near = did_you_mean(self.metric, known) if known else "; the reward returns no metrics"
         return f"unknown metric {self.metric!r}{near}"
 
 
 def metric_names(summaries: Iterable[PolicySummary]) -> list[str]:
-    """Return the names of the metrics of any policy."""
+    """Return the names of the metrics that any policy has."""
     return list(dict.fromkeys(name for summary in summaries for name in summary.metrics))
 
 

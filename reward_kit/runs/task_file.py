@@ -1,7 +1,7 @@
 """Parse a task file, apply overrides, and validate the definition.
 
 `parse_task` is the first of the three steps before a run (parse, resolve, plan). The code and files to which a task
-refers are not loaded or executed here. Each error is one line with the file, line, key and value.
+refers are not loaded or executed here. Each error is one line that contains the file, line, key and value.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ KeyPath = tuple[str | int, ...]
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 _IS_PYTHON: ContextVar[bool] = ContextVar("_IS_PYTHON", default=False)
 _HINTS = {
-    "mapping values are not allowed here": ("; put a text that contains ': ' in quotes, and align the keys of a block"),
+    "mapping values are not allowed here": (
+        "; put a string that contains ': ' in quotes, and align the keys of a block"
+    ),
     "found character '\\t'": "; indent YAML with spaces, not tabs",
     "found character '@'": "; put a value that starts with @ in quotes",
-    "found character '`'": "; put a text that starts with ` in quotes",
+    "found character '`'": "; put a value that starts with ` in quotes",
     "expected ',' or": "; an earlier bracket is not closed",
     "found unexpected end of stream": "; an earlier quote is not closed",
     "expected <block end>": "; align the keys of a block",
 }
-"""The usual cause of each of PyYAML's messages."""
+"""The usual fix for each of PyYAML's messages."""
 
 
 class _Loader(LimitedLoader):
-    """A YAML loader that keeps dates as text, for prompts and JSON files."""
+    """A YAML loader that keeps dates as strings, for use in prompts and JSON files."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -53,7 +55,7 @@ class LocatedYaml:
     """A YAML document: its `data`, its `source` bytes, and the line of every key and list item.
 
     Raises:
-        ConfigError: the file does not exist or is not YAML; the message has the line.
+        ConfigError: the file does not exist or is not YAML; the message contains the line.
     """
 
     is_written = True
@@ -76,7 +78,7 @@ class LocatedYaml:
             self._locate(node, ())
             self.data: Any = loader.construct_document(node) if node is not None else None
         except yaml.YAMLError as error:
-            # Reader errors have a position in the text; all others have a mark.
+            # Errors from the reader have a position in the text; all others have a mark.
             mark, position = getattr(error, "problem_mark", None), getattr(error, "position", 0)
             line = mark.line if mark else text.count("\n", 0, position)
             problem = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -85,10 +87,10 @@ class LocatedYaml:
             hint = next((text for phrase, text in _HINTS.items() if phrase in problem), "")
             raise ConfigError(f"{path}:{line + 1}: not YAML: {problem}{hint}") from None
         except RecursionError:
-            raise ConfigError(f"{path}: a value is nested too deeply, or contains itself") from None
+            raise ConfigError(f"{path}: a value is nested too deeply or contains itself") from None
 
     def where(self, location: KeyPath) -> str:
-        """Return `file:line` of `location`, or of its nearest parent in the file."""
+        """Return `file:line` of `location`, or of its nearest parent that is in the file."""
         if not self.is_written:
             return str(self.path)
         while location and location not in self._lines:
@@ -97,7 +99,7 @@ class LocatedYaml:
 
     @classmethod
     def from_values(cls, data: Mapping[str, Any], path: Path) -> LocatedYaml:
-        """Create a document without a file and line numbers from Python values."""
+        """Create a document, which has no file and no line numbers, from Python values."""
         made = object.__new__(cls)
         made.path, made.data, made._lines, made.is_written = path, dict(data), {}, False
         try:
@@ -109,7 +111,7 @@ class LocatedYaml:
         return made
 
     def part(self, key: str) -> LocatedYaml:
-        """Return the value of a key as a document with the same file and lines."""
+        """Return the value of a key as a document that has the same file and lines."""
         inner = object.__new__(LocatedYaml)
         inner.path, inner.source, inner.data = self.path, self.source, self.data[key]
         inner._lines = {path[1:]: line for path, line in self._lines.items() if path[:1] == (key,)}
@@ -133,7 +135,7 @@ class LocatedYaml:
 
 @contextmanager
 def error_context(located: LocatedYaml, *location: str | int) -> Iterator[None]:
-    """Add the line and the key to a ConfigError raised in the block."""
+    """Add the line and the key to any ConfigError raised in the block."""
     try:
         yield
     except ConfigError as error:
@@ -151,19 +153,19 @@ def overrides_in_python() -> Iterator[None]:
 
 
 def override_source() -> str:
-    """Return the name of the option or parameter for overrides, for error messages."""
+    """Return the name of the option or parameter that sets overrides, for error messages."""
     return "overrides" if _IS_PYTHON.get() else "-T"
 
 
 def format_override(key: str, value: str = "") -> str:
-    """Format an override as a user writes it, for error messages."""
+    """Format an override in the way a user writes it, for error messages."""
     if _IS_PYTHON.get():
         return f"overrides={{{key!r}: {repr(value) if value else '…'}}}"
     return f"-T {key}={value or '…'}"
 
 
 def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
-    """Parse `key=value` from the command line; the value is YAML."""
+    """Parse `key=value` from the command line. The value is YAML."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise ConfigError(f"{option} {text!r}: write key=value")
@@ -173,12 +175,12 @@ def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:
         problem = getattr(error, "problem", None) or "unreadable"
         quoted = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
         raise ConfigError(
-            f"{option} {text!r}: the value is not YAML: {problem}; for a text, quote it: {option} {quoted}"
+            f"{option} {text!r}: the value is not YAML: {problem}; to pass a string, quote it: {option} {quoted}"
         ) from None
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of `data` with dotted overrides applied."""
+    """Return a copy of `data` to which dotted overrides are applied."""
     result: dict[str, Any] = json.loads(json.dumps(data, default=str)) if overrides else dict(data)
     for dotted, value in overrides.items():
         *parents, last = dotted.split(".")
@@ -192,7 +194,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any]) -> di
 
 
 def overridden_keys(section: str, names: Iterable[str], overrides: Collection[str]) -> set[str]:
-    """Return the keys of a block that an override sets, directly or through a parent."""
+    """Return the keys of a block that are set by an override, either directly or through a parent."""
     prefix = f"{section}." if section else ""
     return {name for name in names if any(not key or f"{prefix}{name}.".startswith(f"{key}.") for key in overrides)}
 
@@ -229,7 +231,7 @@ def parse_task(
                 value = json.dumps(value) if not isinstance(value, str) else value
                 raise ConfigError(
                     f"{located.where(('sandbox', *keys))}: {dotted}: {value} loosens the sandbox, which a task file "
-                    f"cannot do; remove it and pass {format_override(dotted, shlex.quote(value))} (of `train`: -T "
+                    f"cannot do; remove it and pass {format_override(dotted, shlex.quote(value))} (for `train`: -T "
                     f"task.{dotted}=…)"
                 )
     # A key that would have no effect is an error, not a silent no-op.
@@ -249,7 +251,7 @@ def parse_task(
 
 
 def validate_model(located: LocatedYaml, overrides: Mapping[str, Any], model: type[Model], what: str) -> Model:
-    """Validate the data of a file with overrides applied."""
+    """Validate the data of a file after applying overrides."""
     if not isinstance(located.data, dict):
         raise ConfigError(f"{located.path}: {what} must be a mapping of keys, got {located.data!r:.60}")
     data = apply_overrides(located.data, overrides)

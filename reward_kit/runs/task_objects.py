@@ -1,7 +1,7 @@
 """Python objects that define a task instead of references in a task file: rewards, tools, rows and policies.
 
-A reward object runs in this process without a sandbox. A run with objects cannot be resumed, since it is not described
-by a file; the source code of the objects is copied into the run if it is available.
+A reward object runs in this process without a sandbox. A run that uses objects cannot be resumed, since no file
+describes the task. The source code of the objects is copied into the run if it is available.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def source_text(value: Any) -> str:
 
 
 def _notebook_class_source(kind: type) -> str:
-    """Return the source of a class that was defined in a notebook cell, which is found by its methods."""
+    """Return the source of a class that was defined in a notebook cell.
+
+    The cell is found through the methods of the class.
+    """
     codes = (
         getattr(inspect.unwrap(item), "__code__", None) for item in vars(kind).values() if inspect.isfunction(item)
     )
@@ -65,7 +68,7 @@ _UNCONFINED_NOTE = (
 
 
 class InputCopy(NamedTuple):
-    """A text to copy into a run: the suffix of its file name, and its content."""
+    """A text that is copied into a run: the suffix of its file name, and its content."""
 
     suffix: str
     content: bytes
@@ -77,12 +80,12 @@ class TaskObjects:
 
     Attributes:
         reward: the reward function or class.
-        rewards: if the task has several rewards, those that are objects, by name.
+        rewards: if the task has multiple rewards, those that are objects, keyed by name.
         tools: the task's tools.
-        rows: its dataset.
+        rows: the rows of its dataset.
         policy: the default policy of runs.
-        names: the name of each object by parameter, for `run.json`; empty for a task from a file.
-        copies: source texts for the run's inputs, by name.
+        names: the name of each object, keyed by parameter, for `run.json`; empty for a task from a file.
+        copies: source texts for the run's inputs, keyed by name.
     """
 
     reward: Any = None
@@ -94,7 +97,7 @@ class TaskObjects:
     rewards: Mapping[str, Any] = field(default_factory=dict)
 
     def reject_overrides(self, overrides: Mapping[str, Any]) -> None:
-        """Raise ConfigError for an override of a key that a Python object replaces."""
+        """Raise a ConfigError for an override of a key that a Python object replaces."""
         objects = {
             "reward": (self.reward, "reward_function_path", "custom_reward_function"),
             "rewards": (self.rewards or None, "rewards"),
@@ -113,7 +116,7 @@ class TaskObjects:
 
 
 def wrap_reward_object(reward: Any, definition: TaskDefinitionModel) -> tuple[RewardSpec, str]:
-    """Wrap a reward object for calls in this process, and return it with a note that it is not sandboxed."""
+    """Wrap a reward object for calls in this process. Also return a note that the reward is not sandboxed."""
     spec = load_in_process(reward, definition.reward_options)
     sandbox = definition.sandbox
     asked = next((key for key in sandbox.model_fields_set if getattr(sandbox, key) not in (None, "in_process")), None)
@@ -128,7 +131,7 @@ def wrap_reward_object(reward: Any, definition: TaskDefinitionModel) -> tuple[Re
 
 
 def check_rows(dataset: Any) -> list[dict[str, Any]]:
-    """Validate the rows of a dataset, and return a copy."""
+    """Validate the rows of a dataset and return a copy."""
     if isinstance(dataset, Mapping) or not isinstance(dataset, Iterable):
         raise ConfigError(f"dataset: expected the path of a file or a list of rows, got {type_name(dataset)}")
     rows = list(dataset)
@@ -138,7 +141,7 @@ def check_rows(dataset: Any) -> list[dict[str, Any]]:
         try:
             to_json_value(row)  # each episode stores its row
         except (EpisodeError, RecursionError) as error:
-            problem = error if isinstance(error, EpisodeError) else "it is nested too deeply, or contains itself"
+            problem = error if isinstance(error, EpisodeError) else "it is nested too deeply or contains itself"
             raise ConfigError(f"dataset[{index}]: {problem}") from None
     if not rows:
         raise ConfigError("dataset: the list has no rows")
@@ -146,7 +149,7 @@ def check_rows(dataset: Any) -> list[dict[str, Any]]:
 
 
 def is_policy_object(policy: object) -> TypeGuard[LivePolicy]:
-    """Return True for a policy object or class, False for a name."""
+    """Return True for a policy object or class, and False for a name."""
     return isinstance(policy, AgentPolicy) or (isinstance(policy, type) and issubclass(policy, AgentPolicy))
 
 
@@ -157,7 +160,7 @@ def object_reference(value: Any) -> str:
 
 
 def resource_reference(kind: Any) -> str:
-    """Return the reference that loads a resource class in this process."""
+    """Return the reference from which a resource class can be loaded in this process."""
     if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
         raise ConfigError(f"resource: expected a name or a subclass of ForkableResource, got {type_name(kind)}")
     reference = object_reference(kind)
@@ -166,12 +169,12 @@ def resource_reference(kind: Any) -> str:
     except RewardKitError:
         is_found = False
     if not is_found:
-        raise ConfigError(f"resource: {reference} cannot be found by its name; define the class outside of functions")
+        raise ConfigError(f"resource: {reference} cannot be found by its name; define the class outside functions")
     return reference
 
 
 def copy_sources(objects: Mapping[str, Any]) -> dict[str, InputCopy]:
-    """Return copies of the source code of these objects, if known."""
+    """Return copies of the source code of these objects if it is known."""
     texts = {name: source_text(one) for name, one in objects.items()}
     return {name: InputCopy(".py", text.encode("utf-8", "backslashreplace")) for name, text in texts.items() if text}
 
@@ -183,5 +186,5 @@ def copy_rows(rows: Sequence[Mapping[str, Any]]) -> InputCopy:
 
 
 def placeholder_path(folder: Path | None, name: str) -> Path:
-    """Return a placeholder path for a task without a file, in the directory to which its paths are relative."""
+    """Return a placeholder path for a task without a file. Its directory is the one to which paths are relative."""
     return (folder or Path()) / f"Task {name!r}".replace("/", "-").replace("\0", "")

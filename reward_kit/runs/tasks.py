@@ -1,7 +1,7 @@
 """Resolve the references of a task to resources, tools, rewards, samples and files.
 
-`load_task` parses a task file and resolves it with `resolve_task`. Both report all errors before anything is written.
-Each error is one line with the file, line, key and value.
+`load_task` parses a task file and resolves it with `resolve_task`. Both functions report all errors before anything is
+written. Each error is one line that contains the file, line, key and value.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ _COMPOSITE = "composite"
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
-    """A loaded task, with all objects to which its file refers.
+    """A loaded task, including all objects to which its file refers.
 
     Attributes:
-        definition: the validated file.
-        located: the file with line numbers.
-        samples: the samples, in dataset order.
-        rollouts_per_sample: episodes per sample.
+        definition: the validated content of the file.
+        located: the content of the file with line numbers.
+        samples: the samples, in the order of the dataset.
+        rollouts_per_sample: the number of episodes per sample.
         tools: the task's own tools, or None.
-        reward: the reward function; None to only collect episodes. The reward is loaded only if it runs in this
+        reward: the reward function; None if episodes are only collected. The reward is loaded only if it runs in this
             process.
         notes: notes for the user about what was loaded.
         inputs: the input files and directories, from `find_inputs`.
-        digests: SHA-256 of the inputs and of Python objects, compared before a resume.
+        digests: the SHA-256 of the inputs and of Python objects, compared before a run is resumed.
         objects: the Python objects of a task that has no file.
         of_user: the dotted keys that the user set on the command line or in Python; "" means all keys. `base_url` is
-            included unless it comes from an earlier run's file.
+            included unless it comes from the file of an earlier run.
     """
 
     definition: TaskDefinitionModel
@@ -94,7 +94,7 @@ class LoadedTask:
 
     @property
     def folder(self) -> Path:
-        """The directory of the task file, the base of its relative paths."""
+        """The directory of the task file, to which paths in the file are relative."""
         return self.path.resolve().parent
 
 
@@ -104,15 +104,15 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     Args:
         path: the YAML file.
         overrides: the keys to override; nested keys are dotted, such as `limits.wall_time_s`.
-        stored: the names of overrides that come from an earlier run's file, including "base_url" if it does. Like the
-            task file, they cannot send an API key to an address.
+        stored: the names of overrides that come from the file of an earlier run, including "base_url" if it does. Like
+            the task file, these overrides cannot send an API key to an address.
 
     Raises:
         ConfigError: the task is invalid; the message has one line per problem.
     """
     located = LocatedYaml(path)
     if isinstance(located.data, dict) and {"task", "updates"} <= located.data.keys():
-        raise ConfigError(f"{path} is a train file; use `reward-kit train`, or pass the task file that it names")
+        raise ConfigError(f"{path} is a train file; use `reward-kit train`, or pass the task file to which it refers")
     return resolve_task(located, overrides, stored=stored)
 
 
@@ -123,7 +123,7 @@ def resolve_task(
     *,
     stored: Collection[str] = (),
 ) -> LoadedTask:
-    """Parse a task document, which may come from a different file or Python, and resolve all its references."""
+    """Parse a task document, which may come from a different file or from Python, and resolve all its references."""
     overrides, objects = overrides or {}, objects or TaskObjects()
     folder = located.path.resolve().parent
     of_user = frozenset({*overrides, "base_url"}) - {*stored} if located.is_written else frozenset({""})
@@ -170,7 +170,7 @@ def resolve_task(
 
 
 def _note_missing_truths(reward: Reward, samples: Sequence[Sample]) -> list[str]:
-    """Return a note if some samples have no ground truth, but the reward requires one."""
+    """Return a note if some samples have no ground truth although the reward requires one."""
     missing = [sample for sample in samples if sample.ground_truth is None]
     if not missing or "ground_truth" not in reward.required:
         return []
@@ -180,7 +180,7 @@ def _note_missing_truths(reward: Reward, samples: Sequence[Sample]) -> list[str]
 
 
 def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
-    """Read a task file and its dataset, without importing or executing the code to which they refer."""
+    """Read a task file and its dataset, but do not import or execute the code to which they refer."""
     located = LocatedYaml(path)
     definition = parse_task(located)
     samples = tuple(read_samples(definition, path.resolve().parent))
@@ -189,7 +189,7 @@ def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
 
 
 def load_task_reward(definition: TaskDefinitionModel, folder: Path) -> LoadedReward | None:
-    """Load the reward of a task for its sandbox level, if the task has one."""
+    """Load the reward of a task, if it has one, in the way that its sandbox level requires."""
     if definition.reward_function_path is None:
         return None
     asked = definition.sandbox
@@ -210,7 +210,7 @@ def _resolve_reward(
     objects: TaskObjects,
     of_user: Collection[str],
 ) -> tuple[Reward | None, Sequence[str]]:
-    """Load the reward of the task, and return it with notes; errors include the line of the key."""
+    """Load the reward of the task and return it with notes. Errors include the line of the key."""
     if definition.rewards is None:
         return _resolve_one_reward(located, definition, overrides, objects.reward, of_user)
     parts, notes = {}, dict[str, None]()
@@ -218,7 +218,7 @@ def _resolve_reward(
         keys = {"reward_function_path": entry.reward_function_path, "reward_options": entry.reward_options}
         own, live = definition.model_copy(update=keys), objects.rewards.get(entry.name)
         reward, more = _resolve_one_reward(located, own, overrides, live, of_user, ("rewards", index))
-        assert reward is not None  # Each entry names one
+        assert reward is not None  # Each entry names a reward
         parts[entry.name] = RewardPart(reward, entry.weight)
         notes.update(dict.fromkeys(more))
     return NamedRewards(parts), tuple(notes)
@@ -232,7 +232,10 @@ def _resolve_one_reward(
     of_user: Collection[str],
     section: tuple[str | int, ...] = (),
 ) -> tuple[Reward | None, Sequence[str]]:
-    """Load a reward, and return it with notes; `section` is its key in the task file, and `live` its object, if any."""
+    """Load a reward and return it with notes.
+
+    `section` is the key of the reward in the task file. `live` is the reward object, if there is one.
+    """
     path, options = definition.reward_function_path or "", definition.reward_options
     prefix = ".".join(map(str, section))
     try:
@@ -281,7 +284,7 @@ def _resolve_one_reward(
 
 
 def locate_credit(credit: CreditModel, folder: Path) -> CreditModel:
-    """Return a `credit:` block with the files of its state hash as absolute paths."""
+    """Return a `credit:` block in which the files of the state hash have absolute paths."""
     if not credit_code(credit):
         return credit
     from reward_kit.credit.state_hashes import locate_references
@@ -306,7 +309,7 @@ def make_assigner(credit: CreditModel) -> CreditAssigner:
 
 
 def make_located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mapping[str, Any]) -> CreditAssigner:
-    """Create the assigner of a `credit:` block; errors include the line of the block."""
+    """Create the assigner of a `credit:` block. Errors include the line of the block."""
     try:
         return make_assigner(credit)
     except ConfigError as error:
@@ -317,7 +320,7 @@ def make_located_assigner(located: LocatedYaml, credit: CreditModel, overrides: 
 
 
 def load_tools(location: str, folder: Path) -> ToolRegistry:
-    """Load the `ToolRegistry` of a tools module, which must define exactly one."""
+    """Load the `ToolRegistry` of a tools module. The module must define exactly one."""
     if not location.endswith(".py") and ":" in location:
         registry = load_object(location, folder)
         if not isinstance(registry, ToolRegistry):
@@ -328,7 +331,7 @@ def load_tools(location: str, folder: Path) -> ToolRegistry:
     registries = {id(registry): registry for registry in found.values()}
     if len(registries) != 1:
         names = ", ".join(found) or "none"
-        raise ConfigError(f"{location} must define one ToolRegistry; found {names}")
+        raise ConfigError(f"{location} must define exactly one ToolRegistry; found {names}")
     return next(iter(registries.values()))
 
 
@@ -336,7 +339,7 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
     """Render the messages of all samples to detect missing fields before the run.
 
     Returns:
-        A note for each column name in single braces, which is not replaced and would be visible to the agent.
+        A note for each column name in single braces. Such a name is not replaced and would be visible to the agent.
     """
     prompt = Prompt(definition)
     problems: list[str] = []
@@ -356,7 +359,7 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
             user_opens = user is not None and user.opens is not False
             has_observation = definition.resource_type is not None and definition.observation
             if not messages and not has_observation and not user_opens:
-                raise ConfigError(f"{located.path}: no first message; set messages or initial_user_prompt")
+                raise ConfigError(f"{located.path}: there is no first message; set messages or initial_user_prompt")
     for problem, places in unfit.items():
         others = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
         problems.append(f"{problem}{' In' if problem.endswith('?') else '; in'} {places[0]}{others}")
@@ -367,7 +370,7 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
     texts = [definition.initial_user_prompt or "", *(message.text for message in definition.messages)]
     braced = dict.fromkeys(name for text in texts for name in _SINGLE_BRACES.findall(text) if name in columns)
     return [
-        f"the prompt has {{{name}}} in single braces, which is not a template; write {{{{ {name} }}}}"
+        f"the prompt contains {{{name}}} in single braces, which is not a template; write {{{{ {name} }}}}"
         for name in braced
     ]
 
@@ -422,7 +425,7 @@ def complete_resource_config(
         elif not takers:
             why = f"resource {', '.join(names)} does not start a server"
         elif len(takers) > 1:
-            why = f"{' and '.join(names)} could both start it; move it into the config of one"
+            why = f"{' and '.join(names)} could start the server; move the key into the config of one of them"
         else:
             why = "base_resource_config has its own" if "resource_server" in takers[0]["config"] else ""
         if why:
@@ -435,7 +438,7 @@ def complete_resource_config(
 
 
 def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> None:
-    """Raise ConfigError if a tool requires a resource that the task does not have."""
+    """Raise a ConfigError if a tool requires a resource that the task does not have."""
     asking = {name: tool for name, tool in (tools.get_tools() if tools else {}).items() if tool.resource_parameters}
     if asking and definition.resource_type is None:
         name = next(iter(asking))
@@ -454,7 +457,7 @@ def check_tools(tools: ToolRegistry | None, definition: TaskDefinitionModel) -> 
 
 
 def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) -> None:
-    """Raise ConfigError if a row sets a key that is not allowed per sample, or refers to an unknown resource."""
+    """Raise a ConfigError if a row sets a key that cannot be set per sample, or refers to an unknown resource."""
     if definition.resource_type is None:
         if unused := next((sample for sample in samples if sample.resource_config), None):
             raise ConfigError(f"{unused.where}: resource_config has no effect: the task has no resource_type")
@@ -475,7 +478,7 @@ def check_samples(definition: TaskDefinitionModel, samples: Sequence[Sample]) ->
 
 
 async def check_resource_starts(task: LoadedTask, samples: Sequence[Sample] | None = None) -> bool:
-    """Start the resource once for each set of configuration keys in the samples, to detect errors before the run.
+    """Start the resource once for each set of configuration keys in the samples to detect errors before the run.
 
     Args:
         task: the task.
@@ -486,7 +489,7 @@ async def check_resource_starts(task: LoadedTask, samples: Sequence[Sample] | No
 
     Raises:
         ConfigError: the resource does not exist, rejects its configuration, or cannot be reset; or a name in `tools` is
-            not a tool of any start.
+            not a tool after any start.
     """
     definition, located, samples = task.definition, task.located, task.samples if samples is None else samples
     if definition.resource_type is None:
@@ -522,7 +525,7 @@ async def check_resource_starts(task: LoadedTask, samples: Sequence[Sample] | No
 
 
 def _reject_missing_tools(task: LoadedTask, missing: Sequence[Mapping[str, str]]) -> None:
-    """Raise ConfigError if a name in `tools` is not a tool of any start."""
+    """Raise a ConfigError if a name in `tools` is not a tool of the resource after any start."""
     for index, name in enumerate(task.definition.tools or ()):
         if all(name in one for one in missing):
             is_in_file = "tools" in task.located.data and not any(key.split(".")[0] == "tools" for key in task.of_user)

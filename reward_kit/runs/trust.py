@@ -1,11 +1,11 @@
 """Find the code that a task file would run, and record the user's consent.
 
-A task file can run code, since it refers to tools, rewards, policies, resources and commands. A command therefore asks
-once per directory before it loads any of them, as direnv and VS Code do. This module does not import or execute the
+A task file can run code, since it refers to tools, rewards, policies, resources and commands. Before a command loads
+any of them, it therefore asks once per directory, as direnv and VS Code do. This module does not import or execute the
 code that it reads.
 
-Consent is stored outside the directory, in `$XDG_STATE_HOME/reward-kit/trust` (default `~/.local/state`), with the
-SHA-256 of every file that would run. The user is asked again about a new or changed file, unless they answered
+Consent is stored outside the directory, in `$XDG_STATE_HOME/reward-kit/trust` (default `~/.local/state`), together with
+the SHA-256 of every file that would run. If a file is new or has changed, the user is asked again unless they answered
 "always".
 """
 
@@ -45,9 +45,9 @@ _MODULE_KEYS = ("tools_module_path", "custom_reward_function.path")
 
 @dataclass(frozen=True, slots=True)
 class PlannedCode:
-    """The code that a command would run: files with their SHA-256, and the settings that refer to them.
+    """The code that a command would run: files and their SHA-256, and the settings that refer to them.
 
-    `typed` settings come from the command line, and `stored` settings from a `run.json`, which may be untrusted.
+    `typed` settings come from the command line. `stored` settings come from a `run.json`, which may be untrusted.
     """
 
     folder: Path
@@ -60,7 +60,7 @@ class PlannedCode:
 def plan_file_code(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> PlannedCode:
-    """Find the code that a task or train file would run, without running it."""
+    """Find the code that a task or train file would run. The code is not run."""
     typed, stored = typed or {}, stored or {}
     path, document = path.resolve(), LocatedYaml(path).data
     searches = []
@@ -76,7 +76,7 @@ def plan_file_code(
 
 
 def plan_reference_code(references: Sequence[str], folder: Path) -> PlannedCode:
-    """Find the code of `file.py:name` or `package.module:name`, without running it."""
+    """Find the code of `file.py:name` or `package.module:name`. The code is not run."""
     search, folder = _Search(), folder.resolve()
     for reference in references:
         search.visit_text("code", reference, folder)
@@ -87,7 +87,7 @@ def plan_reference_code(references: Sequence[str], folder: Path) -> PlannedCode:
 
 
 class _Search:
-    """Collector of the executable settings in documents, in reading order, and of their files."""
+    """A collector of the executable settings in documents, in reading order, and of the files they refer to."""
 
     def __init__(self) -> None:
         self.settings: dict[str, None] = {}
@@ -96,7 +96,7 @@ class _Search:
         self.runs_code = False
 
     def visit_document(self, path: Path, document: Any, overrides: Mapping[str, Any]) -> None:
-        """Visit a task or train file, and the task file to which a train file refers."""
+        """Visit a task or train file. For a train file, also visit the task file to which it refers."""
         if path in self.documents or not isinstance(document, Mapping):
             return
         self.documents.add(path)
@@ -135,7 +135,7 @@ class _Search:
                 self.code.setdefault(file.resolve(), user_module_name(file.resolve()))
 
     def visit_text(self, key: str, text: str, folder: Path, *, is_module: bool = False) -> None:
-        """Add the code to which a text refers, if it has a form that `load_object` accepts."""
+        """Add the code to which a string refers, if the string has a form that `load_object` accepts."""
         if "\0" in text or len(text) > _LONGEST_REFERENCE:
             return
         locations = [text.rpartition(":")[0], "" if ":" in text else text.rpartition(".")[0]]
@@ -161,7 +161,7 @@ class _Search:
         self.settings[f"{key}: {value if is_plain else json.dumps(value, default=str)}"] = None
 
     def digests(self) -> dict[Path, str]:
-        """Return the SHA-256 of the documents, the code, and the local modules that it imports."""
+        """Return the SHA-256 of the documents, of the code, and of the local modules that the code imports."""
         files = {*self.documents, *self.code}
         for file, module in self.code.items():
             imported = own_modules(file, module) if file.suffix == ".py" else ()
@@ -170,7 +170,10 @@ class _Search:
 
 
 def _is_local(file: Path, folder: Path) -> bool:
-    """Return True if a resolved file belongs to the directory or the working directory, not to an installed package."""
+    """Return True if a resolved file belongs to the directory or the working directory.
+
+    Files of installed packages are not local.
+    """
     is_within = file.is_relative_to(folder) or file.is_relative_to(Path.cwd())
     return is_within and not any(file.is_relative_to(Path(entry).resolve()) for entry in library_path())
 
@@ -183,7 +186,7 @@ def _words(command: str) -> list[str]:
 
 
 def _find_module(location: str, folder: Path) -> tuple[str, Path] | None:
-    """Return the module in a dotted name and its file, without importing the module."""
+    """Return the module in a dotted name and the file of the module, which is not imported."""
     parts = location.split(".")
     if "/" in location or not all(parts):
         return None
@@ -224,7 +227,7 @@ def trust(code: PlannedCode, *, always: bool = False) -> None:
 
 
 def record_folder() -> Path:
-    """Return the directory of the consent records; removing a file revokes the consent."""
+    """Return the directory of the consent records. Consent is revoked by removing a file."""
     state = os.environ.get("XDG_STATE_HOME") or ""
     base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
     return base / "reward-kit" / "trust"

@@ -388,7 +388,7 @@ class TestTaskFile:
             self.load(tmp_path, block)
 
     def test_options_without_effect_beside_a_user_are_rejected(self, tmp_path):
-        with pytest.raises(ConfigError, match=r"task.yaml:\d+: user: on_text: end would end the episode"):
+        with pytest.raises(ConfigError, match=r"task.yaml:\d+: user: with on_text: end, the episode would end"):
             self.load(tmp_path, "human", on_text="end")
         with pytest.raises(ConfigError, match="nudge has no effect: the simulated user answers"):
             self.load(tmp_path, "human", nudge="Go on.")

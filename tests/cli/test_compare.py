@@ -152,7 +152,7 @@ def test_compare_reports_other_differences(project: Project, own: Project) -> No
         "the pass_threshold differs (1 and 0.5)",
         "the task files differ in max_episode_steps",
         "the seed differs (0 and 5): models sampled differently, and where environments are generated from it",
-        "left out: 2 in the baseline only",
+        "left out: 2 only in the baseline",
     ):
         assert f"warning: after: {word}" in done.stderr
 
@@ -180,7 +180,7 @@ def test_scored_runs_with_a_failed_sample_are_compared(project: Project, own: Pr
     assert found["common_samples"] == 7 and found["left_out"]["unscored_in_run"] == 1
     assert found["difference"] == pytest.approx(4 / 7), "what is unscored is not zero"
     assert [mismatch["what"] for mismatch in found["mismatches"]] == ["reward"]
-    assert "2 of 16 episodes are unscored and excluded from means" in done.stderr
+    assert "2 of 16 episodes are unscored and are excluded from the means" in done.stderr
 
 
 COUNTING = """
@@ -220,7 +220,7 @@ def test_comparison_with_a_rescored_run_matches_the_rescore_report(own: Project)
     (found,) = json.loads(done.stdout)["comparisons"]
     assert found["difference"] == change["difference"]["mean"] == 0.5
     assert (found["paired_by"], found["paired_rollouts"], found["single_rollouts"]) == ("rollout", change["paired"], 8)
-    assert "paired by rollout: 8 have a score in both; 8 have a score in one run only" in done.stderr
+    assert "paired by rollout: 8 have a score in both runs; 8 have a score in only one run" in done.stderr
 
 
 class TestInvalidRuns:

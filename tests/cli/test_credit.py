@@ -145,8 +145,8 @@ def test_bare_run_name_or_run_file_suggests_its_folder(tmp_path: Path, monkeypat
     ("file", "key", "value", "message"),
     [
         ("episodes.jsonl", "steps", 5, "episodes.jsonl:1: it cannot be read as an episode: TypeError"),
-        ("episodes.jsonl", "schema_version", 99, "episodes.jsonl:1: episode record of version 99"),
-        ("episodes.jsonl", "rollout_id", None, "episodes.jsonl:1: expected an object with a text rollout_id"),
+        ("episodes.jsonl", "schema_version", 99, "episodes.jsonl:1: the episode record has version 99"),
+        ("episodes.jsonl", "rollout_id", None, "episodes.jsonl:1: expected an object with a string rollout_id"),
         ("scores.jsonl", "result", "x", "scores.jsonl: the score of a: result: .*expected a mapping of keys"),
     ],
 )

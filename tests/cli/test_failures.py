@@ -327,7 +327,7 @@ def test_redacted_base_url_must_be_given_again_on_resume(project: Project, monke
     monkeypatch.chdir(project.folder)
     assert "contains a secret that was not stored; pass --base-url" in refused("run", "--resume")
     again = project.call("run", "--resume", "--base-url", "http://gateway.example/of-a-gateway/v1")
-    assert "--base-url is for models" in again.stderr, "it is taken, and this run has no use for it"
+    assert "--base-url applies only to models" in again.stderr, "it is taken, and this run has no use for it"
 
 
 class TestRescoring:

@@ -85,13 +85,13 @@ def test_removal_of_the_run_folder_stops_the_run(tmp_path: Path) -> None:
     shutil.rmtree(path)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 3
-    assert f"{path.relative_to(project.folder)}/" in errors.splitlines()[-1] and "removed" in errors
+    assert f"{path.relative_to(project.folder)}/" in errors.splitlines()[-1] and "deleted" in errors
 
 
 def test_writing_to_a_removed_file_raises(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", RunHeader(task_name="t")) as store:
         (store.path / "scores.jsonl").unlink()
-        with pytest.raises(StoreError, match=r"scores\.jsonl was removed during the run"):
+        with pytest.raises(StoreError, match=r"scores\.jsonl was deleted during the run"):
             store.append_score({"rollout_id": "a"})
 
 

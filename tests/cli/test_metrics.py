@@ -88,7 +88,7 @@ def test_fail_under_gates_a_metric(project: Project, gates: list[str], code: int
 def test_gate_on_a_metric_of_a_reward_without_metrics_names_the_cause(project: Project) -> None:
     (project.folder / "reward.py").write_text("def graded(messages):\n    return {'score': 1.0}\n")
     done = project.call("run", "task.yaml", "--fail-under", "state=0.5")
-    assert done.returncode == 1 and "unknown metric 'state'; the reward gives no metrics" in done.stderr
+    assert done.returncode == 1 and "unknown metric 'state'; the reward returns no metrics" in done.stderr
     assert "Metrics" not in done.stdout
 
 

@@ -102,7 +102,7 @@ def test_damaged_run_is_reported_with_its_line(project: Project) -> None:
     path = make_run(project.folder, [], [])
     (path / "episodes.jsonl").write_text("{}\n")
     done = project.call("view", "run", "-o", "page.html")
-    assert done.returncode == 3 and "run/episodes.jsonl:1: expected an object with a text rollout_id" in done.stderr
+    assert done.returncode == 3 and "run/episodes.jsonl:1: expected an object with a string rollout_id" in done.stderr
 
 
 def test_unwritable_page_does_not_fail_the_run(project: Project) -> None:
@@ -113,7 +113,7 @@ def test_unwritable_page_does_not_fail_the_run(project: Project) -> None:
     done = project.call("run", "--resume", str(path))
     assert done.returncode == 0, done.stderr
     assert "No report was written: cannot write" in done.stderr
-    assert "report not written: cannot write" in (path / "run.log").read_text()
+    assert "report was not written: cannot write" in (path / "run.log").read_text()
 
 
 def test_secret_is_not_on_the_page(project: Project) -> None:

@@ -245,7 +245,8 @@ def test_option_of_a_policy_that_does_not_run_is_rejected(project: Project) -> N
     arguments = ["run", "task.yaml", "--model", "openai/m", "--base-url", "http://127.0.0.1:9/v1"]
     done = project.call(*arguments, "-T", "policy.temprature=0")
     message = (
-        "-T policy.temprature: has no effect, because the task's policy is 'scripted', but this run uses 'openai/m'"
+        "-T policy.temprature: has no effect, because the policy of the task is 'scripted', but this run uses "
+        "'openai/m'"
     )
     assert done.returncode == 2 and f"{message}; did you mean 'temperature'?" in done.stderr, done.stderr
     done = project.call(*arguments, "-T", "policy.temperature=0")

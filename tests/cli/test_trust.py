@@ -317,11 +317,11 @@ class TestRunFolders:
         (run / "run.json").write_text(json.dumps(header))
         (run / "summary.json").write_text(json.dumps(summary))
         refused = call(project, "credit", str(run), "--trust")
-        assert refused.returncode == 2 and "is not executed. Pass it: reward-kit credit" in refused.stderr
+        assert refused.returncode == 2 and "is not executed. To use it, run: reward-kit credit" in refused.stderr
         assert "not trusted yet" in call(project, "credit", str(run), "-O", "state_hash=evil.py:key").stderr
         other = ("score", str(run), "--reward", "reward.py:right", "--trust", "-o", "again")
         assert (
-            "no credit is assigned, since a state hash named in run.json is not executed"
+            "no credit is assigned, because a state hash named in run.json is not executed"
             in call(project, *other).stderr
         )
         assert call(project, "check", str(run)).returncode in (0, 1)

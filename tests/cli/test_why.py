@@ -88,7 +88,7 @@ def test_step_that_lost_the_episode_is_named_with_what_to_do_instead(tmp_path: P
     assert change["next"] == change["step"] + 1 and first["passed"] == first["scored"]
     assert change["instead"][0]["action"] != change["action"] == 'act(command="look")'
     assert f"Success probability lost at step {change['step']}: 1.00 → 0.00" in done.stdout
-    assert "instead, continuations that passed did: act(command=" in done.stdout
+    assert "  first actions of the continuations that passed:\n    " in done.stdout
     assert len(line["continuations"]) == sum(value["scored"] for value in line["values"]) <= 64
     assert read_json(run / "summary.json")["policies"]  # the run itself is unchanged
 

@@ -287,7 +287,7 @@ class TestConversation:
             whole[:2].concat_episode(strange)
         strange = whole[2:]
         strange.tokens.ids[0] = 9
-        with pytest.raises(EpisodeError, match="tokens of a chunk do not begin with those of the chunk before"):
+        with pytest.raises(EpisodeError, match="tokens of a chunk do not begin with the tokens of the preceding chunk"):
             whole[:2].concat_episode(strange)
 
     def test_state_of_a_chunk_survives_json(self):

@@ -69,7 +69,7 @@ class TestReading:
             {"a": -1, "b": 11},
             {"a": -1, "b": 12},
         ]
-        with pytest.raises(EpisodeError, match="remove return_list=True or env_steps=False"):
+        with pytest.raises(EpisodeError, match="cannot be combined with env_steps=False; remove one of them"):
             chunk().get_observations(return_list=True, env_steps=False)
 
     def test_env_steps_false_indexes_by_agent_steps(self):
@@ -216,7 +216,7 @@ class TestValidation:
     @pytest.mark.parametrize(
         ("lists", "problem"),
         [
-            ({"actions": []}, "5 observations need 5 infos and 4 actions .* got actions 0"),
+            ({"actions": []}, "5 observations require 5 infos and 4 actions .* got actions 0"),
             ({"infos": [{}]}, "got infos 1"),
             (
                 {"actions": [{}, {"b": 0}, {"b": 0}, {}]},
@@ -234,7 +234,9 @@ class TestValidation:
     def test_chunk_with_another_first_observation_changes_nothing(self):
         first, other = chunk()[:3], chunk(observations=[*OBSERVATIONS[:3], {"a": 1, "b": 99}, {"a": 2}])[3:]
         before = pickle.dumps(first)
-        with pytest.raises(EpisodeError, match="agent 'b': its last observation in the first chunk is not its first"):
+        with pytest.raises(
+            EpisodeError, match="agent 'b': the last observation in the first chunk differs from the first"
+        ):
             first.concat_episode(other)
         assert pickle.loads(before) == first
 
@@ -401,7 +403,7 @@ def test_pickling_stops_the_clock():
 
 def test_state_of_another_version_or_without_a_field_is_rejected():
     state = chunk().get_state()
-    with pytest.raises(EpisodeError, match="version 9; this release reads version 1"):
+    with pytest.raises(EpisodeError, match="version 9, but this release reads only version 1"):
         MultiAgentEpisode.from_state({**state, "schema_version": 9})
     del state["modules"]
     with pytest.raises(EpisodeError, match="episode state: missing modules"):

@@ -78,7 +78,7 @@ class TestClassDefects:
         )
         done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.startswith("EpisodeError")
-        assert "1 rewards need 1 actions and outputs, and 2 observations and infos, got" in done.stdout
+        assert "1 rewards require 1 actions and outputs, and 2 observations and infos, got" in done.stdout
 
     def test_6_text_stays_compact_and_complete(self):
         texts = ["trailing\0", "x" * 5_000, "", "é", "\ud800"]

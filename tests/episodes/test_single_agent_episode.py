@@ -158,7 +158,9 @@ class TestChunks:
         assert (len(episode), episode.get_return()) == (3, 3.0)
 
     def test_tracks_of_mismatched_length_are_named(self):
-        with pytest.raises(EpisodeError, match=r"3 rewards need 3 actions and outputs, and 4 observations.*actions 1"):
+        with pytest.raises(
+            EpisodeError, match=r"3 rewards require 3 actions and outputs, and 4 observations.*actions 1"
+        ):
             chunk(actions=[10])
         with pytest.raises(EpisodeError, match=r"got observations 2, infos 2"):
             chunk(observations=[0, 1])
@@ -324,7 +326,7 @@ class TestState:
         assert again.get_extra_model_outputs("v") == [3]
 
     def test_another_version_is_rejected(self):
-        with pytest.raises(EpisodeError, match="version 99; this release reads versions 1 and 2"):
+        with pytest.raises(EpisodeError, match="version 99, but this release reads only versions 1 and 2"):
             SingleAgentEpisode.from_state({**built().get_state(), "schema_version": 99})
 
     @pytest.mark.parametrize("name", [name for name in built().get_state() if name != "schema_version"])

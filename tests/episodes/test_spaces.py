@@ -25,7 +25,7 @@ def test_non_discrete_item_is_unchanged():
 
 
 def test_value_outside_the_space_and_missing_space_are_rejected():
-    with pytest.raises(EpisodeError, match=r"Discrete\(3\) has no one-hot vector"):
+    with pytest.raises(EpisodeError, match=r"a number is outside the space Discrete\(3\)"):
         one_hot(3, spaces.Discrete(3))
     episode = SingleAgentEpisode(observations=[0, 1], actions=[0], rewards=[0.0], len_lookback_buffer=0)
     with pytest.raises(EpisodeError, match="one_hot_discrete=True requires the space"):

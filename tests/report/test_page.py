@@ -172,7 +172,7 @@ def test_page_of_ten_thousand_episodes_has_bounded_size(tmp_path: Path) -> None:
     assert len(page.column("episodes", "rollout")) == 10_000
     assert path.stat().st_size < 4_000_000
     assert sum(tag == "rect" for tag, _ in page.tags) < MOST_BARS, "sums in place of bars"
-    assert "only totals are drawn" in page.text
+    assert "Only totals are drawn" in page.text
     assert page.figures["a"]["episodes"] + page.figures["b"]["episodes"] == 10_000
 
 
@@ -187,7 +187,7 @@ def test_page_of_a_run_without_score_times_reports_missing_times(tmp_path: Path)
 
 def test_page_without_times_explains_the_missing_timeline(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path, [episode("r", timing=None)], [score("r", 1.0, timing=None)]))
-    assert "have no times, so the timeline is missing" in page.text
+    assert "contain no times, so there is no timeline" in page.text
     assert "timeline" not in [given.get("class") for _, given in page.tags]
 
 

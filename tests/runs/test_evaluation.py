@@ -179,7 +179,7 @@ def test_unwritable_report_loses_no_result(task: Path, tmp_path: Path) -> None:
     asked = {"reward_function_path": "reward.py:blocks", "sandbox.level": "in_process"}
     run = evaluate(task, rollouts=1, overrides=asked, log_dir=tmp_path / "runs")
     assert (run.score, run.status) == (1.0, "complete")
-    assert "report not written" in (run.path / "run.log").read_text()
+    assert "report was not written" in (run.path / "run.log").read_text()
 
 
 def test_watch_context_ends_with_the_run(task: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_key_of_a_later_release_is_kept_on_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema_version": 2}, "has schema version 2; this release reads version 1"),
+        ({"schema_version": 2}, "has schema version 2, but this release reads only version 1"),
         ({"total": "many"}, r"total: .*\(got 'many'\)"),
         ({"task_name": None}, "task_name: "),
         ({"timing": {}}, "timing.started_at: missing"),

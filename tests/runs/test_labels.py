@@ -67,7 +67,7 @@ def test_rollout_column_refers_to_transcripts(write, tmp_path):
     assert texts(row.requests[0])[1] == ("assistant", "4") and row.requests[0].ground_truth == "4"
     with pytest.raises(ConfigError, match=r"labels.csv:2: rollout_id: the data has no rollout 'nobody'"):
         read_labels(write(["rollout_id", "label"], ["nobody", "1"]), data=data)
-    with pytest.raises(ConfigError, match=r"labels.csv:2: rollout_id: give the transcripts .* --data"):
+    with pytest.raises(ConfigError, match=r"labels.csv:2: rollout_id: pass the transcripts .* --data"):
         read_labels(path)
 
 
@@ -212,7 +212,7 @@ def test_file_with_only_notes_has_no_labels(tmp_path):
     ("given", "message"),
     [
         ([], "must be an object"),
-        ({"label": "pass"}, "rollout_id must be a text"),
+        ({"label": "pass"}, "rollout_id must be a string"),
         ({"rollout_id": "a"}, "label must be .*, got nothing"),
         ({"rollout_id": "a", "label": "maybe"}, "got 'maybe'"),
         ({"rollout_id": "a", "label": True}, "got True"),

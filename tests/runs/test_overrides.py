@@ -30,7 +30,7 @@ def test_invalid_value_is_named_with_its_option(text: str) -> None:
 def test_unquoted_text_is_shown_with_quotes() -> None:
     with pytest.raises(ConfigError) as raised:
         parse_override("command={python} server.py", "-c")
-    assert str(raised.value).endswith("""; for a text, quote it: -c 'command="{python} server.py"'""")
+    assert str(raised.value).endswith("""; to pass a string, quote it: -c 'command="{python} server.py"'""")
     assert parse_override('command="{python} server.py"') == ("command", "{python} server.py")
 
 

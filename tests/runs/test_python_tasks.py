@@ -223,7 +223,7 @@ def test_first_messages_can_be_inspected() -> None:
         ({"dataset": [1]}, r"dataset\[0\]: expected a dict with string keys, got 1"),
         ({"dataset": []}, "dataset: the list has no rows"),
         ({"dataset": [{**ROWS[0], "at": object()}]}, r"dataset\[0\]: an object cannot be converted to JSON"),
-        ({"dataset": [{**ROWS[0], "in": _SELF}]}, r"dataset\[0\]: it is nested too deeply, or contains itself"),
+        ({"dataset": [{**ROWS[0], "in": _SELF}]}, r"dataset\[0\]: it is nested too deeply or contains itself"),
         ({"resource": "python_state", "base_resource_config": _SELF}, "Task 'capitals': Circular reference"),
         ({"base_resource_config": {(1, 2): 3}}, "Task 'capitals': keys must be str.*not tuple"),
         ({"dataset": {"id": 1}}, "dataset: expected the path of a file or a list of rows, got a dict"),
@@ -238,7 +238,7 @@ def test_first_messages_can_be_inspected() -> None:
             {"tools": [ToolRegistry("a")], "tools_module_path": "tools.py"},
             "tools and tools_module_path set the same key",
         ),
-        ({"tools": [ToolRegistry("a"), ToolRegistry("b")]}, "a task has one ToolRegistry; got several"),
+        ({"tools": [ToolRegistry("a"), ToolRegistry("b")]}, "a task can have only one ToolRegistry, got more than one"),
         ({"policy": 3}, "policy: expected an AgentPolicy, a name or a dict of keys, got an int"),
         ({"resource": Says}, "resource: expected a name or a subclass of ForkableResource"),
         ({"num_rollouts": 3}, "num_rollouts has no effect: a task with a dataset uses num_rollouts_per_sample"),
@@ -258,7 +258,7 @@ def test_construction_errors_are_raised_in_the_constructor(keys: dict[str, Any],
         ({"overrides": {"reward_function_path": "r.py:f"}}, "reward_function_path has no effect: the task's reward"),
         ({"overrides": {"dataset_path": "r.jsonl"}}, "dataset_path has no effect: the task's dataset"),
         ({"overrides": {"policy.type": "random"}}, r"policy\.type has no effect: the task's policy"),
-        ({"base_url": "http://127.0.0.1:1/v1"}, "base_url is for models, but this run has none"),
+        ({"base_url": "http://127.0.0.1:1/v1"}, "base_url applies only to models, but this run has none"),
     ],
 )
 def test_option_errors_are_raised_before_writing(tmp_path: Path, options: dict[str, Any], told: str) -> None:
@@ -268,7 +268,7 @@ def test_option_errors_are_raised_before_writing(tmp_path: Path, options: dict[s
 
 
 def test_missing_policy_is_reported_in_python_terms() -> None:
-    with pytest.raises(ConfigError, match=r"Task 'capitals': no policy\. Give policy=MyPolicy to Task"):
+    with pytest.raises(ConfigError, match=r"Task 'capitals': no policy is set; pass policy=MyPolicy to Task"):
         capitals(policy=None).run()
 
 

@@ -150,10 +150,10 @@ def test_samples_are_selected_by_id_range_and_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("x = 1\n", "must define one ToolRegistry; found none"),
+        ("x = 1\n", "must define exactly one ToolRegistry; found none"),
         (
             "from reward_kit import ToolRegistry\na, b = ToolRegistry('a'), ToolRegistry('b')\n",
-            "must define one ToolRegistry; found a, b",
+            "must define exactly one ToolRegistry; found a, b",
         ),
         ("raise RuntimeError('at import')\n", "at import"),
     ],
@@ -320,7 +320,7 @@ def test_column_in_single_braces_is_noted(tmp_path: Path) -> None:
     prompt = '{order} {{order}} {{ order }} {other} {\\"order\\": 1}'
     (tmp_path / "t.yaml").write_text(f'name: t\ndataset_path: rows.jsonl\ninitial_user_prompt: "{prompt}"\n')
     assert load_task(tmp_path / "t.yaml").notes == (
-        "the prompt has {order} in single braces, which is not a template; write {{ order }}",
+        "the prompt contains {order} in single braces, which is not a template; write {{ order }}",
     )
 
 

@@ -174,8 +174,8 @@ class TestEpisodesOfARun:
     @pytest.mark.parametrize(
         ("state", "expected"),
         [
-            ({"kind": "json"}, "episode a-0: final_state must have a kind, and a sha256 or a payload of bytes"),
-            ({"kind": "json", "payload": "{}"}, "final_state must have a kind, and a sha256 or a payload of bytes"),
+            ({"kind": "json"}, "episode a-0: final_state must have a kind and either a sha256 or a payload"),
+            ({"kind": "json", "payload": "{}"}, "final_state must have a kind and either a sha256 or a payload"),
             ({"kind": "json", "payload": {"__type__": "bytes", "value": "e"}}, r"episodes.jsonl:1: it cannot be read"),
         ],
     )
@@ -189,7 +189,7 @@ class TestEpisodesOfARun:
         path = self.store(tmp_path, "a-0") / "episodes.jsonl"
         record = json.loads(path.read_text())
         path.write_text(json.dumps({**record, "schema_version": 99}) + "\n")
-        with pytest.raises(EpisodeError, match="episode record of version 99"):
+        with pytest.raises(EpisodeError, match="the episode record has version 99"):
             read_transcripts(path)
 
     def test_latest_attempt_counts_and_episodes_cut_off_by_a_limit_do_not(self, tmp_path: Path) -> None:

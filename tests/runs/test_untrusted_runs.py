@@ -62,7 +62,7 @@ def test_final_state_name_cannot_leave_the_folder(received: Path, tmp_path: Path
     stored = {key: value.replace("{outside}", str(outside)) for key, value in stored.items()}
     with_state(received, **stored)
     (line,) = read_episodes(received)
-    with pytest.raises(StoreError, match=r"episode a: expected a final state named by its SHA-256"):
+    with pytest.raises(StoreError, match=r"episode a: a final state must be named by its SHA-256"):
         load_episode(received, line)
 
 
@@ -76,7 +76,7 @@ def test_scoring_a_run_again_copies_no_state_to_or_from_elsewhere(received: Path
     (tmp_path / "reward.py").write_text(REWARD)
     done = project.call("score", "runs/run", "--reward", "reward.py:one", "--log-dir", "other/deep/runs")
     assert not (tmp_path / "other" / "deep" / "private.json").exists()
-    assert done.returncode == 3 and "expected a final state named by its SHA-256" in done.stderr
+    assert done.returncode == 3 and "a final state must be named by its SHA-256" in done.stderr
 
 
 def test_link_instead_of_a_state_is_not_followed(received: Path, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_links_out_of_the_folder_are_neither_read_nor_written(
     replaced_by_link(received, name, Path(os.path.relpath(target, received)) if is_relative else target)
     before = contents(outside)
     for use in (RunHeader.read, lambda run: RunFolder(run).__enter__(), lambda run: _trained(run).__enter__()):
-        with pytest.raises(StoreError, match=f"{name} is a symbolic link out of the run's directory"):
+        with pytest.raises(StoreError, match=f"{name} is a symbolic link to a target outside the run's directory"):
             use(received)
     assert contents(outside) == before and (outside / "deadbeef").is_dir()
 
@@ -153,7 +153,7 @@ def test_commands_reject_a_run_whose_episodes_are_a_link(
     before = lines.read_bytes()
     project = Project(tmp_path)
     done = project.call(*(part.replace("RUN", "runs/run") for part in arguments))
-    assert done.returncode in (1, 2, 3) and "link out of the run's directory" in done.stderr + done.stdout
+    assert done.returncode in (1, 2, 3) and "link to a target outside the run's directory" in done.stderr + done.stdout
     assert lines.read_bytes() == before
     assert {path.name for path in received.iterdir()} <= {"run.json", "episodes.jsonl", *ENTRIES, "states"}
 

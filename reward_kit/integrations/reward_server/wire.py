@@ -315,7 +315,7 @@ def _invalid(message: str) -> RefusedError:
 
 
 def _read_json(body: bytearray) -> Any:
-    """Parse strict JSON. Duplicate keys and lone surrogates are rejected."""
+    """Parse strict JSON, rejecting duplicate keys and lone surrogates."""
     text = ""
     try:
         text = body.decode("utf-8")

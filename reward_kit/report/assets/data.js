@@ -80,7 +80,7 @@
       const { stored } = await once(asked, part.chunk, async () => storedIn(await textOf(part.chunk)));
       const own = stored.slice(part.at, part.at + part.ids.length);
       if (own.length < part.ids.length)
-        throw new Error("The folder beside this page belongs to another version of it: reload the page.");
+        throw new Error("The folder beside this page belongs to a different version of the page. Reload the page.");
       return RK.groupOf(part.id, part.size, part.first, part.ids, own);
     });
 

@@ -28,6 +28,7 @@ from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.rl.learner.config import PPOConfig, schema_bounds
 from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.reward_manager import NormalizationType
+from reward_kit.rl.training.branching import BranchChoice
 from reward_kit.task_parts import BY_NAME, CreditModel, PolicyModel
 
 _STRICT = ConfigDict(extra="forbid")
@@ -91,6 +92,25 @@ Metric = Annotated[
 ]
 
 
+class BranchingModel(BaseModel):
+    """Additional groups, which continue the episodes of an update from one of their steps.
+
+    The episodes of such a group begin with the same recorded steps, which are not trained on again. Their advantages
+    compare only what was done differently from there.
+    """
+
+    model_config = _STRICT
+
+    groups: int = Field(ge=1, description="number of additional groups per update")
+    where: BranchChoice = Field(
+        default="uniform",
+        description=(
+            "the steps to continue from: `uniform` draws any step; `first_visits` draws among the first visits of "
+            "states within their group; `uncertainty` prefers actions with a low probability per token"
+        ),
+    )
+
+
 class RolloutModel(BaseModel):
     """The episodes that are collected for one update."""
 
@@ -107,6 +127,9 @@ class RolloutModel(BaseModel):
     )
     max_concurrency: int | None = Field(
         default=None, ge=1, description="maximum number of concurrent episodes; default: all episodes of a batch"
+    )
+    branching: BranchingModel | None = Field(
+        default=None, description="additional groups that continue episodes of the update; requires pipeline: sync"
     )
 
 

@@ -20,6 +20,7 @@ from reward_kit.loading import user_module_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.optimizer import add_adapters, check_critic, parameter_groups
+from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
@@ -242,6 +243,10 @@ def _check(
         refusals["rollout", "samples_per_minibatch"] = f"pipeline {config.pipeline.value} trains on whole batches"
     elif (rollout.samples_per_minibatch or 0) > rollout.samples_per_update:
         refusals["rollout", "samples_per_minibatch"] = f"a batch has {rollout.samples_per_update} samples"
+    if rollout.branching is not None and (
+        config.pipeline is not Schedule.SYNC or config.dynamic_sampling is not None or config.engine.type == "ray"
+    ):
+        refusals["rollout", "branching"] = "requires pipeline: sync and engine: local, without dynamic_sampling"
     if config.evaluation is None:
         if config.early_stop is not None and config.early_stop.metric.startswith(HELD_OUT):
             refusals["early_stop", "metric"] = "needs an evaluation section"

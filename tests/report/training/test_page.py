@@ -76,7 +76,7 @@ def test_page_begins_with_warnings(tmp_path: Path) -> None:
     text = page_of(make_training(tmp_path, lines, status="interrupted")).text
     assert "Training ended before the last update. Resume with: reward-kit train --resume" in text
     assert "First non-finite values: learner/loss (update 2)." in text
-    assert "Resumed 1 times, at update 3" in text and "No samples are held out" in text
+    assert "Training was resumed 1 times, at update 3" in text and "No samples are held out" in text
 
 
 def test_page_of_a_killed_training_run_shows_the_status_and_the_command_that_resumes_it(tmp_path: Path) -> None:

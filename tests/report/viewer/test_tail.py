@@ -104,7 +104,7 @@ def test_damaged_line_is_named_on_every_read_until_fixed(tmp_path: Path) -> None
     assert names(reader) == ["a"]
     add(path, line("b") + b'{"no": 1}\n')
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"x.jsonl:3: expected an object with a text rollout_id"):
+        with pytest.raises(StoreError, match=r"x.jsonl:3: expected an object with a string rollout_id"):
             reader.news()
     path.write_bytes(line("a") + line("b") + line("c"))
     assert names(reader) == ["b", "c"]

@@ -133,7 +133,7 @@ async def test_failed_redaction_hook_keeps_no_episodes(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, task=task, updates=1, evaluation=None, logs={"episodes_every": 1})
     (tmp_path / "privacy.py").write_text("def blot(text):\n    raise KeyError('names')\n")
     with pytest.raises(
-        StoreError, match=r"the task's redact function.*nothing was written, since it could not be redacted"
+        StoreError, match=r"the task's redact function.*nothing was written, because the redaction failed"
     ):
         await trained(path, tmp_path / "run")
     assert not list((tmp_path / "run" / "episodes").iterdir())

@@ -81,7 +81,7 @@ class TestPolicies:
         assert labels(both, make_run(tmp_path / "other", ONE), policies=("ape",)) == ["ape", "p"]
 
     def test_several_policies_without_a_choice_are_rejected(self, both: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="both has several policies: ape, zebra; choose one with --policy"):
+        with pytest.raises(ConfigError, match="both has multiple policies: ape, zebra; choose one with --policy"):
             read_sides([both, make_run(tmp_path / "other", ONE)])
 
     def test_misspelled_policy_suggests_the_nearest(self, both: Path) -> None:
