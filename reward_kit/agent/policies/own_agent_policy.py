@@ -303,7 +303,7 @@ class _AgentSession(AgentPolicy):
         return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
-        """Call a tool of the environment. Raise an `EpisodeError` if the agent may not use the environment anymore."""
+        """Call a tool of the environment. Raise an `EpisodeError` after the agent has lost access to it."""
         if isinstance(arguments, str):
             try:
                 read = parse_json(arguments) if arguments.strip() else {}

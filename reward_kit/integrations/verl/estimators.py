@@ -42,11 +42,11 @@ def row_credit(
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and returns for the tokens of rows. All tokens of an action have the same advantage.
 
-    A trajectory consists of all rows with the same `traj_uid`. If there is no such column, each row is a trajectory.
+    A trajectory consists of all rows with the same `traj_uid`. If this column is missing, each row is a trajectory.
     Trajectories with the same `uid` form a group. The steps of a trajectory are the actions in its rows.
 
     The score of a trajectory is the sum of the `token_level_rewards` of the row that ends it according to
-    `ends_episode`. If there is no such column, the sum is taken over all its rows. If every row of a trajectory
+    `ends_episode`. If this column is missing, the sum is taken over all its rows. If every row of a trajectory
     contains the whole score (`rows="each"`, as in verl-agent), the score is the mean of the row sums instead. If verl
     has applied a KL penalty, the score includes the penalty. If the score equals `episode_rewards` in float32, the
     exact value is used.

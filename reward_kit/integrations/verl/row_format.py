@@ -83,7 +83,7 @@ class ScoredRows(_RewardColumns):
 class DataProtoFormat:
     """The `batch_format` of a reward agent for batches of verl.
 
-    A rollout consists of all rows with the same `traj_uid`. If there is no such column, each row is a rollout. Rollouts
+    A rollout consists of all rows with the same `traj_uid`. If this column is missing, each row is a rollout. Rollouts
     with the same `uid` form a group and do not have to be adjacent. If there is no `uid`, a group consists of adjacent
     rollouts.
 
