@@ -59,7 +59,7 @@ class StopReason(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """True if the task ended (`terminated`), False if the episode was cut off (`truncated`)."""
+        """True if the task ended (`terminated`), or False if the episode was cut off (`truncated`)."""
         return self in _TERMINAL
 
     @property

@@ -192,7 +192,7 @@ def test_run_without_shared_states_warns_unless_the_estimator_uses_none(tmp_path
     run = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 0.0)])
     assert "warning: only 0.0% of the steps share their state with another" in call(str(run)).stderr
     (warning,) = read_json(run / "summary.json")["credit"]["warnings"]
-    assert "another state_hash" in warning
+    assert "different state_hash" in warning
     assert "warning" not in call(str(run), "--estimator", "rloo").stderr
 
 
