@@ -5,6 +5,7 @@ The pipelines in `rl.training.pipelines` make the same calls in different orders
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,6 +20,7 @@ from reward_kit.agent.branches import Branch, repeated_steps
 from reward_kit.agent.models import StepData
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
+from reward_kit.credit.diagnostics import merged_states_warning
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
@@ -29,6 +31,8 @@ from reward_kit.rl.training.figures import SCORING, WAIT, Meter, UpdateRecorder
 from reward_kit.rl.training.rollouts import Collector, GroupRequest, TrainingWorker
 from reward_kit.rl_processing import CreditAssigner, CreditBatch
 from reward_kit.tokens import TokenBatch, build_rows
+
+logger = logging.getLogger("reward_kit.rl")
 
 
 @runtime_checkable
@@ -103,6 +107,7 @@ class Trainer:
         self.branching, self.continuations = branching, continuations
         self.version, self.collected, self.meter = 0, 0, Meter(worker.task_definition.pass_threshold)
         self.kept: UpdateRecorder | None = None
+        self._has_warned = False
 
     async def train_step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Perform one update.
@@ -223,7 +228,11 @@ class Trainer:
                 for step in steps:
                     if step.step_info.get("is_repeated"):  # a part of the episode that this one continues
                         step.advantage = step.return_to_go = None
-            return credited
+        if credited.credit is not None and not self._has_warned:
+            if warning := merged_states_warning(credited.steps, credited.credit.anchors_S):
+                logger.warning("%s", warning)
+            self._has_warned = warning is not None
+        return credited
 
     def batch(self, episodes: Sequence[SingleAgentEpisode], credited: CreditBatch) -> TokenBatch:
         """Build the rows of tokens and their advantages."""
