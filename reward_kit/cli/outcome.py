@@ -95,7 +95,7 @@ async def interruptible(
                     continue
                 control.finish(INTERRUPTED)
                 most = "" if grace_s is None else f", for at most {grace_s:g} s"
-                say(f"finishing running episodes{most}; press Ctrl-C again to stop immediately")
+                say(f"finishing running episodes{most}; press Ctrl-C again to stop now")
                 if grace_s is not None:
                     tasks.start_soon(stop_later, grace_s)
                 if collected is not None:

@@ -204,7 +204,7 @@ async def _serve(named: Sequence[NamedReward], keys: Keys, made: str, options: S
             async with serving(named, keys, options) as running:
                 _show_addresses(named, running.address, made, options.host)
                 await anext(signals)
-                echo("Answering requests in flight; press Ctrl-C again to stop immediately.", err=True)
+                echo("Answering requests in flight; press Ctrl-C again to stop now.", err=True)
                 tasks.start_soon(stop_at_next)
             tasks.cancel_scope.cancel()
 

@@ -482,7 +482,7 @@ class TestErrorMessages:
             watched.wait_until(lambda: bool(project.runs()) and (project.run_path() / "scores.jsonl").exists())
             time.sleep(0.2)  # the signals are watched from the same moment on
             watched.process.send_signal(signal.SIGINT)
-            watched.wait_until(lambda: "press Ctrl-C again to stop immediately" in watched.said())
+            watched.wait_until(lambda: "press Ctrl-C again to stop now" in watched.said())
             watched.process.send_signal(signal.SIGINT)
             assert watched.process.wait(timeout=30) == 130
         assert "Traceback" not in watched.said()
@@ -494,7 +494,7 @@ class TestErrorMessages:
         with RunProcess(project) as watched:
             watched.wait_until(lambda: bool(project.runs()) and len(list(read_episodes(project.run_path()))) == 6)
             watched.process.send_signal(signal.SIGINT)
-            watched.wait_until(lambda: "press Ctrl-C again to stop immediately" in watched.said())
+            watched.wait_until(lambda: "press Ctrl-C again to stop now" in watched.said())
             (project.folder / "allowed").touch()
             assert watched.process.wait(timeout=30) == 0
         assert status(project.run_path()) == "complete"
