@@ -153,6 +153,8 @@ def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[
     groups = f"{section['groups']}{f', {alone} with fewer than two scored episodes' if alone else ''}"
     table.add_row(Text("episodes", "dim"), Text(episodes))
     table.add_row(Text("groups", "dim"), Text(groups))
+    if section["state_hash"] is not None:
+        table.add_row(Text("state hash", "dim"), Text(_short(section["state_hash"], _LONGEST_ACTION)))
     for name, value in section["diagnostics"].items():
         if name not in ("trajectories", "unscored", "steps", "groups"):
             text = f"{value:.1%}" if name.endswith("_share") else f"{value:.3g}"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from reward_kit.credit.group_filter import DropReason, GroupRefill, filter_groups
     from reward_kit.credit.row_credit import TokenCredit, token_advantages
+    from reward_kit.credit.state_estimators import hgpo_credit
     from reward_kit.credit.state_hashes import STATE_HASHES
     from reward_kit.credit.step_credit import StepCredit, with_credit
 
@@ -43,6 +44,7 @@ __all__ = [
     "gpg_credit",
     "grpo_credit",
     "grpo_passk_credit",
+    "hgpo_credit",
     "opo_credit",
     "reinforce_plus_plus_baseline_credit",
     "reinforce_plus_plus_credit",
@@ -57,6 +59,7 @@ _MODULES = {
     "turn_level_grpo_credit",
     "group_filter": "DropReason GroupRefill filter_groups",
     "row_credit": "TokenCredit token_advantages",
+    "state_estimators": "hgpo_credit",
     "state_hashes": "STATE_HASHES",
     "step_credit": "StepCredit with_credit",
 }

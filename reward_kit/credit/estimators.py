@@ -6,7 +6,7 @@ hyperparameters. It returns a `StepCredit`, which consists of flat arrays with o
 
 GRPO, RLOO, REINFORCE++ with a baseline, OPO, GRPO pass@k and GPG compute one advantage per trajectory by comparing its
 score with the scores of its group. Discounted returns, REINFORCE++, GAE and turn-level GRPO compute one advantage per
-step. GiGPO combines both kinds.
+step. GiGPO combines both kinds. The module `state_estimators` contains further estimators that use states.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from typing import Any, Literal, get_args, get_type_hints
 import numpy as np
 import pydantic
 
-from reward_kit.credit.options import Normalization, check_choice, check_normalization, check_number, check_returns
+from reward_kit.credit.options import (
+    Normalization,
+    check_choice,
+    check_integer,
+    check_normalization,
+    check_number,
+    check_returns,
+)
+from reward_kit.credit.state_estimators import hgpo_credit
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
 from reward_kit.credit.step_arrays import (
     Batch,
@@ -372,9 +380,7 @@ def turn_level_grpo_credit(
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
     returns_S = arrays.returns_S(gamma, default_step_reward)
-    starts_B = np.cumsum(arrays.lengths_B) - arrays.lengths_B
-    turns_S = np.arange(len(returns_S)) - arrays.to_steps(starts_B)
-    groups_S = arrays.to_steps(arrays.groups_B)
+    turns_S, groups_S = arrays.turns_S, arrays.to_steps(arrays.groups_B)
     cells_S = groups_S * (int(turns_S.max(initial=0)) + 1) + turns_S
     is_scored_S = arrays.is_scored_S
     # From each of the N scored values, subtract the mean of the other values in its cell, which is padded with zeros to
@@ -440,10 +446,11 @@ def gigpo_credit(
         gamma: the discount factor in [0, 1].
         state_hash: the hash that determines whether two steps share a state: a name in `STATE_HASHES`, a mapping with
             such a name and its options, a function, or a function reference of the form "file.py:function". If a list
-            of these is passed, two steps share a state only if all hashes are equal. If None, "state_key" is used. A
-            function is called with the conversation before the action as a shared `History` or, if the step has no
-            messages, with its `observation_data`. A function that has a parameter named `step` is called with the
-            `StepData` instead. It can return any hashable value.
+            of these is passed, two steps share a state only if all hashes are equal. If None, "state_and_results" is
+            used for steps that record it, and "state_key" for all others. A function is called with the conversation
+            before the action as a shared `History` or, if the step has no messages, with its `observation_data`. A
+            function that has a parameter named `step` is called with the `StepData` instead. It can return any hashable
+            value.
         default_step_reward: the value used for a base reward that is not set.
         combination: "convex" or "additive".
         step_weight: the weight of A_S for "additive"; must be None for "convex".
@@ -465,8 +472,7 @@ def gigpo_credit(
     check_returns(gamma, default_step_reward)
     check_normalization(normalization, normalization_constant, epsilon)
     check_choice("episode_statistics", episode_statistics, get_args(EpisodeStatistics))
-    if not isinstance(min_anchor_group_size, int) or min_anchor_group_size < 1:
-        raise ConfigError(f"min_anchor_group_size must be an integer of at least 1, got {min_anchor_group_size!r}")
+    check_integer("min_anchor_group_size", min_anchor_group_size, 1)
     check_number("invalid_action_penalty", invalid_action_penalty, 0.0)
     check_state_hash(state_hash)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -514,6 +520,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "grpo_passk": grpo_passk_credit,
     "gpg": gpg_credit,
     "turn_level_grpo": turn_level_grpo_credit,
+    "hgpo": hgpo_credit,
 }
 """A mapping from names to estimators.
 

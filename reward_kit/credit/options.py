@@ -30,6 +30,12 @@ def check_number(name: str, number: object, low: float = -math.inf, high: float 
         raise ConfigError(f"{name} must be {limits}, got {number!r}")
 
 
+def check_integer(name: str, number: object, low: int) -> None:
+    """Raise a ConfigError if `number` is not an integer of at least `low`."""
+    if not isinstance(number, int) or isinstance(number, bool) or number < low:
+        raise ConfigError(f"{name} must be an integer of at least {low}, got {number!r}")
+
+
 def check_returns(gamma: float, default_step_reward: float) -> None:
     """Raise a ConfigError unless `gamma` is in [0, 1] and `default_step_reward` is finite."""
     check_number("gamma", gamma, 0.0, 1.0)

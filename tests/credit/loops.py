@@ -171,3 +171,26 @@ def gigpo(given: ScoredBatch, normalization: str = "std", **options: object) -> 
             own = relative(x, among, normalization) if len(among) >= least else 0.0
             rows[-1].append(0.25 * episode(b) + 0.75 * own)
     return rows
+
+
+def hgpo(given: ScoredBatch, history: int = 2, alpha: float = 1.0, normalization: str = "std") -> list[list[float]]:
+    def context(b: int, k: int, level: int) -> list[object] | None:
+        return [item.observation_data for item in given.batch[b][k - level : k + 1]] if k >= level else None
+
+    rows: list[list[float]] = []
+    for b, steps in enumerate(given.batch):
+        rows.append([])
+        for k in range(len(steps)) if given.scores[b] is not None else ():
+            parts = []
+            for level in range(min(history, k) + 1):
+                among = [
+                    x
+                    for c in scored(given, b)
+                    for j, x in enumerate(returns_of(given, c))
+                    if context(c, j, level) == context(b, k, level)
+                ]
+                if len(among) > 1:
+                    parts.append(((level + 1) ** alpha, relative(returns_of(given, b)[k], among, normalization)))
+            total = sum(weight for weight, _ in parts)
+            rows[-1].append(sum(weight * x for weight, x in parts) / total if parts else 0.0)
+    return rows

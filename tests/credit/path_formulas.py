@@ -80,6 +80,28 @@ def returns_by_state(
     return turn_by_turn(group, [next(peers[state]) for state, _ in visits])
 
 
+def returns_by_context(
+    group: Sequence[Path], measure: Callable[[Sequence[float]], list[float]] = unit, history: int = 2
+) -> list[list[float]]:
+    """Average over contexts of 1 to `history` + 1 states, weighted 1, 2, …, the measures of returns that have peers."""
+    parts: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    for level in range(history + 1):
+        visits: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        for i, path in enumerate(group):
+            for k in range(level, len(path.turns)):
+                context = tuple(turn.state for turn in path.turns[k - level : k + 1])
+                visits.setdefault(context, []).append((i, k))
+        for places in visits.values():
+            values = measure([group[i].returns[k] for i, k in places])
+            for place, value in zip(places, values, strict=True):
+                parts.setdefault(place, []).extend([(level + 1, value)] if len(places) > 1 else [])
+    means = {
+        place: sum(weight * value for weight, value in levels) / max(sum(weight for weight, _ in levels), 1)
+        for place, levels in parts.items()
+    }
+    return [[means[i, k] for k in range(len(path.turns))] for i, path in enumerate(group)]
+
+
 def less_the_mean(values: Sequence[float]) -> list[float]:
     return [value - mean_of(values) for value in values]
 

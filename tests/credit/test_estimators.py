@@ -73,7 +73,12 @@ BY_BOTH = [
         {"by_step": True, "normalization": "leave_one_out"},
     ),
 ]
-EVERY = [*BY_SCORE, *BY_STEP, *BY_BOTH]
+BY_STATE = [
+    Setting("hgpo", {"history_length": 0}, {"history": 0}),
+    Setting("hgpo", {"history_length": 1, "alpha": 2.0}, {"history": 1, "alpha": 2.0}),
+    *(measured("hgpo", normalization) for normalization in ("std", "mean", "constant", "leave_one_out")),
+]
+EVERY = [*BY_SCORE, *BY_STEP, *BY_BOTH, *BY_STATE]
 # Their scale is the batch's, so groups see each other.
 BATCH_WIDE = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg")
 # Their zero is the critic's, or none.
@@ -118,7 +123,7 @@ def test_parts_add_up_and_are_float64(rows: ScoredBatch) -> None:
         combined = weights[0] * credit.episode_advantages_S + weights[1] * credit.step_advantages_S
         np.testing.assert_array_equal(combined, credit.advantages_S)
         assert {part.dtype for part in credit[:4]} == {np.dtype(np.float64)}
-        assert (credit.anchors_S >= 0).all() if setting in BY_BOTH else (credit.anchors_S == -1).all()
+        assert (credit.anchors_S >= 0).all() if setting in (*BY_BOTH, *BY_STATE) else (credit.anchors_S == -1).all()
         if setting in BY_SCORE:
             per_trajectory = np.split(credit.advantages_S, np.cumsum([len(row) for row in rows.batch])[:-1])
             assert all(len(set(part.tolist())) == 1 for part in per_trajectory if not np.isnan(part).any())
@@ -266,6 +271,10 @@ BAD_OPTIONS = [
     (Setting("gae"), {"lam": 1.5}),
     (Setting("opo"), {"length": "characters"}),
     (Setting("discounted_returns"), {"baseline": "median"}),
+    (Setting("hgpo"), {"history_length": -1}),
+    (Setting("hgpo"), {"history_length": True}),
+    (Setting("hgpo"), {"alpha": -1.0}),
+    (Setting("hgpo"), {"normalization_constant": 2.0}),
     (Setting("gigpo"), {"episode_statistics": "episode"}),
     (Setting("gigpo"), {"min_anchor_group_size": 0}),
     (Setting("gigpo"), {"min_anchor_group_size": 2.5}),

@@ -20,6 +20,10 @@ exact gradient of the expected score, with gamma = 1 and epsilon = 0, its expect
 | gigpo ω=0 by mean, no state twice | each state's part times the expected (m−1)/m of its m visits | g |
 | gigpo ω=0 by leave_one_out or mean, states come back | at cosine 0.97 | g |
 | gigpo ω=0 by std | at cosine 0.88 | each state's part over its own σ |
+| hgpo by leave_one_out, no state twice | as gigpo ω=0: each state's part times its chance of company | g |
+| hgpo by leave_one_out or mean, states come back | at cosine 0.98 | g |
+| hgpo by mean, no state twice | at cosine 0.96 | g |
+| hgpo by std | at cosine 0.88 | each context's part over its own σ |
 | grpo_passk | 1/n of the gradient of the expected best of n | – |
 
 "At cosine": biased, and so far from the direction of g, at least, on both tasks with n = 2 and 3. Between ω = 0 and 1
@@ -54,6 +58,7 @@ from tests.credit.path_formulas import (
     less_the_mean,
     less_the_others,
     one,
+    returns_by_context,
     returns_by_deviation,
     returns_by_state,
     returns_less_mean,
@@ -204,6 +209,14 @@ FORMULAS: list[tuple[str, dict[str, Any], Formula, float]] = [
     ("gigpo", {"omega": 0.0, "gamma": 1.0, "epsilon": 0.0}, returns_by_state, 0.88),
     ("gigpo", LEAVE_ONE_OUT, partial(returns_by_state, measure=less_the_others), 0.96),
     ("gigpo", {**LEAVE_ONE_OUT, "normalization": "mean"}, partial(returns_by_state, measure=less_the_mean), 0.94),
+    ("hgpo", {"gamma": 1.0, "epsilon": 0.0}, returns_by_context, 0.88),
+    ("hgpo", {"gamma": 1.0, "normalization": "mean"}, partial(returns_by_context, measure=less_the_mean), 0.96),
+    (
+        "hgpo",
+        {"gamma": 1.0, "normalization": "leave_one_out"},
+        partial(returns_by_context, measure=less_the_others),
+        0.96,
+    ),
 ]
 
 
@@ -246,6 +259,7 @@ LIMITS: list[tuple[str, dict[str, Any], Callable[[Sequence[Path]], float]]] = [
     ("discounted_returns", {"gamma": 1.0, "baseline": "mean"}, one),
     ("gigpo", STEP_STD, deviation_of_scores_by_length),
     ("gigpo", {"omega": 0.5, "gamma": 1.0, "normalization": "mean"}, one),
+    ("hgpo", {"gamma": 1.0, "normalization": "mean"}, one),
 ]
 
 
@@ -279,8 +293,13 @@ def by_state(task: TabularTask, factors: dict[str, float]) -> Floats:
 
 
 @group_sizes
-def test_leave_one_out_anchors_weight_states_by_the_chance_of_peers(size: int) -> None:
-    found = expected_gradient(UNROLLED, gigpo(omega=0.0, normalization="leave_one_out"), size)
+@pytest.mark.parametrize(("name", "options"), [("gigpo", {"omega": 0.0}), ("hgpo", {}), ("hgpo", {"alpha": 3.0})])
+def test_leave_one_out_anchors_weight_states_by_the_chance_of_peers(
+    size: int, name: str, options: dict[str, Any]
+) -> None:
+    """The levels of hgpo do not change the expectation: whether they have peers does not depend on the action."""
+    estimate = partial(ESTIMATORS[name], gamma=1.0, normalization="leave_one_out", **options)
+    found = expected_gradient(UNROLLED, estimate, size)
     company = {state: 1.0 - (1.0 - chance) ** (size - 1) for state, chance in visits(UNROLLED).items()}
     assert error_of(found, by_state(UNROLLED, company)) < EXACT
 

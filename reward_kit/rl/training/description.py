@@ -24,6 +24,7 @@ _CREDIT: Mapping[str, str] = {
     "reinforce_plus_plus": "A = (G - mean) / std over all steps of the batch",
     "discounted_returns": "A = G, minus the mean of the group with baseline: mean",
     "turn_level_grpo": "A = G_k - mean G_k of the other episodes of the group at the same turn",
+    "hgpo": "A = Σ w_i A_i, A_i = (G_k - mean) / std over the group's steps whose last i + 1 states are equal",
     "gae": "A = Σ (gamma lam)^i δ_i,  δ = r + gamma V' - V",
 }
 _OVER_THE_BATCH: Mapping[str, str] = {
