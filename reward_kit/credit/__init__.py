@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from reward_kit.credit.group_filter import DropReason, GroupRefill, filter_groups
     from reward_kit.credit.row_credit import TokenCredit, token_advantages
-    from reward_kit.credit.state_estimators import hgpo_credit
+    from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, hgpo_credit
     from reward_kit.credit.state_hashes import STATE_HASHES
     from reward_kit.credit.step_credit import StepCredit, with_credit
 
@@ -39,7 +39,9 @@ __all__ = [
     "TokenCredit",
     "discounted_returns_credit",
     "filter_groups",
+    "g2po_credit",
     "gae_credit",
+    "gagpo_credit",
     "gigpo_credit",
     "gpg_credit",
     "grpo_credit",
@@ -59,7 +61,7 @@ _MODULES = {
     "turn_level_grpo_credit",
     "group_filter": "DropReason GroupRefill filter_groups",
     "row_credit": "TokenCredit token_advantages",
-    "state_estimators": "hgpo_credit",
+    "state_estimators": "g2po_credit gagpo_credit hgpo_credit",
     "state_hashes": "STATE_HASHES",
     "step_credit": "StepCredit with_credit",
 }

@@ -21,6 +21,7 @@ import numpy as np
 import pydantic
 
 from reward_kit.credit.options import (
+    EpisodeStatistics,
     Normalization,
     check_choice,
     check_integer,
@@ -28,13 +29,14 @@ from reward_kit.credit.options import (
     check_number,
     check_returns,
 )
-from reward_kit.credit.state_estimators import hgpo_credit
+from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, hgpo_credit
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
 from reward_kit.credit.step_arrays import (
     Batch,
     StepArrays,
     discounted,
     first_positions,
+    following,
     overflow_allowed,
     relative,
     renumber_groups,
@@ -45,7 +47,6 @@ from reward_kit.validation import describe_problem
 
 Length = Literal["recorded", "tokens", "steps"]
 Combination = Literal["convex", "additive"]
-EpisodeStatistics = Literal["trajectory", "step"]
 Estimator = Callable[..., StepCredit]
 
 
@@ -334,8 +335,7 @@ def gae_credit(
         )
     has_steps_B = arrays.lengths_B > 0
     lasts_B = np.cumsum(arrays.lengths_B)[has_steps_B] - 1
-    next_values_S = np.append(values_S[1:], 0.0)[: len(values_S)]
-    next_values_S[lasts_B] = 0.0
+    next_values_S = following(values_S, arrays.lengths_B)
     for last in lasts_B[arrays.is_truncated_B[has_steps_B]].tolist():
         value = arrays.steps[last].step_info.get("bootstrap_value")
         is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
@@ -520,6 +520,8 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "gpg": gpg_credit,
     "turn_level_grpo": turn_level_grpo_credit,
     "hgpo": hgpo_credit,
+    "gagpo": gagpo_credit,
+    "g2po": g2po_credit,
 }
 """A mapping from names to estimators.
 
