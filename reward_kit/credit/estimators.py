@@ -446,10 +446,11 @@ def gigpo_credit(
         gamma: the discount factor in [0, 1].
         state_hash: the hash that determines whether two steps share a state: a name in `STATE_HASHES`, a mapping with
             such a name and its options, a function, or a function reference of the form "file.py:function". If a list
-            of these is passed, two steps share a state only if all hashes are equal. If None, "state_key" is used. A
-            function is called with the conversation before the action as a shared `History` or, if the step has no
-            messages, with its `observation_data`. A function that has a parameter named `step` is called with the
-            `StepData` instead. It can return any hashable value.
+            of these is passed, two steps share a state only if all hashes are equal. If None, "state_and_results" is
+            used for steps that record it, and "state_key" for all others. A function is called with the conversation
+            before the action as a shared `History` or, if the step has no messages, with its `observation_data`. A
+            function that has a parameter named `step` is called with the `StepData` instead. It can return any hashable
+            value.
         default_step_reward: the value used for a base reward that is not set.
         combination: "convex" or "additive".
         step_weight: the weight of A_S for "additive"; must be None for "convex".

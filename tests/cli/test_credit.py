@@ -61,7 +61,9 @@ def test_credit_covers_every_step_and_shows_the_extremes(tmp_path: Path) -> None
     best = next(line for line in done.stdout.splitlines() if "a.0" in line)
     assert best.split() == ["+0.707", "+0.707", "+0.707", "+0.950", "1", "a", "0", "s0", "a.0"]
     assert "Written to" in done.stderr
-    assert '"estimator":"gigpo"' in (run / "report.html").read_text(encoding="utf-8"), "its page says so too"
+    assert re.search(r"state hash +state_key\s", done.stdout)
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert '"estimator":"gigpo"' in page and '"state_hash":"state_key"' in page
     assert [row["A"] is None for row in read_credit(run)] == [False] * 4 + [True]
     assert estimates(run)[0] == "gigpo"
 

@@ -243,10 +243,16 @@ def _check(
         refusals["rollout", "samples_per_minibatch"] = f"pipeline {config.pipeline.value} trains on whole batches"
     elif (rollout.samples_per_minibatch or 0) > rollout.samples_per_update:
         refusals["rollout", "samples_per_minibatch"] = f"a batch has {rollout.samples_per_update} samples"
-    if rollout.branching is not None and (
-        config.pipeline is not Schedule.SYNC or config.dynamic_sampling is not None or config.engine.type == "ray"
-    ):
-        refusals["rollout", "branching"] = "requires pipeline: sync and engine: local, without dynamic_sampling"
+    for key in ("branching", "continuations"):
+        if getattr(rollout, key) is not None and (
+            config.pipeline is not Schedule.SYNC or config.dynamic_sampling is not None or config.engine.type == "ray"
+        ):
+            refusals["rollout", key] = "requires pipeline: sync and engine: local, without dynamic_sampling"
+    if rollout.branching is not None and rollout.continuations is not None:
+        refusals["rollout", "branching"] = "cannot be combined with continuations"
+    if (rollout.continuations is None) == (credit.estimator == "vine"):
+        why = "is required by the estimator vine" if rollout.continuations is None else "is used only by vine"
+        refusals["rollout", "continuations"] = why
     if config.evaluation is None:
         if config.early_stop is not None and config.early_stop.metric.startswith(HELD_OUT):
             refusals["early_stop", "metric"] = "needs an evaluation section"
