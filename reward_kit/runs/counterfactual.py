@@ -229,7 +229,7 @@ class CounterfactualWorker:
 
     async def _score(self, step: int, episodes: Sequence[SingleAgentEpisode]) -> list[Continuation]:
         for episode in episodes:
-            check_started(episode, step)
+            check_started(episode)
         requests = [ScoringRequest.from_episode(episode, self._worker.task_definition) for episode in episodes]
         scored = await self._rewards.score_all(requests, len(requests))
         return [
