@@ -37,7 +37,6 @@ from reward_kit.errors import ConfigError, RewardKitError, StoreError
 from reward_kit.providers.session import ProviderSession
 from reward_kit.report.run_page import write_page
 from reward_kit.runs.counterfactual import (
-    FILE,
     Counterfactual,
     CounterfactualWorker,
     MeasuredEpisode,
@@ -45,6 +44,7 @@ from reward_kit.runs.counterfactual import (
     open_measuring,
     write_result,
 )
+from reward_kit.runs.counterfactual_file import FILE
 from reward_kit.runs.plan import NamedPolicy, RunArgs, RunPlan, plan_run
 from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
 from reward_kit.runs.step_search import Change, StepValue
