@@ -87,7 +87,7 @@ class RunFacts:
     unfinished: int  # the number of episodes cut off by a limit of the run, which are not results
     labels: Mapping[str, EpisodeLabels] = field(default_factory=dict)  # keyed by rollout id
     spent: float = 0.0  # the known cost of all attempts and their judges, in US dollars
-    curves: RunCurves = RunCurves({})
+    curves: RunCurves = field(default_factory=lambda: RunCurves({}))
 
     @property
     def repeated_cost(self) -> float:

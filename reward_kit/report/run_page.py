@@ -194,10 +194,8 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary], status: str) -> li
         notes.append(f"The success probabilities cannot be read: {escape_text(run.curves.problem, 400)}")
     measured = sum(map(len, run.curves.curves.values()))
     if foreign := measured - sum(len(curves_of(facts, run.curves)) for facts in run.episodes):
-        notes.append(
-            f"{foreign:,} of {measured:,} lines of {COUNTERFACTUALS} are not shown: they belong to a different run, or to "
-            "an earlier attempt or score of the episode."
-        )
+        lines = f"{foreign:,} of {measured:,} lines of {COUNTERFACTUALS} are not shown"
+        notes.append(f"{lines}: they belong to a different run, or to an earlier attempt or score of the episode.")
     for summary in summaries:
         if unscored := summary.episodes - summary.scored:
             policy = escape_text(summary.policy, NAME_LENGTH)

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from reward_kit.errors import StoreError, boundary
 from reward_kit.runs.run_folder import read_lines
@@ -18,7 +18,7 @@ FILE = "counterfactual.jsonl"
 SCHEMA_VERSION = 1
 _Count = Annotated[int, Field(ge=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
-_Text = Annotated[str, Field(max_length=10_000)]
+_Text = Annotated[str, AfterValidator(lambda text: text[:1_000])]  # a maximum length would reject lone surrogates
 
 
 class _Fields(BaseModel):

@@ -31,7 +31,7 @@
         const until = change.next === t + 1 ? "" : ` by step ${change.next}`;
         const by = differs(episode) ? ` (${name(curve)})` : "";
         const text = `success ${share(change.before)} → ${share(change.after)}${until}${by}`;
-        return el("span", { class: isLoss(change) ? "tag bad" : "tag gained" }, text);
+        return el("span", { class: `stranger tag ${isLoss(change) ? "bad" : "gained"}` }, text);
       });
 
   class Curves {
@@ -39,6 +39,9 @@
       Object.assign(this, { episode, open });
       this.count = episode.steps.length;
       this.width = Math.max(280, Math.min(WIDEST, (space || WIDEST) - 20));
+      const [of, apart] = [episode.curves.length, this.x(1) - this.x(0)];
+      this.gap = Math.min(10, Math.max(4, apart / of)); // between curves, so that their intervals do not overlap
+      this.wide = of > 1 ? this.gap : Math.min(28, Math.max(8, apart)); // of the area that responds to the pointer
       this.top = TOP + LINE * Math.max(1, episode.curves.filter((curve) => curve.changes.length).length);
       this.base = this.top + HEIGHT;
       const hint = "Hover over a value to see its figures, and click it to go to the step.";
@@ -63,9 +66,8 @@
       return this.base - HEIGHT * value;
     }
 
-    // Curves of several policies are next to each other, so that their intervals do not overlap.
     at(place, step) {
-      return this.x(step) + (place - (this.episode.curves.length - 1) / 2) * 5;
+      return this.x(step) + (place - (this.episode.curves.length - 1) / 2) * this.gap;
     }
 
     legend() {
@@ -137,7 +139,6 @@
       const { step, low, high } = value;
       const [x, y] = [this.at(place, step), this.y(value.passed / value.scored)];
       const text = told(this.episode, curve, value);
-      const wide = Math.min(28, Math.max(8, (this.x(1) - this.x(0)) / this.episode.curves.length));
       const look = () => this.readout.replaceChildren(text, ". Action: ", action(this.episode.steps[step]?.action ?? ""));
       const onclick = (event) => {
         event.preventDefault();
@@ -147,7 +148,7 @@
       return svg(
         "a",
         { ...attributes, onclick, onfocus: look, onmouseenter: look },
-        svg("rect", { class: "hit", x: x - wide / 2, y: this.top, width: wide, height: HEIGHT }),
+        svg("rect", { class: "hit", x: x - this.wide / 2, y: this.top, width: this.wide, height: HEIGHT }),
         this.line(place, `M${x},${this.y(low)}V${this.y(high)}M${x - 3},${this.y(low)}h6M${x - 3},${this.y(high)}h6`, "range"),
         this.shape(place, x, y),
       );
@@ -155,10 +156,12 @@
 
     // The steps that changed the success probability, in words.
     changesOf(curve) {
-      const by = differs(this.episode) ? `${name(curve)}: ` : "";
-      const stopped = curve.stopped === null ? null : el("p", { class: "faint stranger" }, `${by}The search stopped early: ${RK.shown(curve.stopped, LONGEST)}`);
-      if (!curve.changes.length) return [el("p", null, `${by}No step changed the success probability significantly.`), stopped];
-      return [curve.changes.map((change) => this.changed(by, change)), stopped];
+      const by = () => (differs(this.episode) ? [el("span", { class: "stranger" }, name(curve)), ": "] : null);
+      const found = curve.changes.map((change) => this.changed(by(), change));
+      return [
+        found.length ? found : el("p", null, by(), "No step changed the success probability significantly."),
+        curve.stopped === null ? null : el("p", { class: "faint stranger" }, by(), `The search stopped early: ${RK.shown(curve.stopped, LONGEST)}`),
+      ];
     }
 
     changed(by, change) {
@@ -169,7 +172,7 @@
       return el(
         "div",
         { class: isLoss(change) ? "change-told down" : "change-told" },
-        el("strong", null, `${by}Success probability ${isLoss(change) ? "lost" : "gained"} `, where, `: ${share(before)} → ${share(after)}`),
+        el("strong", null, by, `Success probability ${isLoss(change) ? "lost" : "gained"} `, where, `: ${share(before)} → ${share(after)}`),
         change.action === null ? null : el("div", null, "action: ", action(change.action)),
         isLoss(change) && instead.length
           ? [
