@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from reward_kit.credit.group_filter import DropReason, GroupRefill, filter_groups
     from reward_kit.credit.row_credit import TokenCredit, token_advantages
     from reward_kit.credit.state_hashes import STATE_HASHES
+    from reward_kit.credit.step_arrays import StepArrays, discounted, relative
     from reward_kit.credit.step_credit import StepCredit, with_credit
 
 __all__ = [
@@ -34,8 +35,10 @@ __all__ = [
     "STATE_HASHES",
     "DropReason",
     "GroupRefill",
+    "StepArrays",
     "StepCredit",
     "TokenCredit",
+    "discounted",
     "discounted_returns_credit",
     "filter_groups",
     "gae_credit",
@@ -46,6 +49,7 @@ __all__ = [
     "opo_credit",
     "reinforce_plus_plus_baseline_credit",
     "reinforce_plus_plus_credit",
+    "relative",
     "rloo_credit",
     "token_advantages",
     "turn_level_grpo_credit",
@@ -58,6 +62,7 @@ _MODULES = {
     "group_filter": "DropReason GroupRefill filter_groups",
     "row_credit": "TokenCredit token_advantages",
     "state_hashes": "STATE_HASHES",
+    "step_arrays": "StepArrays discounted relative",
     "step_credit": "StepCredit with_credit",
 }
 __getattr__, __dir__ = lazy_modules(__name__, _MODULES)
