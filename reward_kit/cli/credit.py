@@ -111,7 +111,7 @@ def command(
 
 
 def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]) -> CreditModel:
-    """Return the credit settings of the task with the overrides of the command line.
+    """Return the task's credit settings after applying the overrides from the command line.
 
     If `--estimator` selects a different estimator, the estimator options of the task are dropped.
     """
@@ -149,7 +149,7 @@ def _trusted(run: Path, header: RunHeader, settings: CreditModel, typed: Sequenc
 
 
 def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[Mapping[str, Any]]) -> None:
-    # A file or a pipe is as wide as the table needs; a terminal has a fixed width.
+    # A terminal has a fixed width. For a file or a pipe, the width is whatever the table needs.
     console = SafeConsole(width=None if SafeConsole().is_terminal else 160)
     console.print(Text(headline(credit.section), "bold"))
     table = Table(box=None, show_header=False)
@@ -159,6 +159,8 @@ def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[
     groups = f"{section['groups']}{f', {alone} with fewer than two scored episodes' if alone else ''}"
     table.add_row(Text("episodes", "dim"), Text(episodes))
     table.add_row(Text("groups", "dim"), Text(groups))
+    if section["state_hash"] is not None:
+        table.add_row(Text("state hash", "dim"), Text(_short(section["state_hash"], _LONGEST_ACTION)))
     for name, value in section["diagnostics"].items():
         if name not in ("trajectories", "unscored", "steps", "groups"):
             text = f"{value:.1%}" if name.endswith("_share") else f"{value:.3g}"
@@ -181,7 +183,7 @@ def _steps_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(name, overflow="fold", no_wrap=name == "step")
     for row in rows:
         values = [row[name] for name in ("A", "A_E", "A_S", "return_to_go")]
-        figures = ["–" if value is None else f"{value + 0.0:+.3f}" for value in values]  # -0.0 is no worse than 0.0
+        figures = ["–" if value is None else f"{value + 0.0:+.3f}" for value in values]  # show -0.0 as 0.0
         peers = "–" if row["peers"] is None else str(row["peers"])
         key, action = str(row["state_key"]), _short(action_text(row["action"]), _LONGEST_ACTION)
         # The start of a digest suffices to distinguish states.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from reward_kit.credit.group_filter import DropReason, GroupRefill, filter_groups
     from reward_kit.credit.row_credit import TokenCredit, token_advantages
+    from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, hgpo_credit
     from reward_kit.credit.state_hashes import STATE_HASHES
     from reward_kit.credit.step_arrays import StepArrays, discounted, relative
     from reward_kit.credit.step_credit import StepCredit, with_credit
@@ -41,11 +42,14 @@ __all__ = [
     "discounted",
     "discounted_returns_credit",
     "filter_groups",
+    "g2po_credit",
     "gae_credit",
+    "gagpo_credit",
     "gigpo_credit",
     "gpg_credit",
     "grpo_credit",
     "grpo_passk_credit",
+    "hgpo_credit",
     "opo_credit",
     "reinforce_plus_plus_baseline_credit",
     "reinforce_plus_plus_credit",
@@ -61,6 +65,7 @@ _MODULES = {
     "turn_level_grpo_credit",
     "group_filter": "DropReason GroupRefill filter_groups",
     "row_credit": "TokenCredit token_advantages",
+    "state_estimators": "g2po_credit gagpo_credit hgpo_credit",
     "state_hashes": "STATE_HASHES",
     "step_arrays": "StepArrays discounted relative",
     "step_credit": "StepCredit with_credit",

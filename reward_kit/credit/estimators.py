@@ -6,7 +6,7 @@ hyperparameters. It returns a `StepCredit`, which consists of flat arrays with o
 
 GRPO, RLOO, REINFORCE++ with a baseline, OPO, GRPO pass@k and GPG compute one advantage per trajectory by comparing its
 score with the scores of its group. Discounted returns, REINFORCE++, GAE and turn-level GRPO compute one advantage per
-step. GiGPO combines both kinds.
+step. GiGPO combines both kinds. The module `state_estimators` contains further estimators that use states.
 """
 
 from __future__ import annotations
@@ -20,14 +20,24 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pydantic
 
-from reward_kit.credit.options import Normalization, check_choice, check_normalization, check_number, check_returns
+from reward_kit.credit.options import (
+    EpisodeStatistics,
+    Normalization,
+    check_choice,
+    check_integer,
+    check_normalization,
+    check_number,
+    check_returns,
+)
 from reward_kit.credit.own_estimators import OwnEstimator
+from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, hgpo_credit
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
 from reward_kit.credit.step_arrays import (
     Batch,
     StepArrays,
     discounted,
     first_positions,
+    following,
     overflow_allowed,
     relative,
     renumber_groups,
@@ -38,7 +48,6 @@ from reward_kit.validation import describe_problem
 
 Length = Literal["recorded", "tokens", "steps"]
 Combination = Literal["convex", "additive"]
-EpisodeStatistics = Literal["trajectory", "step"]
 Estimator = Callable[..., StepCredit]
 
 
@@ -327,8 +336,7 @@ def gae_credit(
         )
     has_steps_B = arrays.lengths_B > 0
     lasts_B = np.cumsum(arrays.lengths_B)[has_steps_B] - 1
-    next_values_S = np.append(values_S[1:], 0.0)[: len(values_S)]
-    next_values_S[lasts_B] = 0.0
+    next_values_S = following(values_S, arrays.lengths_B)
     for last in lasts_B[arrays.is_truncated_B[has_steps_B]].tolist():
         value = arrays.steps[last].step_info.get("bootstrap_value")
         is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
@@ -373,9 +381,7 @@ def turn_level_grpo_credit(
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
     returns_S = arrays.returns_S(gamma, default_step_reward)
-    starts_B = np.cumsum(arrays.lengths_B) - arrays.lengths_B
-    turns_S = np.arange(len(returns_S)) - arrays.to_steps(starts_B)
-    groups_S = arrays.to_steps(arrays.groups_B)
+    turns_S, groups_S = arrays.turns_S, arrays.to_steps(arrays.groups_B)
     cells_S = groups_S * (int(turns_S.max(initial=0)) + 1) + turns_S
     is_scored_S = arrays.is_scored_S
     # From each of the N scored values, subtract the mean of the other values in its cell, which is padded with zeros to
@@ -441,10 +447,11 @@ def gigpo_credit(
         gamma: the discount factor in [0, 1].
         state_hash: the hash that determines whether two steps share a state: a name in `STATE_HASHES`, a mapping with
             such a name and its options, a function, or a function reference of the form "file.py:function". If a list
-            of these is passed, two steps share a state only if all hashes are equal. If None, "state_key" is used. A
-            function is called with the conversation before the action as a shared `History` or, if the step has no
-            messages, with its `observation_data`. A function that has a parameter named `step` is called with the
-            `StepData` instead. It can return any hashable value.
+            of these is passed, two steps share a state only if all hashes are equal. If None, "state_and_results" is
+            used for steps that record it, and "state_key" for all others. A function is called with the conversation
+            before the action as a shared `History` or, if the step has no messages, with its `observation_data`. A
+            function that has a parameter named `step` is called with the `StepData` instead. It can return any hashable
+            value.
         default_step_reward: the value used for a base reward that is not set.
         combination: "convex" or "additive".
         step_weight: the weight of A_S for "additive"; must be None for "convex".
@@ -466,8 +473,7 @@ def gigpo_credit(
     check_returns(gamma, default_step_reward)
     check_normalization(normalization, normalization_constant, epsilon)
     check_choice("episode_statistics", episode_statistics, get_args(EpisodeStatistics))
-    if not isinstance(min_anchor_group_size, int) or min_anchor_group_size < 1:
-        raise ConfigError(f"min_anchor_group_size must be an integer of at least 1, got {min_anchor_group_size!r}")
+    check_integer("min_anchor_group_size", min_anchor_group_size, 1)
     check_number("invalid_action_penalty", invalid_action_penalty, 0.0)
     check_state_hash(state_hash)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -515,6 +521,9 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "grpo_passk": grpo_passk_credit,
     "gpg": gpg_credit,
     "turn_level_grpo": turn_level_grpo_credit,
+    "hgpo": hgpo_credit,
+    "gagpo": gagpo_credit,
+    "g2po": g2po_credit,
 }
 """A mapping from names to estimators.
 

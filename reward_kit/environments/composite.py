@@ -216,6 +216,8 @@ class CompositeResource(ForkableResource):
         for name, part in self.parts.items():
             with _part_errors(name):
                 keys.append(await part.state_key())
+        # Known only now, since an `http` part learns it from the server's answers.
+        self.state_key_covers_results = all(part.state_key_covers_results for part in self.parts.values())
         return hash_key(*keys)
 
     async def final_state(self) -> StateSnapshot | None:

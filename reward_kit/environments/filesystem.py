@@ -438,6 +438,7 @@ class FilesystemResource(ForkableResource):
     fork_kind = "native"
     takes_task_folder = True
     has_cheap_state = True
+    state_key_covers_results = False
     per_sample_keys = frozenset({"files"})
 
     def __init__(self) -> None:

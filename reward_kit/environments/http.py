@@ -246,6 +246,7 @@ class HttpResource(ReplayForkResource):
         if key is None and self._given_key is not None:
             raise answer.error("state_key: missing, but an earlier response had one; send it either always or never")
         self._given_key, self._observation, self._state = key, fields["observation"], fields.get("state")
+        self.state_key_covers_results = key is not None
 
     @property
     def _connection(self) -> JsonClient:

@@ -237,6 +237,7 @@ class McpResource(ReplayForkResource):
     fork_kind = "none"
     deterministic = False
     takes_task_folder = True
+    state_key_covers_results = False
     per_sample_keys = frozenset({"expert_calls"})
 
     def __init__(self) -> None:

@@ -84,6 +84,7 @@ class PythonStateResource(ForkableResource):
 
     fork_kind = "native"
     has_cheap_state = True
+    state_key_covers_results = False
     per_sample_keys = frozenset({"initial_state"})
     registry: ClassVar[ToolRegistry | None] = None
 

@@ -59,6 +59,7 @@ class SqliteResource(ForkableResource):
     fork_kind = "native"
     takes_task_folder = True
     has_cheap_state = True
+    state_key_covers_results = False
     per_sample_keys = frozenset({"seed_sql", "expert_queries", "now"})
 
     def __init__(self) -> None:

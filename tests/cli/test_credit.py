@@ -61,7 +61,9 @@ def test_credit_covers_every_step_and_shows_the_extremes(tmp_path: Path) -> None
     best = next(line for line in done.stdout.splitlines() if "a.0" in line)
     assert best.split() == ["+0.707", "+0.707", "+0.707", "+0.950", "1", "a", "0", "s0", "a.0"]
     assert "Written to" in done.stderr
-    assert '"estimator":"gigpo"' in (run / "report.html").read_text(encoding="utf-8"), "its page says so too"
+    assert re.search(r"state hash +state_key\s", done.stdout)
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert '"estimator":"gigpo"' in page and '"state_hash":"state_key"' in page
     assert [row["A"] is None for row in read_credit(run)] == [False] * 4 + [True]
     assert estimates(run)[0] == "gigpo"
 
@@ -192,7 +194,7 @@ def test_run_without_shared_states_warns_unless_the_estimator_uses_none(tmp_path
     run = make_run(tmp_path, episodes, [score("a", 1.0), score("b", 0.0)])
     assert "warning: only 0.0% of the steps share their state with another" in call(str(run)).stderr
     (warning,) = read_json(run / "summary.json")["credit"]["warnings"]
-    assert "another state_hash" in warning
+    assert "different state_hash" in warning
     assert "warning" not in call(str(run), "--estimator", "rloo").stderr
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -38,12 +38,12 @@ class Branching:
         points: list[BranchPoint] = []
         weights: list[float] = []
         for g, group in enumerate(groups):
-            visited = {episode.get_infos(0).get("state_key") for episode in group if len(episode)}
+            visited = {_state(episode, 0) for episode in group if len(episode)}
             for e, episode in enumerate(group):
                 surprisals = _surprisals(episode) if self.where == "uncertainty" else {}
                 for step in range(1, len(episode)):
                     if self.where == "first_visits":
-                        if (key := episode.get_infos(step).get("state_key")) in visited:
+                        if (key := _state(episode, step)) in visited:
                             continue
                         visited.add(key)
                     points.append(BranchPoint(g, e, step))
@@ -54,6 +54,12 @@ class Branching:
             return []
         drawn = np.random.default_rng(seed).choice(len(points), count, replace=False, p=weight_P / weight_P.sum())
         return [points[index] for index in drawn]
+
+
+def _state(episode: SingleAgentEpisode, step: int) -> Any:
+    """Return the recorded key that the default state hash compares."""
+    info = episode.get_infos(step)
+    return info.get("state_and_results") or info.get("state_key")
 
 
 def _surprisals(episode: SingleAgentEpisode) -> dict[int, float]:

@@ -128,6 +128,12 @@ class RolloutModel(BaseModel):
     max_concurrency: int | None = Field(
         default=None, ge=1, description="maximum number of concurrent episodes; default: all episodes of a batch"
     )
+    continuations: int | None = Field(
+        default=None,
+        ge=1,
+        description="number of continuations that measure the value of the state before each step; required by the "
+        "estimator vine, with pipeline: sync",
+    )
     branching: BranchingModel | None = Field(
         default=None, description="additional groups that continue episodes of the update; requires pipeline: sync"
     )

@@ -24,6 +24,11 @@ _CREDIT: Mapping[str, str] = {
     "reinforce_plus_plus": "A = (G - mean) / std over all steps of the batch",
     "discounted_returns": "A = G, minus the mean of the group with baseline: mean",
     "turn_level_grpo": "A = G_k - mean G_k of the other episodes of the group at the same turn",
+    "hgpo": "A = Σ w_i A_i, A_i = (G_k - mean) / std over the group's steps whose last i + 1 states are equal",
+    "gagpo": "A = (B - mean) / std over the steps of a group, B = Σ (gamma lam)^i δ_i, δ = r + gamma V' - V, "
+    "V = mean G of the group in the state",
+    "g2po": "A = A_E + step_weight A_S, A_S = norm of Q in the state + norm of Q - V in the group, Q = r + V', "
+    "V = gamma mean G of the group in the state",
     "gae": "A = Σ (gamma lam)^i δ_i,  δ = r + gamma V' - V",
 }
 _OVER_THE_BATCH: Mapping[str, str] = {

@@ -265,16 +265,23 @@ def _check(
         refusals["rollout", "samples_per_minibatch"] = f"pipeline {config.pipeline.value} trains on whole batches"
     elif (rollout.samples_per_minibatch or 0) > rollout.samples_per_update:
         refusals["rollout", "samples_per_minibatch"] = f"a batch has {rollout.samples_per_update} samples"
-    if rollout.branching is not None and (
-        config.pipeline is not Schedule.SYNC or config.dynamic_sampling is not None or config.engine.type == "ray"
-    ):
-        refusals["rollout", "branching"] = "requires pipeline: sync and engine: local, without dynamic_sampling"
+    for key in ("branching", "continuations"):
+        if getattr(rollout, key) is not None and (
+            config.pipeline is not Schedule.SYNC or config.dynamic_sampling is not None or config.engine.type == "ray"
+        ):
+            refusals["rollout", key] = "requires pipeline: sync and engine: local, without dynamic_sampling"
+    if rollout.branching is not None and rollout.continuations is not None:
+        refusals["rollout", "branching"] = "cannot be combined with continuations"
+    is_built_in = credit.estimator in ESTIMATORS  # A user's estimator may use anything
+    if is_built_in and (rollout.continuations is None) == (credit.estimator == "vine"):
+        why = "is required by the estimator vine" if rollout.continuations is None else "is used only by vine"
+        refusals["rollout", "continuations"] = why
     if config.evaluation is None:
         if config.early_stop is not None and config.early_stop.metric.startswith(HELD_OUT):
             refusals["early_stop", "metric"] = "needs an evaluation section"
         if (config.checkpoints.best_by or "").startswith(HELD_OUT):
             refusals["checkpoints", "best_by"] = "needs an evaluation section"
-    if credit.estimator in ESTIMATORS.keys() - {*_WITHOUT_GROUPS} and rollout.group_size < 2:
+    if is_built_in and credit.estimator not in _WITHOUT_GROUPS and rollout.group_size < 2:
         refusals["rollout", "group_size"] = f"{credit.estimator} compares the episodes of a group, but group_size is 1"
     if (config.engine.workers or 0) > (episodes := rollout.samples_per_update * rollout.group_size):
         refusals["engine", "workers"] = f"an update has {episodes} episodes"

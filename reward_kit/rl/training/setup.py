@@ -165,6 +165,7 @@ async def open_components(
             max_concurrency=rollout.max_concurrency,
             after_collect=plan.after_collect,
             branching=Branching(branching.groups, branching.where) if (branching := rollout.branching) else None,
+            continuations=rollout.continuations or 0,
         )
         evaluation = None
         if config.evaluation is not None and plan.held_out is not None and workers.held_out is not None:
