@@ -200,14 +200,7 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
         held_out = HeldOut(other, other.samples[: evaluation.limit], evaluation.task is not None)
     _check(located, own, config, task, credit, held_out)
 
-    source = f"{hashlib.sha256(located.source).hexdigest()} {sorted(overrides.items())}"
-    digests = {**task.digests, TRAIN_FILE: hashlib.sha256(source.encode()).hexdigest()}
-    code = {f"hook {name}": reference for name, reference in _hooks(config).items()}
-    files = {name: file for name, reference in code.items() if (file := file_of_code(reference, folder))}
-    for name, file in {**credit_files(own_credit, folder), **files}.items():
-        digests |= {f"{name} {one.name}": hash_path(one) for one in own_modules(file, user_module_name(file))}
-    if held_out is not None:
-        digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
+    digests = _input_digests(located, overrides, config, task, held_out)
     definitions = [one.definition.model_dump(mode="json") for one in (task, held_out and held_out.task) if one]
     with error_context(task.located, "redact"):
         hook = load_hook(task.definition.redact, task.folder)
@@ -215,6 +208,22 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
     of_user = frozenset(overrides) - {*stored}
     after = hooks.get("after_collect")
     return TrainingPlan(located, overrides, config, task, samples, credit, held_out, digests, redaction, after, of_user)
+
+
+def _input_digests(
+    located: LocatedYaml, overrides: Mapping[str, Any], config: TrainModel, task: LoadedTask, held_out: HeldOut | None
+) -> dict[str, str]:
+    """Return the SHA-256 of the train file with its overrides, of its own code, and of the inputs of its tasks."""
+    source = f"{hashlib.sha256(located.source).hexdigest()} {sorted(overrides.items())}"
+    digests = {**task.digests, TRAIN_FILE: hashlib.sha256(source.encode()).hexdigest()}
+    folder = located.path.resolve().parent
+    code = {f"hook {name}": file_of_code(reference, folder) for name, reference in _hooks(config).items()}
+    for name, file in {**credit_files(config.credit, folder), **code}.items():
+        if file is not None:
+            digests |= {f"{name} {one.name}": hash_path(one) for one in own_modules(file, user_module_name(file))}
+    if held_out is not None:
+        digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
+    return digests
 
 
 def _hooks(config: TrainModel) -> dict[str, str]:
