@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         reinforce_plus_plus_credit,
         rloo_credit,
         turn_level_grpo_credit,
+        vine_credit,
     )
     from reward_kit.credit.group_filter import DropReason, GroupRefill, filter_groups
     from reward_kit.credit.row_credit import TokenCredit, token_advantages
@@ -57,12 +58,13 @@ __all__ = [
     "rloo_credit",
     "token_advantages",
     "turn_level_grpo_credit",
+    "vine_credit",
     "with_credit",
 ]
 _MODULES = {
     "estimators": "ESTIMATORS discounted_returns_credit gae_credit gigpo_credit gpg_credit grpo_credit "
     "grpo_passk_credit opo_credit reinforce_plus_plus_baseline_credit reinforce_plus_plus_credit rloo_credit "
-    "turn_level_grpo_credit",
+    "turn_level_grpo_credit vine_credit",
     "group_filter": "DropReason GroupRefill filter_groups",
     "row_credit": "TokenCredit token_advantages",
     "state_estimators": "g2po_credit gagpo_credit hgpo_credit",
