@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from reward_kit.credit.group_filter import DropReason, GroupRefill, filter_groups
     from reward_kit.credit.row_credit import TokenCredit, token_advantages
     from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, hgpo_credit
-    from reward_kit.credit.state_hashes import STATE_HASHES
+    from reward_kit.credit.state_hashes import STATE_HASHES, anchor_numbers
     from reward_kit.credit.step_arrays import StepArrays, discounted, relative
     from reward_kit.credit.step_credit import StepCredit, with_credit
 
@@ -40,6 +40,7 @@ __all__ = [
     "StepArrays",
     "StepCredit",
     "TokenCredit",
+    "anchor_numbers",
     "discounted",
     "discounted_returns_credit",
     "filter_groups",
@@ -68,7 +69,7 @@ _MODULES = {
     "group_filter": "DropReason GroupRefill filter_groups",
     "row_credit": "TokenCredit token_advantages",
     "state_estimators": "g2po_credit gagpo_credit hgpo_credit",
-    "state_hashes": "STATE_HASHES",
+    "state_hashes": "STATE_HASHES anchor_numbers",
     "step_arrays": "StepArrays discounted relative",
     "step_credit": "StepCredit with_credit",
 }

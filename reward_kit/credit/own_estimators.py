@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reward_kit.credit.state_hashes import check_state_hash
+from reward_kit.credit.state_hashes import anchor_numbers, check_state_hash
 from reward_kit.credit.step_arrays import Batch, Floats, StepArrays, check_finite
 from reward_kit.credit.step_credit import StepCredit, step_credit
 from reward_kit.errors import ConfigError, boundary, safe_str, type_name
@@ -78,7 +78,7 @@ class OwnEstimator:
         credit = step_credit(arrays, advantages_S, returns_S)
         if "state_hash" not in options:
             return credit
-        return credit._replace(anchors_S=arrays.anchors_S(options["state_hash"]))
+        return credit._replace(anchors_S=anchor_numbers(arrays, options["state_hash"]))
 
 
 def _read(returned: Any, arrays: StepArrays, what: str) -> Floats:

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from reward_kit.agent.models import History, SeenResults, StepData
-from reward_kit.credit.step_arrays import Batch, Codes
+from reward_kit.credit.step_arrays import Batch, Codes, StepArrays
 from reward_kit.episodes.record import STATE_KEYS
 from reward_kit.errors import ConfigError, boundary, did_you_mean, install_hint, type_name
 from reward_kit.loading import load_function, reject_coroutine
@@ -146,6 +146,14 @@ def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) ->
     firsts: dict[Hashable, int] = {}
     states_S = np.fromiter(map(firsts.setdefault, keys, count()), dtype=np.int64, count=len(keys))
     return groups_S * len(keys) + states_S
+
+
+def anchor_numbers(arrays: StepArrays, state_hash: StateHash = None) -> Codes:
+    """Return (S,) a number for each step; steps of one group that have the same state have equal numbers.
+
+    `state_hash` defines which states are the same, as in `gigpo_credit`.
+    """
+    return anchor_codes([arrays.steps], arrays.to_steps(arrays.groups_B), state_hash)
 
 
 def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:

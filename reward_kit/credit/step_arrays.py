@@ -121,15 +121,6 @@ class StepArrays:
             truncated_B[index] = is_cut and not info.get("terminated")
         return truncated_B
 
-    def anchors_S(self, state_hash: Any = None) -> Codes:
-        """Return (S,) a number for each step; steps of one group that have the same state have equal numbers.
-
-        `state_hash` defines which states are the same, as in `gigpo_credit`.
-        """
-        from reward_kit.credit.state_hashes import anchor_codes
-
-        return anchor_codes([self.steps], self.to_steps(self.groups_B), state_hash)
-
     def to_steps(self, values_B: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return (S,) for each step, the value of its trajectory."""
         return np.repeat(values_B, self.lengths_B)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reward_kit import StepData
-from reward_kit.credit import StepArrays, relative, rloo_credit
+from reward_kit.credit import StepArrays, anchor_numbers, relative, rloo_credit
 from reward_kit.credit.step_credit import with_credit
 from reward_kit.errors import ConfigError, InvalidResultError
 from reward_kit.rl_processing import CreditAssigner, CreditBatch
@@ -78,7 +78,7 @@ def test_options_include_defaults_and_gamma_discounts_the_returns() -> None:
 
 def test_estimator_with_a_state_hash_reports_peers() -> None:
     def sizes(batch: StepArrays, *, state_hash: Any = "observation_text") -> Any:
-        anchors_S = batch.anchors_S(state_hash)
+        anchors_S = anchor_numbers(batch, state_hash)
         return [int(np.sum(anchors_S == anchor)) for anchor in anchors_S]
 
     batch = batch_of([1.0, 0.0, 1.0], [2, 3, 1], ["a", "a", "b"])
