@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from reward_kit.agent.models import StepData
-from reward_kit.credit.estimators import ESTIMATORS, Combination, EpisodeStatistics, gigpo_credit
-from reward_kit.credit.options import Normalization
+from reward_kit.credit.estimators import ESTIMATORS, Combination, gigpo_credit
+from reward_kit.credit.options import EpisodeStatistics, Normalization
 from reward_kit.credit.state_hashes import StateHash
 from reward_kit.credit.step_arrays import Batch
 from reward_kit.credit.step_credit import with_credit

@@ -269,14 +269,13 @@ def _combination_weights(run: Path) -> tuple[float, float] | None:
     """Return the weights of A_E and A_S in A, or None if the run has no credit or the weights are unknown."""
     if (settings := credit_settings(run)) is None:
         return None
-    if settings.estimator != "gigpo":
-        return 1.0, 1.0
     options = settings.options()
-    is_additive = options.get("combination") == "additive"
-    weight = options.get("step_weight" if is_additive else "omega")
+    is_convex = settings.estimator == "gigpo" and options.get("combination") != "additive"
+    default = None if settings.estimator == "gigpo" else 1.0
+    weight = options.get("omega" if is_convex else "step_weight", default)
     if not isinstance(weight, int | float):
         return None
-    return (1.0, weight) if is_additive else (weight, 1.0 - weight)
+    return (weight, 1.0 - weight) if is_convex else (1.0, weight)
 
 
 def _credit_line(line: bytes, location: str) -> dict[str, Any]:

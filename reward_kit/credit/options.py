@@ -11,6 +11,8 @@ import numpy as np
 from reward_kit.errors import ConfigError, did_you_mean
 
 Normalization = Literal["std", "mean", "constant", "leave_one_out"]
+EpisodeStatistics = Literal["trajectory", "step"]
+"""What counts once in the statistics of the scores of a group: each trajectory, or each step."""
 RowsWithScore = Literal["last", "each"]
 """The rows of a trajectory that contain its score: only the last row, or each row."""
 

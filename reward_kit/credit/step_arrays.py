@@ -193,6 +193,13 @@ def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
     return out_S
 
 
+def following(values_S: Floats, lengths_B: Codes) -> Floats:
+    """Return (S,) the value of the next step of the trajectory, and 0 for a last step."""
+    out_S = np.append(values_S[1:], 0.0)[: len(values_S)]
+    out_S[np.cumsum(lengths_B)[lengths_B > 0] - 1] = 0.0
+    return out_S
+
+
 def overflow_allowed() -> np.errstate:
     """Return a context in which sums may overflow, because `check_finite` checks them afterwards."""
     return np.errstate(over="ignore", invalid="ignore")

@@ -128,6 +128,12 @@ class RolloutModel(BaseModel):
     max_concurrency: int | None = Field(
         default=None, ge=1, description="maximum number of concurrent episodes; default: all episodes of a batch"
     )
+    continuations: int | None = Field(
+        default=None,
+        ge=1,
+        description="number of continuations that measure the value of the state before each step; required by the "
+        "estimator vine, with pipeline: sync",
+    )
     branching: BranchingModel | None = Field(
         default=None, description="additional groups that continue episodes of the update; requires pipeline: sync"
     )
@@ -264,6 +270,19 @@ class EvaluationModel(BaseModel):
         return self
 
 
+class HooksModel(BaseModel):
+    """Your own functions, each in the form file.py:function."""
+
+    model_config = _STRICT
+
+    after_collect: str | None = Field(
+        default=None, min_length=1, description="called with the episodes of each group before they are scored"
+    )
+    annotate_step: str | None = Field(
+        default=None, min_length=1, description="called with each step and its episode before credit is computed"
+    )
+
+
 class CheckpointsModel(BaseModel):
     """The checkpoints. A checkpoint is also written at the end and when training is interrupted."""
 
@@ -344,6 +363,7 @@ class TrainModel(BaseModel):
         description="the credit estimator; default: the estimator of the task, or gigpo if the task has none",
     )
     dynamic_sampling: DynamicSamplingModel | None = None
+    hooks: HooksModel | None = None
     ppo: PPO = Field(default_factory=PPOConfig)
     evaluation: EvaluationModel | None = None
     checkpoints: CheckpointsModel = Field(default_factory=CheckpointsModel)

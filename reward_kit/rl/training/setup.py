@@ -163,7 +163,9 @@ async def open_components(
             run_seed=config.seed,
             reward_manager=None if normalization == "none" else manager,
             max_concurrency=rollout.max_concurrency,
+            after_collect=plan.after_collect,
             branching=Branching(branching.groups, branching.where) if (branching := rollout.branching) else None,
+            continuations=rollout.continuations or 0,
         )
         evaluation = None
         if config.evaluation is not None and plan.held_out is not None and workers.held_out is not None:

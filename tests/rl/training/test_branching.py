@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from reward_kit import EvaluateResult, Message, RLRolloutWorker, TaskDefinitionModel, reward_function
@@ -21,7 +22,7 @@ from reward_kit.rl.training.branching import Branching
 from reward_kit.rl.training.plan import load_plan
 from reward_kit.rl_processing import CreditAssigner
 from tests.rl.training.frozen_lake import lake_folder, train
-from tests.tiny_policy import TinyPolicy
+from tests.tiny_policy import TinyPolicy, cell_of
 
 TASK = TaskDefinitionModel(
     name="lake",
@@ -63,6 +64,41 @@ async def test_repeated_steps_are_context_and_only_new_ones_are_trained_on() -> 
     assert rows.batch["loss_mask"].sum() == new < sum(map(len, episodes))
     assert trainer.meter.totals["env_steps"] == new
     assert diagnostics["logprob_gap"] < 1e-5  # the recorded prefix is the context in which the new tokens were sampled
+
+
+def uniform_values() -> list[list[float]]:
+    """Return V[t][cell], the success probability of uniformly random moves on the lake from step t."""
+    values = [[0.0] * 16 for _ in range(13)]
+    for t in reversed(range(12)):
+        for cell in (cell for cell in range(16) if "SFFFFHFHFFFHHFFG"[cell] in "SF"):
+            row, column = divmod(cell, 4)
+            for down, right in ((0, -1), (1, 0), (0, 1), (-1, 0)):
+                after = min(max(row + down, 0), 3) * 4 + min(max(column + right, 0), 3)
+                values[t][cell] += (1.0 if after == 15 else values[t + 1][after]) / 4
+    return values
+
+
+async def test_measured_values_are_those_of_the_policy() -> None:
+    policy, n = TinyPolicy(1), 24  # its moves are uniformly random before the first update
+    learner = PPOLearner(policy.module, PPOConfig(lr=0.01), seed=1)
+    async with AsyncRewardAgent(crossed) as agent:
+        worker = RLRolloutWorker(TASK, policy)
+        trainer = Trainer(worker, agent, CreditAssigner("grpo"), learner, group_size=16, run_seed=3, continuations=n)
+        episodes = await trainer.collect([Sample("lake")])
+        aligned = trainer.align(episodes, await trainer.score(episodes))
+        before = trainer.meter.totals["env_steps"]
+        await trainer.measure([Sample("lake")], episodes, aligned)
+    exact = uniform_values()
+    deviation = variance = 0.0
+    for index, (episode, steps) in enumerate(zip(episodes, aligned.steps, strict=True)):
+        others = [score for other, score in enumerate(aligned.scores) if other != index]
+        assert steps[0].step_info["measured_value"] == np.mean(others)
+        for t in range(1, len(episode)):
+            value = exact[t][cell_of(episode.get_observations(t))]
+            deviation += steps[t].step_info["measured_value"] - value
+            variance += value * (1 - value) / n
+    assert variance > 0 and abs(deviation) < 4 * variance**0.5
+    assert trainer.meter.totals["env_steps"] > 5 * before
 
 
 @pytest.mark.parametrize("where", ["uniform", "first_visits", "uncertainty"])
