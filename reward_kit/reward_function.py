@@ -23,15 +23,14 @@ class RewardFunction:
     """A reward function that is passed directly or by its path, as in reward-kit 0.4.
 
     Args:
-        func: the function.
-        func_path: the path of the function, `package.module:function` or `package.module.function`; an alternative to
-            `func`.
+        func: the function. Set either `func` or `func_path`.
+        func_path: the path of the function, `package.module:function` or `package.module.function`.
         mode: must be "local".
         **kwargs: fixed keyword parameters.
 
     Raises:
-        ConfigError: `mode` is not "local", or not exactly one of `func` and `func_path` is set.
-        ImportError: `func_path` does not refer to a function.
+        ConfigError: If `mode` is not "local", if neither `func` nor `func_path` is set, or if both are set.
+        ImportError: If `func_path` does not refer to a function.
     """
 
     def __init__(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from reward_kit.agent.models import StepData
-from reward_kit.credit.estimators import ESTIMATORS, Combination, EpisodeStatistics, gigpo_credit
-from reward_kit.credit.options import Normalization
+from reward_kit.credit.estimators import ESTIMATORS, Combination, gigpo_credit
+from reward_kit.credit.options import EpisodeStatistics, Normalization
 from reward_kit.credit.state_hashes import StateHash
 from reward_kit.credit.step_arrays import Batch
 from reward_kit.credit.step_credit import with_credit
@@ -47,7 +47,7 @@ def system_apply_gigpo_to_batch_steps(
             is called with the conversation that the policy saw before the action, as a shared `History` (for a step
             without messages, with its `observation_data`). If its parameter is named `step`, it is called with the
             whole `StepData` instead. A string names a built-in function (see `gigpo_credit`); None uses the recorded
-            state key.
+            `state_and_results` or `state_key`.
         default_step_reward: see `gigpo_credit`, which also documents the options below.
         group_ids: one id per trajectory. None uses `step_info["group_id"]` of the steps; if no step has one, all
             trajectories form one group.

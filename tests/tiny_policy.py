@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
+from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PastTurn, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.models import Message
 
@@ -90,6 +90,11 @@ class _Session(AgentPolicy):
     def __init__(self, policy: TinyPolicy, seed: int) -> None:
         self._policy, self._ids = policy, list[int]()
         self._generator = torch.Generator().manual_seed(seed)
+
+    async def resume(self, turns: Sequence[PastTurn]) -> None:
+        for turn in turns:
+            assert turn.output.log_probs is not None
+            self._ids = [*turn.output.log_probs["prompt_ids"], *turn.output.log_probs["token_ids"]]
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None

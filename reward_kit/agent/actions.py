@@ -1,8 +1,8 @@
 """Conversion between the actions of a policy and assistant messages.
 
-The two conversions are inverses of each other: `assistant_message(parse_action(message), step)` brings `message` into
-its normal form, and doing it again changes nothing. A conversation therefore has the same actions whether it is live or
-read from a file.
+The two conversions are inverses of each other: `assistant_message(parse_action(message), step)` converts `message` to
+its normal form, and repeating this changes nothing. A conversation therefore has the same actions whether it is live or
+was read from a file.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def assistant_message(action: Action, step: int) -> Message:
 
 
 def call_ids(action: Action, step: int) -> list[str]:
-    """Return the ids of the tool calls of an action. A call without an id gets a deterministic one.
+    """Return the ids of the tool calls of an action. A call without an id is assigned a deterministic one.
 
-    The new id is derived from the step and the position of the call. A duplicate id is replaced too, because results
-    are matched to calls by their ids, and endpoints reject duplicates.
+    The new id is derived from the step and the position of the call. A duplicate id is also replaced, because results
+    are matched to calls by their ids, and endpoints reject duplicate ids.
     """
     ids: list[str] = []
     for position, call in enumerate(get_tool_calls(action)):

@@ -193,6 +193,12 @@ class Branch(GroupStart):
         return Past(episode, tuple(turns), recorded.id_, self._observation)
 
 
+def repeated_steps(episode: SingleAgentEpisode) -> int:
+    """Return the number of steps that an episode has repeated from a recorded one, or 0 if it continues none."""
+    continues = (get_facts(episode).get("start") or {}).get("continues")
+    return continues["step"] if continues else 0
+
+
 def check_started(episode: SingleAgentEpisode, step: int) -> None:
     """Raise the failure of an episode that should continue another from `step`, if it failed before its first action.
 

@@ -28,7 +28,7 @@ class ActionUsage(NamedTuple):
 
 
 class ReachedLimit(NamedTuple):
-    """A limit that was reached: its key in the limits of the run, and a description."""
+    """A limit that was reached. It consists of the key in the limits of the run, and a description."""
 
     key: str
     text: str
@@ -48,7 +48,7 @@ class RunBudget:
         self._began = time.monotonic() - seconds
 
     def spend(self, used: ActionUsage, steps: int = 0) -> None:
-        """Add the usage of an action, and the number of steps that it took."""
+        """Add the usage of an action and the number of steps that the action took."""
         self.tokens += used.tokens
         self.cost += used.cost or 0.0
         self.steps += steps
@@ -97,7 +97,7 @@ class EpisodeClock:
 
     @property
     def left_s(self) -> float | None:
-        """The number of seconds that remain, at least 0. None if no limit applies."""
+        """The number of seconds that remain (at least 0), or None if no limit applies."""
         return None if self._limit_s is None else max(self._limit_s - self.seconds, 0.0)
 
     @contextmanager

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from reward_kit.agent.limits import ActionUsage, EpisodeClock
-from reward_kit.agent.models import StopReason, write_log_probs
+from reward_kit.agent.models import SeenResults, StopReason, write_log_probs
 from reward_kit.agent.policy_interface import OWN_ACCOUNT, PolicyOutput
 from reward_kit.agent.starts import EpisodeStart, Past
 from reward_kit.agent.tool_execution import Execution, Toolbox
+from reward_kit.environments.base import ForkableResource
 from reward_kit.episodes.record import EpisodeFacts, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure
@@ -41,6 +42,7 @@ class LiveEpisode:
     earlier_cost: float = 0.0  # the cost of the recorded steps that this episode begins with
     usage: dict[str, float] = field(default_factory=dict)  # the sum of the usage that the policy reported
     user_usage: dict[str, float] = field(default_factory=dict)
+    seen: SeenResults = field(default_factory=SeenResults)
     own_calls: Execution | None = None  # calls executed by the policy itself in the current turn
     stop_reason: StopReason | None = None
     failure: Failure | None = None
@@ -65,6 +67,7 @@ class LiveEpisode:
         for t, turn in enumerate(past.turns):
             self.count_usage(turn.output.log_probs, earlier)
             self.count_usage(past.episode.get_infos(t + 1).get("user"), earlier)
+            self._see(past.episode.answers_to(t), past.episode.get_infos(t + 1))
             self.step_times.append([])
             self.tool_spans.append([])
         self.count_usage(past.episode.get_infos(0).get("user"), earlier)
@@ -90,6 +93,16 @@ class LiveEpisode:
         self.tokens_used += tokens
         return ActionUsage(tokens, usage.get("cost"))
 
+    async def record_state(self, resource: ForkableResource) -> None:
+        """Record the keys of the state in which the policy acts next."""
+        info = self.episode.get_infos(-1)
+        info["state_key"] = state_key = await resource.state_key()
+        if not resource.state_key_covers_results:
+            info["state_and_results"] = self.seen.key_with(state_key)
+
+    def _see(self, messages: Iterable[Message], info: Mapping[str, Any]) -> None:
+        self.seen.add(messages, (call["answer"] for call in info.get("own_calls", ())))
+
     def add_step(self, output: PolicyOutput, message: Message, execution: Execution, stop: StopReason | None) -> None:
         """Record one action and its results."""
         episode, action = self.episode, output.action_structured
@@ -102,6 +115,8 @@ class LiveEpisode:
         if episode.assistant_turns:
             outputs["prompt_messages"] = action.get("prompt_messages")
         outputs |= write_log_probs(output.log_probs, episode, execution.info)
+        if "state_and_results" in episode.get_infos(-1):
+            self._see(execution.messages, execution.info)
         episode.add_assistant_message(message)
         episode.add_messages(execution.messages)
         episode.add_env_step(

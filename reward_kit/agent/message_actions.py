@@ -9,11 +9,11 @@ from reward_kit.models import PROVIDER_ITEMS, Message
 from reward_kit.safe_input import parse_json
 
 MAX_NESTING = 100
-"""Maximum nesting depth of a call's arguments; deeper arguments are the model's error and could not be stored."""
+"""Maximum nesting depth of a call's arguments. Deeper arguments are a model error and could not be stored."""
 
 
 class RawToolCall(NamedTuple):
-    """A tool call as the model wrote it. The arguments are text that should be a JSON object."""
+    """A tool call as the model wrote it. The arguments are a string that should contain a JSON object."""
 
     name: str
     arguments: str
@@ -23,7 +23,7 @@ class RawToolCall(NamedTuple):
 def parse_action(message: Message) -> dict[str, Any]:
     """Convert an assistant message to an action.
 
-    Parts that the message does not have are omitted from the action. If the content has several parts, their text is
+    Parts that the message does not have are omitted from the action. If the content has multiple parts, their text is
     joined.
     """
     calls = [RawToolCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]
@@ -34,7 +34,7 @@ def parse_action(message: Message) -> dict[str, Any]:
 
 
 def action_from_parts(text: str, raw_calls: Sequence[RawToolCall], reasoning: str | None) -> dict[str, Any]:
-    """Return the action for an assistant message with this text, these calls and this reasoning."""
+    """Return the action for an assistant message with the given text, calls and reasoning."""
     calls: list[dict[str, Any]] = []
     for call in raw_calls:
         try:

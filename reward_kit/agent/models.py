@@ -8,14 +8,16 @@ ids of their prompt, is stored in the outputs of the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
 from typing import Any, overload
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 
-from reward_kit.episodes.record import get_facts
+from reward_kit.environments.base import canonical_json, hash_key
+from reward_kit.episodes.record import STATE_KEYS, get_facts
 from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, Turn
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import Message
@@ -59,7 +61,7 @@ class StopReason(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
-        """True if the task ended (`terminated`), False if the episode was cut off (`truncated`)."""
+        """True if the task ended (`terminated`), or False if the episode was cut off (`truncated`)."""
         return self in _TERMINAL
 
     @property
@@ -90,6 +92,11 @@ class History(Sequence[Message]):
     def __init__(self, messages: Sequence[Message], stop: int) -> None:
         self._messages, self._stop = messages, stop
 
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The whole conversation."""
+        return self._messages
+
     def __len__(self) -> int:
         return self._stop
 
@@ -117,6 +124,32 @@ class History(Sequence[Message]):
         return f"History({list(self)!r})"
 
 
+class SeenResults:
+    """The set of tool results that an agent has seen, regardless of their order and of repetitions."""
+
+    __slots__ = ("_combined", "_hashes")
+
+    def __init__(self) -> None:
+        self._hashes: set[str] = set()
+        self._combined = 0
+
+    def add(self, messages: Iterable[Message], hashes: Iterable[str] = ()) -> None:
+        """Add the tool results among the messages, and results of which only the `hash_key` is known."""
+        results = (message for message in messages if message.role in ("tool", "function"))
+        for result in chain(map(_hash_result, results), hashes):
+            if result not in self._hashes:
+                self._hashes.add(result)
+                self._combined ^= int(result, 16)
+
+    def key_with(self, state_key: str) -> str:
+        """Return the key of a state in which the agent has seen these results."""
+        return hash_key(state_key, f"{self._combined:x}")
+
+
+def _hash_result(message: Message) -> str:
+    return hash_key(canonical_json(message.content) if isinstance(message.content, list) else message.text)
+
+
 class StepData(BaseModel):
     """An action of a policy and its results.
 
@@ -131,7 +164,8 @@ class StepData(BaseModel):
         policy_value_estimate: V(s), if the policy has a critic.
         is_done: True in the last step of an episode.
         step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, and the results of
-            tools.
+            tools. `state_and_results` combines the state key with the results seen so far, if the state key does not
+            cover them. `is_repeated` is True if the episode continues a recorded one after this step.
         base_reward: the reward of this step, or None.
         advantage: the advantage of the action. None if credit has not been assigned, or if the episode has no score.
         return_to_go: the target for the critic. If the policy reported a value V, it is A + V, otherwise G_k, the
@@ -165,7 +199,8 @@ class StepData(BaseModel):
 def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
     """Return the steps of an episode. They share the messages and tokens of the episode."""
     turns, rewards = episode.tokens.turns(), episode.environment_rewards()
-    group_id = get_facts(episode).get("group_id")
+    facts = get_facts(episode)
+    group_id, continues = facts.get("group_id"), (facts.get("start") or {}).get("continues")
 
     def output(key: str, t: int) -> Any:
         return episode.get_extra_model_outputs(key, t) if key in episode.extra_model_outputs else None
@@ -173,8 +208,10 @@ def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
     steps = []
     for t in range(len(episode)):
         info = {**episode.get_infos(t + 1), "environment_reward": rewards[t], "assistant_turn_index": t}
-        # The state key belongs to the state in which the action was taken; the next info contains the next state's key.
-        info |= {"state_key": episode.get_infos(t).get("state_key"), "group_id": group_id}
+        # The keys belong to the state in which the action was taken; the next info contains those of the next state.
+        info |= {key: episode.get_infos(t).get(key) for key in STATE_KEYS} | {"group_id": group_id}
+        if continues and t < continues["step"]:
+            info["is_repeated"] = True
         is_last = t == len(episode) - 1
         if is_last:
             info |= {"terminated": episode.is_terminated, "truncated": episode.is_truncated}

@@ -115,8 +115,8 @@ class PolicyOutput(NamedTuple):
             value_estimate: V(s) in the units of the return, if the policy has a critic.
 
         Raises:
-            PolicyError: If `completion` has another type.
-            ProviderError: If the completion has no choice, or its message is malformed.
+            PolicyError: If `completion` has the wrong type.
+            ProviderError: If the completion has no choices, or its message is malformed.
         """
         from reward_kit.providers.completion import RequestFacts, read_completion
 
@@ -146,10 +146,10 @@ class AgentPolicy(ABC):
 
     Attributes:
         path_options: the parameters of the constructor that are paths, relative to the task file.
-        maybe_path_options: the parameters of the constructor that are a path or a name. A value is a path, relative to
-            the task file, if it begins with a dot or if that path exists.
-        object_options: the parameters of the constructor that a task file writes as file.py:name, relative to itself.
-            The constructor receives the loaded object.
+        maybe_path_options: the parameters of the constructor that are either a path or a name. A value is interpreted
+            as a path, relative to the task file, if it starts with a dot or if that path exists.
+        object_options: the parameters of the constructor that a task file specifies as file.py:name, relative to the
+            task file. The constructor receives the loaded object.
         is_free: True if actions cost nothing, so that cost limits do not apply.
     """
 
@@ -174,7 +174,7 @@ class AgentPolicy(ABC):
         """Choose the next action.
 
         Args:
-            observation: the whole conversation so far, with the new messages at its end. It must not be changed.
+            observation: the whole conversation so far. The new messages are at its end. It must not be changed.
             available_tools_specs: the tools that can be called now, in OpenAI format, or None.
         """
 
@@ -245,20 +245,21 @@ async def next_action(
 ) -> PolicyOutput:
     """Return the next action of a session.
 
-    If a model client fails temporarily in `get_action`, `get_action` is called again with the same arguments. The waits
-    in between are the same as for requests of this package.
+    If a model client fails temporarily in `get_action`, `get_action` is called again with the same arguments. The
+    waiting times between these calls are the same as for requests that this package sends.
 
     Args:
         session: the session of the policy.
         conversation: the conversation so far.
         specs: the specifications of the tools.
         label: the name of the policy in messages. All requests with the same label share one queue.
-        has_acted: a function that returns True if `get_action` has called tools. In that case, it is not called again.
+        has_acted: a function that returns True if `get_action` has called tools. In that case, `get_action` is not
+            called again.
 
     Raises:
         PolicyError: If `get_action` returned an invalid value.
         ProviderError: If a model client failed permanently, or still failed after all retries.
-        LimitError: If the conversation no longer fits the context of the model.
+        LimitError: If the conversation no longer fits into the context of the model.
     """
 
     async def act() -> PolicyOutput:

@@ -43,7 +43,7 @@ class TemplateLimitError(Exception):
 
 
 class _Budget:
-    """The work that is left for one rendering."""
+    """The amount of work that remains for one rendering."""
 
     def __init__(self) -> None:
         self._left, self._end = TEMPLATE_WORK, time.thread_time() + TEMPLATE_CPU_S
@@ -111,7 +111,7 @@ def _spend(work: int) -> None:
 
 
 def _paid(value: Any) -> Any:
-    """Return a value after charging for everything in it. A list that occurs twice is charged twice."""
+    """Return a value after charging for everything in it. If a list occurs twice, it is charged twice."""
     _spend(1)
     pending = [value]
     while pending:
@@ -182,7 +182,7 @@ class _Formatter(sandbox.SandboxedFormatter):
 
 
 class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox of Jinja, in which every operation has a cost."""
+    """Jinja's sandbox, extended so that every operation has a cost."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -203,7 +203,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         return "".join(paid)
 
     def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute `left operator right`, after a check that the result is not too large."""
+        """Compute `left operator right` after checking that the result is not too large."""
         _spend(_STEP)
         if operator == "*":
             for value, times in ((left, right), (right, left)):
@@ -259,7 +259,7 @@ def _repeated(text: Any, name: str, args: tuple[Any, ...]) -> int:
 
 
 def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that charges for its result, in advance if the size is known."""
+    """Return a filter that charges for its result. It charges in advance if the size of the result is known."""
 
     @wraps(function)  # also copies Jinja's attribute for filters that receive the context
     def paying(*args: Any, **kwargs: Any) -> Any:

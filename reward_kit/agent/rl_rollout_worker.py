@@ -555,7 +555,7 @@ class RLRolloutWorker:
         live.step_times.append(times)
         with self._environment_call("state_key and get_tools_spec", resource):
             if resource is not None:
-                episode.get_infos(-1)["state_key"] = await resource.state_key()
+                await live.record_state(resource)
             specs = await tools.specs()
         if not len(episode):
             self._report_missing_tools(tools.missing)

@@ -1,4 +1,4 @@
-"""Samples, the seeds and ids that are derived from them, and the first messages of their episodes."""
+"""Samples, the seeds and ids that are derived from samples, and the first messages of their episodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class PromptError(ConfigError):
 def parse_tags(value: Any) -> tuple[str, ...]:
     """Return the tags of a row, given the value of its field `tags`.
 
-    The value is a list of strings, or a string with commas as in a CSV file. Any other value has no tags.
+    The value is a list of strings, or a string in which tags are separated by commas, as in a CSV file. Any other value
+    contains no tags.
     """
     given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     return tuple(dict.fromkeys(tag.strip() for tag in given if isinstance(tag, str) and tag.strip()))
@@ -61,7 +62,7 @@ class Sample:
 
     @property
     def location(self) -> str:
-        """The id of the sample with its file and line, for messages."""
+        """The id of the sample and its file and line, for messages."""
         return f"sample {self.id!r}" + (f" ({self.where})" if self.where else "")
 
     @classmethod
@@ -83,7 +84,7 @@ class Seeds:
 def derive_seed(*parts: object) -> int:
     """Return a 63-bit seed that is derived from the parts, such as a purpose, the seed of the run and ids.
 
-    Equal parts give equal seeds.
+    Equal parts always produce equal seeds.
     """
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
@@ -93,7 +94,7 @@ def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, 
     """Return the environment seed f(run, sample) and the policy seed f(run, sample, rollout index, policy).
 
     If `noise` is "independent", the forks in a group draw different random numbers. If it is "shared", they draw the
-    same ones.
+    same random numbers.
     """
     noise_parts = (rollout_index,) if noise == "independent" else ()
     return Seeds(

@@ -1,8 +1,8 @@
-"""`SimulatedUser`, the user in a dialogue: a policy that answers the agent between its turns.
+"""`SimulatedUser`, the user in a dialogue. It is a policy that replies to the agent after each of the agent's turns.
 
-The policy of the user sees the conversation from the side of the user: the agent's messages have the role "user", and
-those of the user have the role "assistant". It does not see tool calls, tool results, the observation of the
-environment, or the system message of the task. This is the setup of τ-bench (https://arxiv.org/abs/2406.12045),
+The policy of the user sees the conversation from the perspective of the user: the agent's messages have the role
+"user", and the user's messages have the role "assistant". It does not see tool calls, tool results, the observation of
+the environment, or the system message of the task. This is the setup of τ-bench (https://arxiv.org/abs/2406.12045),
 including its stop signal.
 
 `build_dialogue` converts a recorded conversation to an episode with two agents.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
 
 GREETING = "Hello! What can I do for you?"
-"""The first message shown to a user who speaks first; many endpoints reject a conversation without a user message."""
+"""The first message shown to a user who speaks first. Many endpoints reject a conversation that has no user message."""
 WHO = "the simulated user"
 """The user's name in messages and failures."""
 NO_ANSWER = "(no answer)"
@@ -52,10 +52,10 @@ Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """A message of the user as the agent reads it. It may end the conversation.
+    """A message of the user as the agent reads it. The turn may also end the conversation.
 
-    The `facts` are JSON-safe. They include the raw output of the policy and, if known, the `usage`, the `finish_reason`
-    and the token ids. In the first turn, they also include the `instructions` for the user.
+    The `facts` can be stored as JSON. They include the raw output of the policy and, if known, the `usage`, the
+    `finish_reason` and the token ids. In the first turn, they also include the `instructions` for the user.
     """
 
     text: str
@@ -73,8 +73,8 @@ class SimulatedUser:
     Args:
         policy: the policy that acts as the user. Its text actions are the messages of the user, and a terminate action
             ends the conversation.
-        instructions: the system message for that policy, as a template that is rendered with the row of the sample.
-        stop_phrase: a phrase that ends the conversation if an answer contains it. It is removed from the answer.
+        instructions: the system message for this policy, as a template that is rendered with the row of the sample.
+        stop_phrase: a phrase that ends the conversation if a reply contains it. It is removed from the reply.
         opens: True if the user speaks first. By default, the user speaks first if the task has no user message.
 
     Raises:
@@ -95,12 +95,12 @@ class SimulatedUser:
 
     @property
     def is_free(self) -> bool:
-        """True if the answers of the user cost nothing."""
+        """True if the replies of the user cost nothing."""
         return self.policy.is_free
 
     @property
     def knows_cost(self) -> bool:
-        """True if the reported usage of the user's answers includes their cost."""
+        """True if the reported usage of the user's replies includes their cost."""
         return self.policy.knows_cost
 
     def check(self, sample: Sample) -> None:
@@ -114,7 +114,7 @@ class SimulatedUser:
     async def open(self, start: EpisodeStart) -> UserSession:
         """Open the session of the user for one episode.
 
-        Its seed does not depend on the agent, so every agent meets the same user.
+        The seed of the session does not depend on the agent, so every agent meets the same user.
         """
         seed = derive_seed("user", start.seeds.run, start.sample.id, start.rollout_index)
         policy = self._policy_for(start.sample)
@@ -138,18 +138,18 @@ class SimulatedUser:
 
 
 class ScriptedUser(SimulatedUser):
-    """A user who gives predefined answers and then ends the conversation.
+    """A user who sends predefined replies and then ends the conversation.
 
     Args:
-        replies: the answers in order, as templates that are rendered with the row of the sample. Alternatively, a sync
-            or async function that receives the conversation as the user sees it and the row, and returns a string. By
-            default, the field `replies` of the row, which is not rendered.
+        replies: the replies in order, as templates that are rendered with the row of the sample. Alternatively, a
+            synchronous or asynchronous function that returns a string. It receives the row and the conversation as the
+            user sees it. By default, the replies are taken from the field `replies` of the row, which is not rendered.
         instructions: the system message, which is passed to a function in `replies`; see `SimulatedUser`.
         stop_phrase: a phrase that ends the conversation; see `SimulatedUser`.
         opens: True if the user speaks first; see `SimulatedUser`.
 
     Raises:
-        ConfigError: If `replies` has another type, or a template cannot be compiled.
+        ConfigError: If `replies` has the wrong type, or a template cannot be compiled.
     """
 
     def __init__(
@@ -194,7 +194,10 @@ class ScriptedUser(SimulatedUser):
 
 
 class UserSession:
-    """The user of one episode. If the episodes share one session of the policy, it is not closed with the episode."""
+    """The user of one episode.
+
+    If all episodes share one session of the policy, that session is not closed with the episode.
+    """
 
     def __init__(
         self,
@@ -256,11 +259,11 @@ class UserSession:
                 await self._policy.resume(turns)
 
     async def reply(self, messages: Sequence[Message], form: str | None = None) -> UserTurn:
-        """Return the next message of the user, given the conversation as the agent sees it.
+        """Return the next message of the user.
 
         Args:
             messages: the conversation as the agent sees it.
-            form: a question of the environment, which follows the conversation and does not become part of it.
+            form: a question from the environment. It follows the conversation but does not become part of it.
 
         Raises:
             PolicyError: If the policy of the user did not return an action, or called a tool.
@@ -285,7 +288,7 @@ class UserSession:
         raw = text if output.raw_policy_output is None else output.raw_policy_output
         facts: dict[str, Any] = to_plain_data({"raw": raw, **known})
         if self._unrecorded and form is None:
-            # The conversation does not contain the instructions, so record them with the first answer.
+            # The conversation does not contain the instructions, so record them with the first reply.
             facts["instructions"], self._unrecorded = self._unrecorded, ""
         if stops:  # keep one space or line break if the phrase had some on both sides
             pattern = rf"\s+(?:{re.escape(self._stop_phrase)}\s+)+"
@@ -336,7 +339,7 @@ class _RowTemplates:
 
 @contextmanager
 def _named_failures() -> Iterator[None]:
-    """Begin the message of a failure with the name of the user.
+    """Prefix the message of a failure with the name of the user.
 
     Records and tables list such a failure under the label of the agent.
     """
@@ -366,9 +369,9 @@ def build_dialogue(episode: SingleAgentEpisode) -> MultiAgentEpisode:
     """Return a recorded conversation as an episode with an "agent" and a "user", to inspect or train either of them.
 
     Each action of either agent is one step of the environment. The episode of the agent is the recorded one, with the
-    same conversation and tokens. The user observes the text of the agent and acts by answering. If they are known, the
-    raw text and the usage of the user's messages become extra model outputs, and their token ids become the tokens of
-    the user's episode.
+    same conversation and tokens. The user observes the text of the agent, and the user's replies are its actions. If
+    the raw text and the usage of the user's messages are known, they become extra model outputs. If the token ids of
+    these messages are known, they become the tokens of the user's episode.
 
     If the user spoke last and the task ended with that message, the action of the user is complete. If the conversation
     was cut off or continues, the action is left hanging. The rewards of the user are unknown. A user who never spoke is
@@ -402,7 +405,10 @@ def build_dialogue(episode: SingleAgentEpisode) -> MultiAgentEpisode:
 
 
 def _user_turn(episode: SingleAgentEpisode, t: int) -> _UserTurn | None:
-    """Return the answer of the user to the t-th action, or their opening for -1. None if the user did not answer."""
+    """Return the user's reply to the t-th action, or None if the user did not reply.
+
+    For -1, return the opening message.
+    """
     facts = episode.get_infos(t + 1).get(USER)
     if facts is None:
         return None
@@ -421,7 +427,7 @@ def _messages_after(episode: SingleAgentEpisode, t: int) -> list[Message]:
 
 
 def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) -> None:
-    """Add one recorded step: the action of the agent and, if there is one, the answer of the user."""
+    """Add one recorded step: the action of the agent and, if there is one, the reply of the user."""
     outputs = {key: column.get(t) for key, column in episode.extra_model_outputs.items()}
     acts: dict[str, Any] = {
         "actions": {AGENT: episode.get_actions(t)},
@@ -440,7 +446,10 @@ def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) 
 
 
 def _add_turn(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, turn: _UserTurn, t: int) -> None:
-    """Add the user's answer to the t-th action and the next observation of the agent. For the opening, t is -1."""
+    """Add the user's reply to the t-th action and the next observation of the agent.
+
+    For the opening message, t is -1.
+    """
     info: dict[str, Any] = {}
     tokens = write_log_probs(turn.facts, dialogue.agent_episodes[USER], info)
     outputs = {"raw_policy_output": turn.facts.get("raw"), **info, **tokens}
@@ -478,9 +487,9 @@ def _add_answered(
 
 
 def _add_user_conversation(user: SingleAgentEpisode, episode: SingleAgentEpisode) -> None:
-    """Add the conversation from the side of the user.
+    """Add the conversation from the perspective of the user.
 
-    It consists of the instructions, the messages that the user saw, and the answers of the user.
+    It consists of the instructions, the messages that the user saw, and the replies of the user.
     """
     user.id_ = f"{episode.id_}-{USER}"
     turns = [_user_turn(episode, t) for t in range(-1, len(episode))]

@@ -32,8 +32,8 @@ logger = logging.getLogger("reward_kit.agent")
 class environment_call:
     """A guarded call to a resource. Errors become an `EnvironmentFailure`, and the call is cancelled after `seconds`.
 
-    A resource that never waits gets no cancel scope, which would cost as much as a step of a fast environment. `limit`
-    is the name of the setting that defines `seconds`.
+    A resource that never waits gets no cancel scope, because a scope would cost as much as a step of a fast
+    environment. `limit` is the name of the setting that defines `seconds`.
     """
 
     __slots__ = ("_boundary", "_limit", "_scope", "_seconds")
@@ -93,7 +93,8 @@ async def _closing_on_error(resource: ForkableResource) -> AsyncIterator[None]:
 class SharedEnvironment:
     """A resource that the caller sets up and closes. Episodes run in forks of its current state.
 
-    If it cannot be forked, episodes run one at a time, and each one except the first starts after a reset.
+    If the resource cannot be forked, episodes run one at a time, and the resource is reset before each episode except
+    the first.
     """
 
     resource: ForkableResource
@@ -133,8 +134,8 @@ class EpisodeStart:
     resource: ForkableResource | None = None
     fork: str | None = None  # "native", "replay" or "none" (a fresh start)
     state_key: str | None = None
-    verified: bool | None = None  # whether the start equals the group's
-    state: StateSnapshot | None = None  # the initial state, if the resource has a cheap one
+    verified: bool | None = None  # whether the start is the same as that of the group
+    state: StateSnapshot | None = None  # the initial state, if the resource sets `has_cheap_state`
     past: Past | None = None  # the steps that a branch of a recorded episode begins with
 
 
@@ -145,11 +146,11 @@ class GroupStart:
         task: the task that defines the resource.
         sample: the sample of the group.
         run_seed: the seed of the run.
-        policy_label: the name of the policy, which distinguishes the groups of several policies for the same sample.
+        policy_label: the name of the policy. It distinguishes the groups of different policies for the same sample.
         environment: a resource to use instead of the `resource_type` of the task.
         kind: the class of the resource, which overrides the `resource_type` of the task.
-        first_keys: the state key of the first episode for each group id. An episode that starts in a different state
-            gets a different group id, because it cannot be compared with the others.
+        first_keys: the state key of the first episode, keyed by group id. An episode that starts in a different state
+            gets a different group id, because it cannot be compared with the other episodes.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class GroupStart:
         await self.close()
 
     async def close(self) -> None:
-        """Close the resource of the group. Each episode closes its fork separately."""
+        """Close the resource of the group. The fork of each episode is closed separately."""
         base, self._base = self._base, None
         if base is not None:
             await close_quietly(base)
@@ -231,7 +232,7 @@ class GroupStart:
         return replace(start, group_id=self._group_of(key), state_key=key)
 
     async def finish(self, start: EpisodeStart) -> None:
-        """Close the resource of an episode. If it is shared, let the next episode use it instead."""
+        """Close the resource of an episode. If the resource is shared, let the next episode use it instead."""
         shared = self._shared
         if shared is not None and start.resource is shared.resource:
             shared.lock.release()
@@ -250,7 +251,7 @@ class GroupStart:
             first,
             "run_group(n) starts all episodes of a group in the same state"
             if self._shared is None
-            else "the state of the resource passed as environment= has changed in between",
+            else "the state of the resource passed as environment= has changed in the meantime",
         )
         return f"{self.group_id}-{hash_key(key)[:8]}"
 

@@ -36,7 +36,7 @@ logger = logging.getLogger("reward_kit.agent")
 
 @dataclass(slots=True)
 class Execution:
-    """The results of one action: its messages, the sum of its rewards, and JSON-safe data for the step."""
+    """The results of one action: its messages, the sum of its rewards, and JSON-compatible data for the step."""
 
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None
@@ -58,13 +58,13 @@ class Execution:
 class Toolbox:
     """The tools that the agent can call in one episode, including the terminate tool.
 
-    If the task names its `tools`, the agent can call only those. Otherwise it can call the tools of the task, or the
-    tools of the resource if the task has none.
+    If the task names its `tools`, the agent can call only those. Otherwise, the agent can call the tools that the task
+    defines or, if it defines none, the tools of the resource.
 
     Attributes:
-        missing: the names in the `tools` of the task that did not exist when `specs` was last called, each with a
+        missing: the names in the `tools` of the task that did not exist when `specs` was last called, each mapped to a
             message.
-        scope: the scope with the deadline of the running call.
+        scope: the cancel scope that enforces the deadline of the running call.
     """
 
     def __init__(

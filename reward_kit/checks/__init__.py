@@ -1,4 +1,7 @@
-"""Checks of rewards, resources, episodes, training rows, runs and trainers. Submodules are imported on first use."""
+"""Checks of rewards, resources, episodes, training rows, runs and trainers.
+
+The submodules are imported on first use.
+"""
 
 from __future__ import annotations
 

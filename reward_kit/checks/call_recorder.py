@@ -1,7 +1,7 @@
-"""Record what a reward does during a call: the inputs it changes, the files it opens, and its time and memory use.
+"""Record what a reward does during a call: the inputs it changes, the files it opens, and the time and memory it uses.
 
-The recorder runs in the same process as the reward, even in the sandbox. It therefore cannot restrict the reward, and
-its records are untrusted.
+The recorder runs in the same process as the reward, even in the sandbox. The recorder therefore cannot restrict the
+reward, and its records are untrusted.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _is_hooked = False
 
 
 class CallRecorder:
-    """Recorder of the calls to a reward.
+    """A recorder of the calls to a reward.
 
     Attributes:
-        wants_memory: whether to measure the peak memory of the next call, which slows the call down.
+        wants_memory: whether to measure the peak memory of the next call. The measurement slows the call down.
         wants_inputs: whether to compare the inputs before and after the next call.
         observed: the record of the last call, or None before the first call.
     """
@@ -63,7 +63,7 @@ class CallRecorder:
         _install_hooks()
 
     def wrap(self, spec: RewardSpec) -> RewardSpec:
-        """Return a copy of the reward that records each call; its parameters and results do not change."""
+        """Return a copy of the reward that records each call. The parameters and the results stay the same."""
         function = spec.function
         if isinstance(function, type):
             score = function.score  # type: ignore[attr-defined]
@@ -117,12 +117,12 @@ class CallRecorder:
 
 
 class RecordedWorkerCalls(WorkerCalls):
-    """`WorkerCalls` that adds the record of the call to each answer, under the key `watched`."""
+    """A `WorkerCalls` that adds the record of the call to each response, under the key `watched`."""
 
     _watch: CallRecorder | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a request as `WorkerCalls` does; the `watch` entry of the request selects what to record."""
+        """Answer a request as `WorkerCalls` does. The `watch` entry of the request selects what to record."""
         watch, look = self._watching(), request.get("watch", {})
         watch.wants_memory, watch.wants_inputs = bool(look.get("memory")), bool(look.get("inputs"))
         watch.observed = None
@@ -157,12 +157,12 @@ def _change(before: str, now: str) -> str:
     if before == now:
         return ""
     if not before or not now:
-        return ": it can no longer be serialized as JSON"
+        return ": the value can no longer be serialized as JSON"
     return first_difference(json.loads(before), json.loads(now))[:_LONGEST] or ": the order of its keys changed"
 
 
 def _install_hooks() -> None:
-    """Install the audit hook on the first call only, since Python cannot remove an audit hook."""
+    """Install the audit hook on the first call only, because Python cannot remove an audit hook."""
     global _is_hooked
     if _is_hooked:
         return

@@ -1,8 +1,9 @@
 """Checks of episodes and their tokens: `check_episode` and `check_group`.
 
-The checks detect data that would train a model on actions that it did not take, such as a retokenized history, a mask
-that is shifted relative to its tokens, log-probabilities of other tokens, groups with different initial states, and
-stale weights. Each fault is reported once; problems that follow from it are not reported.
+The checks detect data that would train a model on actions that it did not take. Examples are a retokenized history, a
+mask that is shifted relative to its tokens, log-probabilities that belong to other tokens, groups with different
+initial states, and stale weights. Each fault is reported once. Problems that result from a reported fault are not
+reported.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from reward_kit.errors import EpisodeError, did_you_mean
 
 Array = npt.NDArray[Any]
 LogprobsOf = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float64]]
-"""A function that maps token ids (T,) to log p(ids[t] | ids[:t]) (T,) under the sampling weights; entry 0 is unused."""
+"""A function that maps token ids (T,) to log p(ids[t] | ids[:t]) (T,) under the sampling weights.
+
+Entry 0 is unused.
+"""
 Credited = StepData | Mapping[str, Any]
-"""A step with assigned credit: a `StepData`, or a parsed line of `credit.jsonl`."""
+"""A step with assigned credit, which is a `StepData` or a parsed line of `credit.jsonl`."""
 
 LARGEST_ID = 2**31 - 1
 ROUNDING = 1e-4
-"""Tolerance for log-probabilities above 0, since a softmax in float32 or bfloat16 may round to slightly above 0."""
+"""Tolerance for log-probabilities above 0. A softmax in float32 or bfloat16 may round to slightly above 0."""
 TOLERANCE = 1e-2
 """Default tolerance between recomputed and recorded log-probabilities."""
 _FARTHEST_SHIFT = 8
@@ -54,18 +58,18 @@ def check_episode(
 
     Args:
         episode: the episode to check.
-        steps: the steps with their credit, or the lines of `credit.jsonl`; None if no credit was assigned.
-        scored: whether the episode has a score; None if unknown.
+        steps: the steps with their credit, or the lines of `credit.jsonl`. None if no credit was assigned.
+        scored: whether the episode has a score. None if this is unknown.
         token_logprobs: a function that maps token ids (T,) to the log-probability of each id given the preceding ids
-            (T,), under the weights that sampled the actions. It is required to detect shifted and permuted
-            log-probabilities; without it, only misplaced zeros are detected.
+            (T,), under the weights that sampled the actions. The function is required to detect shifted and permuted
+            log-probabilities. Without the function, only misplaced zeros are detected.
         tolerance: the maximum difference between recomputed and recorded log-probabilities.
         current_version: the version of the model's current weights. If None, the versions in the episode are compared
             only with each other.
         max_staleness: the maximum number of versions by which an action's weights may lag behind `current_version`.
 
     Returns:
-        The problems found. Problems of level "error" make the episode unfit for training.
+        The problems found. A problem of level "error" makes the episode unfit for training.
     """
     findings, tokens = Findings.about_episode(episode.id_), episode.tokens
     _check_end(findings, episode)
@@ -94,8 +98,8 @@ def check_episode(
 def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
     """Check that episodes form one group.
 
-    The episodes must have different ids, but the same group id, sample, policy, initial state and environment seed.
-    Each episode is compared with the first one. Use `check_episode` to check the episodes themselves.
+    The episodes must have different ids but the same group id, sample, policy, initial state and environment seed.
+    Each episode is compared with the first one. Use `check_episode` to check the individual episodes.
 
     Returns:
         The problems found.
@@ -109,7 +113,7 @@ def check_group(episodes: Sequence[SingleAgentEpisode]) -> list[Finding]:
             own.error(
                 "mixed-groups",
                 f"the group id is {group_id!r}, but the group id of episode {episodes[0].id_} is {expected!r}; the "
-                "batch may have been split into groups by position while an episode was missing",
+                "batch may have been split into groups by position although an episode was missing",
             )
             findings += own
     return findings
@@ -129,11 +133,11 @@ def _check_end(findings: Findings, episode: SingleAgentEpisode) -> None:
         marked = "terminated" if episode.is_terminated else "truncated" if episode.is_truncated else "unfinished"
         expected = "terminated" if StopReason(reason).is_terminal else "truncated"
         problem = (
-            f"stop reason {reason!r} requires a {expected} episode, but the episode is marked {marked}; one of the "
-            "two was edited"
+            f"stop reason {reason!r} requires a {expected} episode, but the episode is marked {marked}; either the "
+            "reason or the mark was edited"
         )
     elif reason is not None and not episode.is_done:
-        problem = f"the stop reason is {reason!r}, but the episode is marked unfinished; its end was not recorded"
+        problem = f"the stop reason is {reason!r}, but the episode is marked unfinished; the end was not recorded"
     elif failure and reason != StopReason.ERROR:
         problem = f"the episode has a failure ({failure.get('where')}), but its stop reason is {reason!r}"
     elif reason == StopReason.ERROR and not failure:
@@ -182,7 +186,7 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
     if t == len(episode) - 1:
         own = "own_account" in episode.extra_model_outputs and episode.get_extra_model_outputs("own_account", t)
         may_end = bool(own) or get_facts(episode).get("stop_reason") == StopReason.RECORDED
-    if len(missing) > answered.count(None) and not may_end:  # An answer without an id may match any call
+    if len(missing) > answered.count(None) and not may_end:  # A result without an id may match any call
         findings.error("unanswered-call", f"no tool message answers the call {missing[0]!r}", step=t)
     elif stray:
         text = (
@@ -196,7 +200,10 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
 
 
 def _credit_row(step: Credited) -> dict[str, Any]:
-    """Return the credit of a step with the keys of `credit.jsonl`, and its rewards if it is a `StepData`."""
+    """Return the credit of a step under the keys of `credit.jsonl`.
+
+    If the step is a `StepData`, the result also contains its rewards.
+    """
     if not isinstance(step, StepData):
         return {name: step.get(name) for name in ("step", "group_id", "A", "A_E", "return_to_go")}
     info = step.step_info
@@ -212,8 +219,8 @@ def _check_credit(
     if (order := [row["step"] for row in rows]) != list(range(len(episode))):
         findings.error(
             "credit-steps",
-            f"the episode has {len(episode)} steps, but the credit is for {len(rows)} steps, in the order "
-            f"{order[:8]}; the credit belongs to another episode or to an earlier attempt",
+            f"the episode has {len(episode)} steps, but the credit contains {len(rows)} steps in the order "
+            f"{order[:8]}; the credit belongs to a different episode or to an earlier attempt",
         )
         return
     facts, rewards = get_facts(episode), episode.environment_rewards()
@@ -236,7 +243,7 @@ def _check_credit(
         return
     if 0 < len(credited) < len(rows):
         first = next(t for t, row in enumerate(rows) if row["A"] is None)
-        text = f"the step has no advantage, but {len(credited)} other steps have one"
+        text = f"the step has no advantage, but {len(credited)} other steps have an advantage"
         findings.error("credit-missing", text, step=first)
         return
     if not scored and not credited and all(row["return_to_go"] is None for row in rows):
@@ -249,7 +256,7 @@ def _check_credit(
     known = [(t, row["A_E"]) for t, row in enumerate(rows) if row["A_E"] is not None]
     for t, value in known:
         if abs(value - known[0][1]) > _SAME * max(1.0, abs(value)):
-            text = f"A_E is {value:.6g}, but it is {known[0][1]:.6g} in step {known[0][0]}"
+            text = f"A_E is {value:.6g}, but A_E is {known[0][1]:.6g} in step {known[0][0]}"
             findings.error("episode-advantage-varies", text, step=t)
             return
 
@@ -265,29 +272,35 @@ class _Member(NamedTuple):
 
 
 _MIXED = {
-    "sample": ("mixed-groups", "their scores would be compared although the tasks differ"),
-    "policy": ("mixed-groups", "the baseline would combine different policies"),
+    "sample": ("mixed-groups", "scores of different tasks would be compared"),
+    "policy": ("mixed-groups", "the baseline would combine the scores of different policies"),
     "start_state": (
         "mixed-starts",
         "the resource was reset with a different seed, or a fork does not copy the whole state",
     ),
     "environment_seed": ("mixed-seeds", "all episodes of a group must use the same environment seed"),
 }
-"""For each property that must be the same in a group: the kind of finding if it differs, and the effect or cause."""
+"""The properties that must be the same in a group.
+
+Each property is mapped to the kind of finding that is reported if it differs, and to the effect or the cause.
+"""
 
 
 class BatchChecks:
-    """Checks that compare episodes, which are added one at a time; only ids and one `_Member` per group are kept."""
+    """Checks that compare episodes with each other. The episodes are added one at a time.
+
+    Only the ids and one `_Member` per group are kept.
+    """
 
     def __init__(self) -> None:
         self._seen: set[Hashable] = set()
         self._groups: dict[str, _Member] = {}
 
     def add(self, episode: SingleAgentEpisode) -> list[Finding]:
-        """Return the problems of an episode in comparison with the episodes added before it."""
+        """Compare an episode with the episodes that were added before it, and return the problems."""
         findings, facts = Findings.about_episode(episode.id_), get_facts(episode)
         if (name := (episode.id_, facts.get("attempt") or 0)) in self._seen:
-            text = "another episode of the batch has the same id, but scores and credit are looked up by id"
+            text = "a different episode in the batch has the same id, but scores and credit are looked up by id"
             findings.error("duplicate-rollout", text)
             return findings
         self._seen.add(name)
@@ -306,7 +319,8 @@ class BatchChecks:
                 continue
             findings.error(
                 kind,
-                f"the {fact.replace('_', ' ')} is {own!r}, but it is {other!r} in episode {first.rollout_id} of the "
+                f"the {fact.replace('_', ' ')} is {own!r}, but the value is {other!r} in episode "
+                f"{first.rollout_id} of the "
                 f"same group {group_id!r}; {cause}",
                 level="warning" if kind == "mixed-starts" and start.get("verified") is False else "error",
             )
@@ -324,7 +338,7 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CheckedTokens:
-    """A token sequence of a model, with its observed and its sampled tokens."""
+    """A sequence of observed and sampled tokens."""
 
     ids: Array  # (T,) all tokens, observed and sampled
     action_mask: Array  # (T,) 1 for sampled tokens
@@ -333,7 +347,7 @@ class CheckedTokens:
     first: int = 0  # The offset that messages add to positions in `ids`
 
     def spans(self) -> tuple[Action, ...]:
-        """Return the actions; if they are unknown, return the runs of ones in the mask, numbered from 0."""
+        """Return the actions. If they are unknown, return the runs of ones in the mask, numbered from 0."""
         if self.actions:
             return self.actions
         edges = np.flatnonzero(np.diff(np.concatenate([[0], (self.action_mask == 1).astype(np.int8), [0]])))
@@ -362,7 +376,7 @@ def segment_rows(tokens: EpisodeTokens) -> Iterator[CheckedTokens]:
 def check_tokens(
     findings: Findings, row: CheckedTokens, *, token_logprobs: LogprobsOf | None = None, tolerance: float = TOLERANCE
 ) -> None:
-    """Check one token sequence; problems that follow from a reported one are not reported."""
+    """Check one token sequence. Problems that result from a reported problem are not reported."""
     before = len(findings)
     _check_form(findings, row)
     if row.logprobs is None or len(findings) > before:
@@ -379,7 +393,7 @@ def _check_form(findings: Findings, row: CheckedTokens) -> None:
     """Check the lengths, the ids and the mask, on which all other checks rely."""
     for name, values in (("action mask", row.action_mask), ("logprobs", row.logprobs)):
         if values is not None and len(values) != len(row.ids):
-            cause = "they come from different code, or one of them omits the prompt"
+            cause = "the two arrays come from different code, or one of them omits the prompt"
             text = f"{len(row.ids)} token ids, but {len(values)} entries in the {name}; {cause}"
             findings.error("length-mismatch", text)
     wrong = np.flatnonzero((row.ids < 0) | (row.ids > LARGEST_ID))
@@ -400,7 +414,7 @@ def _check_off_actions(findings: Findings, row: CheckedTokens, logprobs: Array) 
         return
     at = int(stray[0])
     if not (known & mask).any() and mask.any():
-        text = "all log-probabilities are at positions where the mask is 0"
+        text = "all log-probabilities are at positions at which the mask is 0"
         findings.error("inverted-mask", text, token=row.first + at)
     elif distance := _displacement(mask, known):
         side, step = "after" if distance > 0 else "before", row.actions[0].step if row.actions else None
@@ -412,8 +426,11 @@ def _check_off_actions(findings: Findings, row: CheckedTokens, logprobs: Array) 
 
 
 def _displacement(mask: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> int:
-    """Return by how many positions `known` is shifted to the right relative to `mask`, ignoring the edges."""
-    # A shift leaves a gap in the mask; without a gap, values were added, not shifted.
+    """Return the number of positions by which `known` is shifted to the right relative to `mask`.
+
+    The edges are ignored.
+    """
+    # A shift leaves a gap in the mask. If there is no gap, values were added rather than shifted.
     if not (mask & ~known).any():
         return 0
     for size in range(1, min(_FARTHEST_SHIFT, len(mask) - 1) + 1):
@@ -440,7 +457,7 @@ def _check_values(findings: Findings, row: CheckedTokens, logprobs: Array) -> No
             kind, at = "logprob-not-finite", int(np.argmax(unknown))
             text = (
                 f"{int(unknown.sum())} of the {len(part)} log-probabilities of the action are NaN; record all of "
-                "them or none"
+                "them or none of them"
             )
         elif positive.any():
             kind, at = "logprob-positive", int(np.argmax(positive))
@@ -453,7 +470,7 @@ def _check_values(findings: Findings, row: CheckedTokens, logprobs: Array) -> No
 def _check_recomputed(
     findings: Findings, row: CheckedTokens, logprobs: Array, token_logprobs: LogprobsOf, tolerance: float
 ) -> None:
-    """Compare the recorded log-probabilities with recomputed ones."""
+    """Compare the recorded log-probabilities with the recomputed log-probabilities."""
     own = np.asarray(token_logprobs(row.ids.astype(np.int64)), dtype=np.float64)
     if own.shape != row.ids.shape:
         text = f"token_logprobs returned shape {own.shape} for {len(row.ids)} ids; return one number per id"
@@ -479,14 +496,14 @@ def _check_recomputed(
         else:
             kind = "logprob-differs"
             cause = (
-                "they were computed with different weights, or for another distribution than the sampled one "
+                "they were computed with different weights, or for a distribution other than the sampled one "
                 "(temperature, top-p, a missing system prompt)"
             )
     worst = int(np.argmax(differs))
     findings.error(
         kind,
-        f"the recorded log-probability is {recorded[worst]:.4f}, but the recomputed one is {expected[worst]:.4f} "
-        f"({int(differs.sum())} of {len(at)} differ by more than {tolerance:g}); {cause}",
+        f"the recorded log-probability is {recorded[worst]:.4f}, but the recomputed value is {expected[worst]:.4f} "
+        f"({int(differs.sum())} of {len(at)} values differ by more than {tolerance:g}); {cause}",
         step=row.step_at(int(at[worst])),
         token=row.first + int(at[worst]),
     )
@@ -498,7 +515,10 @@ def _bounds(tokens: EpisodeTokens) -> list[tuple[int, int]]:
 
 
 def _has_sound_segments(findings: Findings, tokens: EpisodeTokens, steps: int | None) -> bool:
-    """Return True if the segments and spans are valid; `steps` is the episode length, or None for a partial episode."""
+    """Return True if the segments and spans are valid.
+
+    `steps` is the length of the episode, or None if the episode is partial.
+    """
     before = len(findings)
     if len(tokens.logprobs) != len(tokens.ids):
         text = (
@@ -506,7 +526,7 @@ def _has_sound_segments(findings: Findings, tokens: EpisodeTokens, steps: int | 
             "the actions"
         )
         findings.error("length-mismatch", text)
-    # Segments must cover all ids in order, and each must have a reason for its start.
+    # The segments must cover all ids in order, and each segment must have a reason for its start.
     if tokens.ids and (not tokens.segments or tokens.segments[0].start != 0):
         findings.error("segment", "the first segment does not begin at token 0; the first ids are missing", token=0)
     for number, (segment, (start, stop)) in enumerate(zip(tokens.segments, _bounds(tokens), strict=True)):
@@ -525,7 +545,7 @@ def _has_sound_segments(findings: Findings, tokens: EpisodeTokens, steps: int | 
 
 
 def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -> None:
-    """Check that the actions are in order, and that no token of a completion is missing at the start or end."""
+    """Check that the actions are in order and that no token is missing at the start or the end of a completion."""
     per_segment: dict[int, list[ActionSpan]] = {number: [] for number in range(len(tokens.segments))}
     for span in tokens.spans:
         if span.segment not in per_segment:
@@ -566,14 +586,16 @@ def _check_spans(findings: Findings, tokens: EpisodeTokens, steps: int | None) -
             findings.error("action-span", text, step=span.step, token=span.stop)
     for one, two in pairwise(tokens.spans):
         if two.step <= one.step or two.start < one.stop:
-            findings.error("action-span", f"the action overlaps or precedes that of step {one.step}", step=two.step)
+            findings.error(
+                "action-span", f"the action overlaps or precedes the action of step {one.step}", step=two.step
+            )
     if steps is not None and tokens.spans and not 0 <= (last := tokens.spans[-1].step) < steps:
         text = f"this step has tokens, but the episode has only {steps} steps; an action was sampled but not taken"
         findings.error("action-span", text, step=last)
 
 
 def check_prefixes(findings: Findings, tokens: EpisodeTokens) -> None:
-    """Report contexts that were rewritten without a recorded reason, usually by tokenizing the history again."""
+    """Report contexts that were rewritten without a recorded reason. The usual cause is a retokenized history."""
     ids = np.array(tokens.ids, dtype=np.int64)
     bounds = _bounds(tokens)
     for number, segment in enumerate(tokens.segments[1:], 1):

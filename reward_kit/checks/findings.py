@@ -1,4 +1,4 @@
-"""Findings of the checks, and a report that can be printed in a terminal or written as JSON."""
+"""The findings of the checks, and a report that can be printed in a terminal or written as JSON."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 FAIL_ON = (*LEVELS, "never")
 _EXAMPLE_CHARS = 400
 CAUSES = {
-    "action-and-message": "the message was rewritten, or it belongs to another step",
+    "action-and-message": "the message was rewritten, or it belongs to a different step",
     "advantage-unscored": "a missing score was counted as 0; use None as the advantage of unscored episodes",
-    "assistant-turns": "each action must append exactly one assistant message, because rewards locate it by its turn",
+    "assistant-turns": "each action must append exactly one assistant message, because rewards locate the "
+    "message by its turn",
     "call-answered-twice": "the answer was recorded twice, perhaps by a retry; endpoints reject such conversations",
-    "concatenated-prompts": "pass the first prompt as prompt_ids, everything after it as completion_ids, and env_mask",
-    "credit-missing": "credit must be assigned to all steps of a scored episode, and to none of an unscored one",
+    "concatenated-prompts": "pass the first prompt as prompt_ids and everything after it as completion_ids, and "
+    "pass env_mask",
+    "credit-missing": "credit must be assigned to all steps of a scored episode and to no step of an unscored episode",
     "credit-not-finite": "a score is NaN, or a value was divided by a standard deviation of 0",
     "credit-off-action": "the credit was spread over the whole completion, so observations would be trained on",
     "credit-varies": "credit must be constant within an action, but it was discounted or normalized per token, or is "
@@ -27,31 +29,33 @@ CAUSES = {
     "drifted-prefix": "the history was tokenized again (keep the sampled ids instead), or the chat template "
     "rewrote it (record a segment_reason)",
     "duplicate-rollout": "a row was repeated to fill a batch, or two runs share a seed",
-    "environment-reward": "the rewards are shifted by one step, or were changed after the episode",
+    "environment-reward": "the rewards are shifted by one step, or they were changed after the episode",
     "episode-advantage-varies": "A_E must be constant within an episode, but the baseline was computed over steps",
-    "group-id": "the baseline would come from another group",
+    "group-id": "the baseline would come from a different group",
     "inverted-mask": "a mask must be 1 only on tokens that the policy sampled",
-    "logprob-off-action": "it must be 0.0, but the prompt was scored too, or an action is missing from the mask",
+    "logprob-off-action": "the value must be 0.0, but the prompt was scored too, or an action is missing from the mask",
     "logprob-positive": "a negative log-likelihood, a logit or a probability was recorded",
     "lost-episodes": "lines of episodes.jsonl were lost",
     "mask-on-prompt": "tokens that were not sampled in this step would be trained on",
-    "mask-outside": "a mask belongs to another axis, or is inverted",
+    "mask-outside": "one of the masks belongs to a different axis or is inverted",
     "mask-values": "a mask must be 1 on sampled tokens and 0 elsewhere",
-    "reward-misplaced": "the reward was placed at the end of an observation or of a padded row, or on every token",
+    "reward-misplaced": "the reward was placed at the end of an observation, at the end of a padded row, or on "
+    "every token",
     "reward-not-finite": "all sums and baselines would become non-finite; use None for a missing reward",
-    "shifted-mask": "one of the two is aligned with next-token targets, or lacks the begin-of-sequence token",
-    "stale-version": "drop the episode, or correct for the staleness with importance weights",
+    "shifted-mask": "either the mask or the values are aligned with next-token targets or lack the "
+    "begin-of-sequence token",
+    "stale-version": "drop the episode, or use importance weights to correct for the staleness",
     "start-moved": "the state changed between the fork and the first action, or its key depends on the time, ids or "
     "noise",
-    "terminated-and-truncated": "a critic needs to distinguish them: the value after the end is 0 if terminated, and "
-    "bootstrapped if truncated",
+    "terminated-and-truncated": "a critic must distinguish the two cases: the value after the end is 0 if the episode "
+    "terminated, and is bootstrapped if the episode was truncated",
     "token-id": "padding or a label of -100 was used as a token",
-    "two-assistant-messages": "record each sampled message as a step, and drop discarded retries",
+    "two-assistant-messages": "record each sampled message as a step, and do not record discarded retries",
     "two-versions": "weights were swapped during generation, so no single policy has these probabilities",
     "unanswered-call": "the answer was dropped, or its tool_call_id was changed; endpoints reject such conversations",
     "unknown-version": "the staleness is unknown; return policy_version with every action",
 }
-"""The likely cause or effect of each kind of finding, which is appended to its messages."""
+"""The likely cause or effect of each kind of finding. It is appended to the messages of that kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ class Finding:
     """A problem found by a check.
 
     Attributes:
-        level: "error" for invalid data or incorrect behavior, "warning" if it may be intentional, otherwise "info".
+        level: "error" for invalid data or incorrect behavior, "warning" for something that may be intentional,
+            otherwise "info".
         kind: the name of the fault, such as "drifted-prefix". Names do not change between releases.
         message: the location, the problem and the likely cause.
         rollout_id: the id of the episode, or None if the problem does not concern a single episode.
@@ -78,7 +83,7 @@ class Finding:
 
 
 class Findings(list[Finding]):
-    """The findings about one subject, whose messages start with `subject`."""
+    """The findings about one subject. Their messages start with `subject`."""
 
     def __init__(self, subject: str, rollout_id: str | None = None) -> None:
         super().__init__()
@@ -93,7 +98,7 @@ class Findings(list[Finding]):
     def error(
         self, kind: str, message: str, *, step: int | None = None, token: int | None = None, level: Level = "error"
     ) -> None:
-        """Add a finding; its message gets the location in front and the entry in `CAUSES` at the end."""
+        """Add a finding. Its message starts with the location and ends with the entry in `CAUSES`."""
         location = [self.subject]
         location += [f"step {step}"] if step is not None else []
         location += [f"token {token}"] if token is not None else []
@@ -103,15 +108,15 @@ class Findings(list[Finding]):
 
 @dataclass(slots=True)
 class Report:
-    """The number of findings of each kind, and the first few of them as examples.
+    """The number of findings of each kind, and the first few findings as examples.
 
     Attributes:
         target: the checked object, as the user named it.
-        unit: the unit of `checked`, such as "episode" or "record".
+        unit: the unit that `checked` counts, such as "episode" or "record".
         checked: the number of checked units.
         findings: the findings kept as examples, in the order in which they were added.
-        counts: the number of findings by level and kind.
-        examples: the maximum number of findings to keep of each kind; None keeps all.
+        counts: the number of findings per level and kind.
+        examples: the maximum number of findings to keep per kind. None keeps all findings.
     """
 
     target: str
@@ -138,7 +143,10 @@ class Report:
         return sum(count for (known, _), count in self.counts.items() if known == level)
 
     def exit_code(self, fail_on: str) -> int:
-        """Return 1 if there is a finding at or above the level `fail_on`, which is one of `FAIL_ON`; otherwise 0."""
+        """Return 1 if there is a finding at or above the level `fail_on`, otherwise 0.
+
+        `fail_on` is one of `FAIL_ON`.
+        """
         failing = LEVELS[: FAIL_ON.index(fail_on) + 1] if fail_on != "never" else ()
         return int(any(self.count(level) for level in failing))
 
@@ -164,7 +172,7 @@ class Report:
         yield f"{self.target}: {self.verdict()} in {pluralize(self.checked, self.unit)}"
 
     def verdict(self) -> str:
-        """Return the number of errors and warnings as text."""
+        """Return the number of errors and warnings as a string."""
         return ", ".join(pluralize(self.count(level), level) for level in LEVELS[:2])
 
     def _most_frequent(self) -> Iterator[tuple[Level, str, int, list[Finding]]]:

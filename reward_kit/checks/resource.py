@@ -1,7 +1,7 @@
-"""Check a resource with random actions, and report violations of its contract with their likely causes.
+"""Check a resource with random actions, and report violations of its contract along with their likely causes.
 
-The check is modeled on Gymnasium's `env_checker`. Do not run it in parallel with other work in the same process: it
-replaces the temporary directory of the process to detect files that the resource leaves behind.
+The check is modeled on Gymnasium's `env_checker`. Do not run it in parallel with other work in the same process,
+because it replaces the temporary directory of the process to detect files that the resource leaves behind.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, T
 from reward_kit.processes import remove_folder, temporary_folder, temporary_root
 
 _MOST_WALKS = 12
-"""The maximum number of random walks in search of recurring states. Three are enough unless episodes end early."""
+"""The maximum number of random walks that search for recurring states. Three suffice unless episodes end early."""
 _COMPARED_PARTS = ("state_key()", "get_observation()", "the digest of final_state()")
 Snapshot = tuple[str, Any, str | None]
 """The state key, the observation and the digest of the final state, in the order of `_COMPARED_PARTS`."""
@@ -48,7 +48,10 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ActionOutcome:
-    """The outcome of an action, and the state after it; `refused` is the message of its `ToolError`."""
+    """The outcome of an action and the state after the action.
+
+    `refused` is the message of the `ToolError` that the action raised.
+    """
 
     action: Action
     outcome: StepOutcome | None
@@ -63,7 +66,10 @@ class ActionOutcome:
         return self.outcome is not None and (self.outcome.terminated or self.outcome.truncated)
 
     def difference(self, other: ActionOutcome) -> str:
-        """Describe the first difference to another outcome of the same action, or return "" if they are equal."""
+        """Describe the first difference from another outcome of the same action.
+
+        If the outcomes are equal, return "".
+        """
         pairs: list[tuple[str, Any, Any]] = [("the refusal", self.refused, other.refused)]
         if self.outcome is not None and other.outcome is not None:
             for name in ("observation", "reward", "terminated", "truncated"):
@@ -111,7 +117,7 @@ class Probe:
                 self.error(message.format(part=part, difference=difference))
 
     async def resource(self) -> ForkableResource:
-        """Create a resource, set it up and reset it."""
+        """Create, set up and reset a resource."""
         made = self.resource_class()
         self.opened.append(made)
         with boundary(EnvironmentFailure, "setup"):
@@ -121,7 +127,7 @@ class Probe:
         return made
 
     async def fork(self, resource: ForkableResource) -> ForkableResource:
-        """Fork a resource; `close_all` closes the fork."""
+        """Fork a resource. `close_all` closes the fork."""
         with boundary(EnvironmentFailure, "fork"):
             twin = await resource.fork()
         if twin is resource:
@@ -142,7 +148,7 @@ class Probe:
                 self.error(f"{error}; close() must not raise, even after a failed episode")
 
     async def act(self, resource: ForkableResource, action: Action) -> ActionOutcome:
-        """Take one action, and check its outcome and the state after it."""
+        """Take one action, and check the outcome and the state after the action."""
         outcome: Any = None
         try:
             with boundary(EnvironmentFailure, f"step {action}"):
@@ -154,7 +160,7 @@ class Probe:
         for name, value in (("observation", outcome.observation), ("info", dict(outcome.info))):
             if problem := not_json(value):
                 self.error(
-                    f"the {name} of {action} is not JSON-serializable: {problem}; convert it before returning it"
+                    f"the {name} of {action} is not JSON-serializable: {problem}; convert the value before returning it"
                 )
         reward = outcome.reward
         if reward is not None and (not isinstance(reward, int | float) or not math.isfinite(reward)):
@@ -178,7 +184,8 @@ class Probe:
             raise EnvironmentFailure(f"final_state() returned {type(final).__name__}; return a StateSnapshot or None")
         if problem := not_json(observation):
             self.error(
-                f"the result of get_observation() is not JSON-serializable: {problem}; it is stored in the episode as "
+                f"the result of get_observation() is not JSON-serializable: {problem}; the episode stores the "
+                "result as "
                 "JSON"
             )
         return key, observation, final.digest if final else None
@@ -186,13 +193,16 @@ class Probe:
     async def walk(
         self, resource: ForkableResource, rng: random.Random, count: int, beside: ForkableResource | None = None
     ) -> list[ActionOutcome]:
-        """Take up to `count` random actions, until the episode ends or an action also changes the resource `beside`."""
+        """Take up to `count` random actions.
+
+        The walk stops when the episode ends or when an action also changes the resource `beside`.
+        """
         seen: list[ActionOutcome] = []
         key = await beside.state_key() if beside else ""
         for _ in range(count):
             with boundary(EnvironmentFailure, "admissible_actions"):
                 admissible = await resource.admissible_actions()
-            # Include inadmissible actions, since agents take them too.
+            # Include inadmissible actions, because agents also take them.
             if admissible and rng.random() < 0.5:
                 chosen = rng.choice(list(admissible))
                 action = Action(chosen["name"], chosen["arguments"])
@@ -209,7 +219,7 @@ class Probe:
         return seen
 
     async def unfinished(self, rng: random.Random, count: int) -> ForkableResource:
-        """Create a resource, and take up to `count` random actions that do not end its episode."""
+        """Create a resource and take up to `count` random actions that do not end its episode."""
         resource = await self.resource()
         walked = await self.walk(resource, rng, count)
         if not walked or not walked[-1].is_last:
@@ -219,7 +229,7 @@ class Probe:
         return resource
 
     async def repeat(self, resource: ForkableResource, walked: list[ActionOutcome]) -> str:
-        """Repeat the actions, and describe the first outcome that differs; return "" if all are equal."""
+        """Repeat the actions and describe the first outcome that differs. If all outcomes are equal, return ""."""
         for number, before in enumerate(walked):
             if difference := before.difference(await self.act(resource, before.action)):
                 return f"step {number}, {before.action}: {difference}"
@@ -245,19 +255,19 @@ def _plain(value: Any) -> Any:
 async def check_resource(
     resource_class: type[ForkableResource], config: Mapping[str, Any], *, seed: int = 0, steps: int = 20
 ) -> list[Finding]:
-    """Check that a resource fulfills the contract of `ForkableResource`, with random calls of its tools.
+    """Check that a resource fulfills the contract of `ForkableResource` by calling its tools at random.
 
     Args:
-        resource_class: the class to check; its constructor is called without arguments.
+        resource_class: the class to check. Its constructor is called without arguments.
         config: the configuration to pass to `setup`.
         seed: the seed of the resets and of the random actions.
-        steps: the maximum number of actions of each random walk.
+        steps: the maximum number of actions in each random walk.
 
     Returns:
         The problems found. Problems of level "error" are violations of the contract.
 
     Raises:
-        ConfigError: `setup` rejects the configuration.
+        ConfigError: If `setup` rejects the configuration.
     """
     probe = Probe(resource_class, config, seed, steps)
     for name, method in vars(ForkableResource).items():
@@ -347,8 +357,8 @@ async def _check_reset(probe: Probe) -> None:
     one, two = await probe.resource(), await probe.resource()
     first = await probe.snapshot(one)
     text = (
-        "differ in {part}{difference}; reset() must derive all randomness from its seed and undo all changes of the "
-        "previous episode"
+        "differ in {part}{difference}; reset() must derive all randomness from its seed and undo all changes made "
+        "by the previous episode"
     )
     probe.compare(first, await probe.snapshot(two), f"two resources reset with the same seed {text}")
     await probe.walk(one, random.Random(probe.seed), probe.steps)
@@ -366,7 +376,7 @@ async def _check_pure(probe: Probe) -> None:
     await resource.expert_action()
     for part, old, new in zip(_COMPARED_PARTS, before, await probe.snapshot(resource), strict=True):
         if old != new:
-            # The state of a deterministic resource must not change by itself, unlike external state.
+            # The state of a deterministic resource must not change by itself. External state may change.
             probe.error(
                 f"{part} changed without an action; state_key, get_observation, get_tools_spec, "
                 "admissible_actions, expert_action and final_state must not change the state or depend on the time",
@@ -385,8 +395,8 @@ async def _check_determinism(probe: Probe) -> None:
         probe.warn("deterministic = False: the checks that need repeatable results were skipped")
     elif difference := await probe.repeat(await probe.resource(), walked):
         probe.error(
-            f"the same seed and actions had different results at {difference}; derive randomness from the seed of "
-            "reset() and do not depend on the time, or declare deterministic = False"
+            f"the same seed and actions produced different results at {difference}; derive randomness from the seed of "
+            "reset(), and do not depend on the time, or declare deterministic = False"
         )
 
 
@@ -436,7 +446,7 @@ async def _check_fork(probe: Probe) -> None:
         probe.error(f"actions in a fork changed the original; {shares}")
     # The second fork was created before the walk, so it must not have changed either.
     if (await probe.snapshot(still))[:2] != before[:2]:
-        probe.error(f"actions in a fork changed another fork; {shares}")
+        probe.error(f"actions in a fork changed a different fork; {shares}")
     await _check_future(probe, origin, walked)
     if (await probe.snapshot(still))[:2] != before[:2]:
         probe.error(f"actions in the original changed a fork; {shares}")
@@ -464,7 +474,7 @@ async def _check_checkpoint(probe: Probe) -> None:
     walked = await probe.walk(resource, rng, probe.steps)
     for attempt in ("", " a second time"):
         await resource.restore(saved)
-        # A resource with external state can restore its key, but possibly not its observation.
+        # A resource with external state can restore its key but possibly not its observation.
         text = (
             f"after restore(){attempt}, {{part}} differs from its value at checkpoint(){{difference}}; a checkpoint "
             "must contain the whole state, and later actions must not change it"
@@ -473,13 +483,14 @@ async def _check_checkpoint(probe: Probe) -> None:
         difference = await probe.repeat(resource, walked)
         if difference and probe.is_deterministic:
             probe.error(
-                f"after restore(){attempt}, the same actions had different results at {difference}; a checkpoint must "
+                f"after restore(){attempt}, the same actions produced different results at {difference}; a "
+                "checkpoint must "
                 "contain the whole state"
             )
 
 
 async def _check_key_of_returning_states(probe: Probe) -> None:
-    """Check that a state has the same key whenever it recurs, which is not the case if the key counts steps."""
+    """Check that a state has the same key whenever it recurs. A key that counts steps fails this check."""
     cause = "state_key() must not depend on the time, step counts, session ids or noise"
     keys: dict[str, set[str]] = {}
     taken = 0
@@ -499,7 +510,7 @@ async def _check_key_of_returning_states(probe: Probe) -> None:
         # Constant observations carry no information.
         often = len(accepted) >= 8 and 1 < len(observations) <= len(accepted) // 2
         if not keys and often and len({seen.key for seen in accepted}) == len(accepted):
-            probe.warn(f"observations recur, but state keys do not; unless much of the state is hidden, {cause}")
+            probe.warn(f"observations recur, but state keys do not recur; unless much of the state is hidden, {cause}")
         await probe.close_all()
         if taken >= 6 * probe.steps:
             break
@@ -528,7 +539,9 @@ async def _check_actions_offered(probe: Probe) -> None:
     for action in offered[:10]:
         seen = await probe.act(await probe.resource(), action)
         if seen.refused is not None:
-            probe.error(f"{action}, returned by admissible_actions() or expert_action(), was refused: {seen.refused}")
+            probe.error(
+                f"{action}, which admissible_actions() or expert_action() returned, was refused: {seen.refused}"
+            )
 
 
 async def _check_final_state(probe: Probe) -> None:
@@ -536,7 +549,7 @@ async def _check_final_state(probe: Probe) -> None:
     walked = await probe.walk(one, random.Random(probe.seed), probe.steps)
     first, again = (await probe.snapshot(one))[2], (await probe.snapshot(one))[2]
     if first != again:
-        probe.error("final_state() returned different bytes on each call; sort unordered data and leave out the time")
+        probe.error("final_state() returned different bytes on each call; sort unordered data, and leave out the time")
     await probe.repeat(two, walked)
     if probe.is_deterministic and first != (await probe.snapshot(two))[2]:
         probe.error(
@@ -554,7 +567,7 @@ async def _check_close(probe: Probe) -> None:
         with boundary(EnvironmentFailure, "close before setup"):
             await probe.resource_class().close()
     except RewardKitError as error:
-        probe.warn(f"{error}; close() must not raise, since it is called even if setup fails")
+        probe.warn(f"{error}; close() must not raise, because it is called even if setup fails")
 
 
 @asynccontextmanager

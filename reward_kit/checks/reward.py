@@ -1,9 +1,9 @@
 """Check a reward with all probes, and validate the samples of a task with reference solutions.
 
-A sample is valid if its reference solution scores 1 and an agent that does nothing scores 0, unless it is right to do
-nothing (`gold_actions` is an empty list). The reference solution is the first of the following that is available:
-`gold_actions` (a list of actions) or `gold_answer` (text) of the sample's row, the policy that the user specified, and
-the expert of the resource.
+A sample is valid if its reference solution scores 1 and an agent that does nothing scores 0. The second condition does
+not apply if doing nothing is correct, that is, if `gold_actions` is an empty list. The reference solution is the first
+of the following that is available: `gold_actions` (a list of actions) or `gold_answer` (a string) in the sample's row,
+the policy that the user specified, or the expert of the resource.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ PROBES: tuple[tuple[str, Probe, bool], ...] = (
     ("files, network and programs", reward_behavior.reads, False),
     ("changed inputs", reward_behavior.changes_inputs, False),
 )
-"""The probes: the name, the function, and True if the probe requires reproducible scores."""
+"""The name and the function of each probe, and True if the probe requires reproducible scores."""
 _NOISE = ("nondeterministic", "hidden-state")
 _NOT_COMPARED = "repeated scores of the same rollout differ, so scores cannot be compared"
 _WORST = 5
@@ -98,14 +98,15 @@ class Plan:
 
 
 def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
-    """Load the reward and, if any, the reward to compare it with. Must not be called in an event loop."""
+    """Load the reward and, if there is one, the reward to compare it with. Do not call this in an event loop."""
     loaded = load_reward(plan.reference, plan.folder, plan.choice, plan.options)
     reward, given = loaded.reward, plan.given
     check_parameters(reward)
     has_ends = bool(given.ends) or any(rollout.final_state is not None for rollout in given.rollouts)
     if "state" in (reward.parameters or ()) and not has_ends:
         raise ConfigError(
-            f"reward {reward.id!r} scores the final state of a resource, which only episodes have; check the task "
+            f"reward {reward.id!r} scores the final state of a resource, and only episodes have a final state; "
+            "check the task "
             "file (reward-kit check task.yaml), or pass the episodes of a run (--data runs/…/episodes.jsonl)"
         )
     if given.golds and not given.truths and reward.parameters is not None and takes_truth(reward.parameters):
@@ -123,13 +124,13 @@ def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
 
 
 def asks_models(reward: Reward) -> bool:
-    """Return True if a reward calls models; sandboxed rewards cannot."""
+    """Return True if a reward calls models. Sandboxed rewards cannot call models."""
     specs = (one for one in each_call(reward) if isinstance(one, RewardSpec))
     return any(getattr(resource, "asks_models", False) for spec in specs for resource in spec.resources.values())
 
 
 def is_reward(target: str) -> bool:
-    """Return True if a target refers to a reward; its file is parsed but not executed."""
+    """Return True if a target refers to a reward. The file of the target is parsed but not executed."""
     if ":" not in target:
         return False
     if is_address(target):
@@ -150,10 +151,10 @@ async def check_reward(
     """Run all probes on a reward.
 
     Args:
-        plan: the reward to check, with the options and examples that the user provided.
+        plan: the reward to check, and the options and examples that the user provided.
         loaded: the reward, as returned by `load`.
         other: the reward to compare it with, as returned by `load`, or None.
-        tell: a function to call with the name of each probe before it runs.
+        tell: a function that is called with the name of each probe before the probe runs.
     """
     source, origin, limit_s = SourceFacts(), loaded.reward.origin, plan.choice.reward_time_s
     if origin is not None:
@@ -165,11 +166,12 @@ async def check_reward(
         needs_truth = takes_truth(loaded.reward.parameters)
         questions = await learned(plan.given, source.ground_truth, bench, chance, takes_truth=needs_truth)
         if not questions:
-            # A check of nothing is not a pass: the form of ground truths is unknown, or nothing is scored.
+            # The check must not pass if nothing was checked. The form of ground truths is unknown, or nothing is
+            # scored.
             (first, *_) = build_questions(Given(), source.ground_truth, takes_truth=True)
             seen = await bench.see(first.answered("The answer is 42."))
             text = (
-                "the reward scored no rollout with a generated ground truth, because the expected format of ground "
+                "the reward scored no rollout that has a generated ground truth, because the expected format of ground "
                 "truths is unknown; pass --ground-truth JSON"
             )
             report.note("never-scores", "error", text, [evidence(f"ground truth {truth_text(first.truth)!r}", seen)])
@@ -188,7 +190,7 @@ async def check_reward(
             await probe(context)
             if is_comparing:
                 compared[name] = report.findings[before:]
-        if any(map(report.has, _NOISE)):  # State kept between calls may have a late effect
+        if any(map(report.has, _NOISE)):  # State that is kept between calls may have a late effect
             for name, findings in compared.items():
                 report.drop(findings)
                 report.cannot(name, _NOT_COMPARED)
@@ -200,7 +202,7 @@ async def check_reward(
 
 
 async def _compare(context: CheckContext, other: Bench, name: str, threshold: float) -> None:
-    """Compare the scores of two rewards on the user's rollouts and, if there are few, on generated rollouts."""
+    """Compare the scores of two rewards on the user's rollouts. If there are few, also use generated rollouts."""
     pairs, unscored = [], 0
     requests = [*context.rollouts, *(question.gold for question in context.questions if question.gold is not None)]
     for question in context.questions if len(context.rollouts) < 20 else ():
@@ -235,16 +237,16 @@ async def _compare(context: CheckContext, other: Bench, name: str, threshold: fl
         if left != right:
             text = f'"{quoted(request.messages[-1].text, 70)}"' if request.messages else "no messages"
             lines.append(f"{left:.4g} vs. {right:.4g}: {text}")
-    text = f"some scores differ from those of {name}; the largest differences in {len(pairs)} rollouts:"
+    text = f"some scores differ from the scores of {name}; the largest differences in {len(pairs)} rollouts are:"
     context.report.note("disagrees", "info", text, lines, most=_WORST)
 
 
 _Right = tuple[str, AgentPolicy]
-"""A reference solution: the name of a policy, and the policy."""
+"""A reference solution, as the name of a policy and the policy."""
 
 
 class End(NamedTuple):
-    """The scoring request at the end of an episode, with its score and the stop reason."""
+    """The scoring request at the end of an episode, its score and the stop reason."""
 
     request: ScoringRequest
     scored: Scored
@@ -252,7 +254,7 @@ class End(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The score with its reason, or the reason why the episode is unscored."""
+        """The score and its reason, or the reason why the episode is unscored."""
         if self.scored.score is None:
             return f"unscored ({self.scored.failure.message if self.scored.failure else 'no reason'})"
         reason = self.scored.result.reason if self.scored.result is not None else None
@@ -261,7 +263,7 @@ class End(NamedTuple):
 
 @dataclass(slots=True)
 class SampleProof:
-    """The validation of one sample, with the ends of its two episodes."""
+    """The validation of one sample, and the ends of its two episodes."""
 
     sample: Sample
     by: str = ""  # "gold_actions", "gold_answer", the name of a policy, "expert"; "" without a reference solution
@@ -271,7 +273,7 @@ class SampleProof:
 
     @property
     def is_idle(self) -> bool:
-        """True if doing nothing is the reference solution."""
+        """True if the reference solution is to do nothing."""
         return self.by == "gold_actions" and not self.sample.row["gold_actions"]
 
     def judge(self, pass_threshold: float) -> None:
@@ -299,7 +301,7 @@ class TaskReport:
     skipped: Sequence[str] = ()  # names of rewards that call a model
 
     def exit_code(self, fail_on: str) -> int:
-        """Return 1 if a sample has a problem or a reward has a finding at or above the level `fail_on`; otherwise 0."""
+        """Return 1 if a sample has a problem or a reward has a finding at or above the level `fail_on`, otherwise 0."""
         has_problems = any(proof.problems for proof in self.proofs)
         codes = (report.exit_code(fail_on) for report in self.rewards.values())
         return 1 if has_problems and fail_on != "never" else max(codes)
@@ -325,7 +327,7 @@ class TaskReport:
         """Yield the lines of the report for a terminal: first the rewards, then the samples."""
         for name, report in self.rewards.items():
             yield from (f"{name}: {line}" if name else line for line in report.lines())
-        alike: dict[str, list[tuple[Sample, str]]] = {}  # problems that differ only in numbers
+        alike: dict[str, list[tuple[Sample, str]]] = {}  # problems that differ only in their numbers
         for proof in self.proofs:
             for problem in proof.problems:
                 alike.setdefault(re.sub(r"\d+", "#", problem), []).append((proof.sample, problem))
@@ -334,12 +336,13 @@ class TaskReport:
             others = f" (and {pluralize(len(found) - 1, 'other sample')})" if len(found) > 1 else ""
             yield f"error:   {sample.where or sample.id}: sample {sample.id!r}: {quoted(problem, 300)}{others}"
         for name in self.skipped:
-            yield f"not checked: reward {name!r}, which calls a model and costs money; the scores are without it"
+            yield f"not checked: reward {name!r}, which calls a model and costs money; the scores do not include it"
         count = len(self.proofs)
         if unknown := sum(proof.gold is None for proof in self.proofs):
             yield (
-                f"not checked: whether the reference solution scores 1, for {unknown} of {count} samples without one; "
-                "add gold_answer or gold_actions to the rows, define expert_action of the resource, or pass "
+                f"not checked: whether the reference solution scores 1, because {unknown} of {count} samples "
+                "have none; "
+                "add gold_answer or gold_actions to the rows, define expert_action in the resource, or pass "
                 "--gold-policy"
             )
         wrong = sum(len(proof.problems) for proof in self.proofs)
@@ -361,13 +364,16 @@ class TaskReport:
 def why_not_free(task: LoadedTask, user: SimulatedUser | None) -> str:
     """Return the reason why validating the task would cost money, or "" if it would not."""
     if user is not None and not user.is_free:
-        return "its simulated user is a model, which costs money"
+        return "its simulated user is a model, and calls to it cost money"
     is_free = task.reward is None or _without_judges(task.reward) is not None
-    return "" if is_free else "its reward calls a model, which costs money"
+    return "" if is_free else "its reward calls a model, and these calls cost money"
 
 
 def _without_judges(reward: Reward) -> Reward | None:
-    """Return the reward without the named rewards that call models; None if no reward with a weight is left."""
+    """Return the reward without the named rewards that call models.
+
+    If no reward with a weight is left, return None.
+    """
     if not asks_models(reward):
         return reward
     if not isinstance(reward, NamedRewards):
@@ -385,10 +391,10 @@ async def check_task(
     seed: int = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> TaskReport:
-    """Validate the samples of a task, and check its reward on their episodes.
+    """Validate the samples of a task, and check its reward on the episodes of the samples.
 
     The arguments are those of `prove`, except for `tell`, which is called with a description of each step. If the task
-    has several rewards, those that call a model are skipped.
+    has multiple rewards, those that call a model are skipped.
     """
     skipped: list[str] = []
     if task.reward is not None and (free := _without_judges(task.reward)) is not None:
@@ -425,27 +431,27 @@ async def prove(
     max_concurrency: int = 8,
     tell: Callable[[SampleProof], None] = lambda _: None,
 ) -> list[SampleProof]:
-    """Run and score the reference solution of each sample, and an agent that does nothing.
+    """Run and score, for each sample, the reference solution and an agent that does nothing.
 
     Args:
         task: the task, which must have a reward.
         samples: the samples to validate.
         user: the simulated user of the task, which must not be a model.
-        policy: the reference solution of samples whose rows have none; by default, the expert of the resource.
+        policy: the reference solution for samples whose rows contain none. The default is the expert of the resource.
         seed: the seed of the episodes.
         max_concurrency: the maximum number of samples to run concurrently.
-        tell: a function to call with each finished sample.
+        tell: a function that is called with the proof of each finished sample.
 
     Returns:
         One proof per sample, in the order of `samples`.
 
     Raises:
-        ConfigError: the task has no reward, or its user is a model.
+        ConfigError: If the task has no reward, or if its user is a model.
     """
     if task.reward is None:
         raise ConfigError(f"{task.path}: the task has no reward to check; set 'reward'")
     if user is not None and not user.is_free:
-        raise ConfigError(f"{task.path}: the simulated user is a model, which costs money")
+        raise ConfigError(f"{task.path}: the simulated user is a model, and calls to it cost money")
     rights = [_right(task, sample, policy) for sample in samples]
     proofs = [SampleProof(sample, right[0] if right else "") for sample, right in zip(samples, rights, strict=True)]
     definition, limiter = task.definition, anyio.CapacityLimiter(max_concurrency)
@@ -466,7 +472,7 @@ async def prove(
                 try:
                     start = await group.episode(0)
                 except RewardKitError:
-                    return True  # the episode reports why the resource does not start
+                    return True  # the episode reports why the resource failed to start
                 try:
                     return start.resource is not None and await start.resource.expert_action() is not None
                 finally:
@@ -474,7 +480,8 @@ async def prove(
 
         async def prove_one(proof: SampleProof, right: _Right | None) -> None:
             async with limiter:
-                # A resource class may have an expert only in some configurations, such as with `expert_queries`.
+                # A resource class may have an expert only in some configurations, for example if `expert_queries` is
+                # set.
                 if right is not None and right[0] == "expert" and not await has_expert(proof.sample):
                     proof.by, right = "", None
                 proof.nothing = await end(proof.sample, "nothing", ScriptedPolicy([]))
@@ -489,8 +496,8 @@ async def prove(
 
 
 def _right(task: LoadedTask, sample: Sample, policy: _Right | None) -> _Right | None:
-    """Return the reference solution of a sample, or None if it has none."""
-    for key, form in (("gold_actions", "a list of actions"), ("gold_answer", "a text")):
+    """Return the reference solution of a sample, or None if the sample has none."""
+    for key, form in (("gold_actions", "a list of actions"), ("gold_answer", "a string")):
         if (given := sample.row.get(key)) is None:
             continue
         if not isinstance(given, list if key == "gold_actions" else str):

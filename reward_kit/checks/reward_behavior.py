@@ -1,6 +1,6 @@
 """Probes of a reward's behavior, such as reproducibility, errors on unusual rollouts, and time and memory use.
 
-Each public coroutine is a probe, which calls the reward through a `CheckContext` and adds findings to the report.
+Each public coroutine is a probe. A probe calls the reward through a `CheckContext` and adds findings to the report.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _Scores = list[float | None]
 
 
 async def steady(context: CheckContext) -> None:
-    """Score the same rollouts repeatedly, in reversed order, and in new workers."""
+    """Score the same rollouts repeatedly, in reverse order, and in new workers."""
     question, bench = context.first, context.bench
     texts = [*clearly_different()[1:8], " ".join(question.written(value) for value in question.wrong)]
     for known in context.known:
@@ -53,7 +53,7 @@ async def steady(context: CheckContext) -> None:
     rollouts += context.rollouts[:8]
 
     async def in_worker(worker: int) -> list[_Scores]:
-        """Score all rollouts in one worker, each several times."""
+        """Score each rollout multiple times in one worker."""
         return [[(await bench.see(one, worker=worker)).score for _ in range(_REPEATS)] for one in rollouts]
 
     here = await in_worker(0)
@@ -61,14 +61,16 @@ async def steady(context: CheckContext) -> None:
     for rollout, scores in zip(reversed(rollouts), reversed(here), strict=True):
         scores.append((await bench.see(rollout)).score)
     why = f" (its file uses {', '.join(context.source.chance)})" if context.source.chance else ""
-    by_chance = f"repeated scores of the same rollout differ{why}, which adds noise to the advantages in a group"
+    by_chance = (
+        f"repeated scores of the same rollout differ{why}; the differences add noise to the advantages in a group"
+    )
     if not bench.is_confined:
         missing = "the reward runs in this process; pass --sandbox warm to score in new workers"
         context.report.cannot("state kept between calls", missing)
         lines = [_line(rollout, scores) for rollout, scores in zip(rollouts, here, strict=True) if _differ(scores)]
         context.report.note("nondeterministic", "error", by_chance, lines)
         return
-    # A fresh worker costs as much as fifty calls, so only some rollouts get one, unless scores differ.
+    # A fresh worker costs as much as fifty calls, so only some rollouts get a fresh worker unless scores differ.
     fresh = {}
     for index in range(0, len(rollouts), _FRESH_EVERY):
         fresh[index] = (await bench.see(rollouts[index], is_fresh=True)).score
@@ -82,13 +84,14 @@ async def steady(context: CheckContext) -> None:
     one, other = await in_worker(1), await in_worker(2)
     moved = [i for i in range(len(rollouts)) if _differ([*here[i], fresh[i], *one[i], *other[i]])]
     lines = [_line(rollouts[i], here[i], fresh[i], one[i], other[i]) for i in moved]
-    # Two other interpreters make the same calls. Equal scores indicate state kept between calls; constant ones, set
-    # order.
+    # Two other interpreters make the same calls. Equal scores in both indicate that state is kept between calls.
+    # Constant scores within each indicate that the score depends on the order of a set.
     if not any(_differ(pair) for left, right in zip(one, other, strict=True) for pair in zip(left, right, strict=True)):
         context.report.note("hidden-state", "error", _KEPT, lines)
     elif not any(_differ(scores) for scores in (*here, *one, *other)):
         text = (
-            "the score differs between interpreters, but not within one, because it depends on the order of a set or "
+            "the score differs between interpreters but not within one interpreter, because it depends on the "
+            "order of a set or "
             "on hash(); sort the set, or use hashlib"
         )
         context.report.note("depends-on-hash-seed", "error", text, lines)
@@ -106,7 +109,7 @@ async def still(context: CheckContext) -> None:
     for rollout, first in context.early:
         last = (await context.bench.see(rollout)).score
         if _differ([first, last]):
-            lines.append(f"{_line(rollout, [first])} at first, but {_words([last])} after several hundred calls")
+            lines.append(f"{_line(rollout, [first])} at first, but {_words([last])} after hundreds of calls")
     context.report.note("hidden-state", "error", _KEPT, lines)
 
 
@@ -144,10 +147,10 @@ _NEVER = "\x01\x02"
 
 
 def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield an attack on each repeat of each pattern: the pattern, a short text and a long text.
+    """Yield an attack on each repeat of each pattern as a tuple of the pattern, a short string and a long string.
 
-    The texts match the repeat many times and then fail. Nested repeats may take exponential time on the short text, and
-    adjacent ones quadratic time on the long text.
+    The strings match the repeat many times and then fail. Nested repeats may take exponential time on the short string,
+    and adjacent repeats may take quadratic time on the long string.
     """
     done = set()
     for pattern in patterns:
@@ -165,7 +168,7 @@ def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _loops(tree: Any, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yield, for each unbounded repeat, a text that matches the part before it, and a text that matches its body."""
+    """Yield, for each unbounded repeat, a string that matches the part before it and a string that matches its body."""
     for code, argument in tree:
         if code in _REGEX_REPEATS:
             _, most, body = argument
@@ -181,7 +184,7 @@ def _loops(tree: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _example(tree: Any, rounds: int = 0) -> str:
-    """Return a text that matches part of an expression, with at least `rounds` iterations of each repeat."""
+    """Return a string that matches part of an expression, with at least `rounds` iterations of each repeat."""
     return "".join(_one(code, argument, rounds) for code, argument in tree)
 
 
@@ -219,7 +222,7 @@ _WORDS = {"file": "files opened", "environment": "environment variables", "netwo
 
 
 async def runs_answers(context: CheckContext) -> None:
-    """Check that the reward does not execute code from an answer or a question in its own process."""
+    """Check that the reward does not execute code from an answer or a question in the process of the reward."""
     code = f"__import__('{_CANARY}')"
     texts = {
         code,
@@ -238,7 +241,7 @@ async def runs_answers(context: CheckContext) -> None:
         if any(kind == "code" and _CANARY in what for kind, what in seen.events):
             lines.append(f"{subject} was compiled as Python")
     text = (
-        "the reward executes text written by the model as Python in its own process; parse the text, or execute it in "
+        "the reward executes text written by the model as Python code in its process; parse the text, or execute it in "
         "a separate sandbox"
     )
     context.report.note("evaluates-answer", "error", text, lines)
@@ -259,7 +262,7 @@ async def reads(context: CheckContext) -> None:
     text = "the reward uses the network or starts programs, which a sandbox may block"
     context.report.note("reaches-out", "info", text, outward, most=6)
     if not outward:
-        text = "the score may depend on files or environment variables of the machine"
+        text = "the score may depend on files or environment variables of this machine"
         context.report.note("reads-outside", "info", text, inward, most=6)
 
 
@@ -272,7 +275,7 @@ _MUCH_MB = 200.0
 
 
 async def cost(context: CheckContext) -> None:
-    """Measure the time and memory use of a call, on an ordinary and on a long answer."""
+    """Measure the time and memory use of a call for an ordinary answer and for a long answer."""
     question = context.first
     request = question.gold or question.answered("The answer is 42.")
     seen = [await context.bench.see(request) for _ in range(_CALLS)]
@@ -308,7 +311,7 @@ async def growth(context: CheckContext) -> None:
         if _is_late(seen) or _is_late(double):
             line = f"{name}, {_LENGTH:,} or {2 * _LENGTH:,} characters: timed out"
         elif double.cpu_s > _WORTH_S:
-            # Other load slows single calls, so use the fastest of several.
+            # Other load on the machine slows individual calls, so use the fastest of multiple calls.
             once = min([seen.cpu_s, *[(await _at(context, piece, 1)).cpu_s for _ in range(2)]])
             twice = min([double.cpu_s, *[(await _at(context, piece, 2)).cpu_s for _ in range(2)]])
             if twice > _STEEP * once:
@@ -336,7 +339,7 @@ _PIECES = {
     "quotes": '"',
     "sentences with numbers": "Then 12 and 7 make 19. ",
 }
-"""The texts that are repeated to make long answers, by name."""
+"""The strings that are repeated to make long answers, keyed by name."""
 
 
 async def _at(context: CheckContext, piece: str, times: int) -> CallOutcome:
@@ -345,7 +348,7 @@ async def _at(context: CheckContext, piece: str, times: int) -> CallOutcome:
 
 
 async def patterns(context: CheckContext) -> None:
-    """Try the reward's regular expressions on texts that may cause catastrophic backtracking."""
+    """Apply the reward's regular expressions to strings that may cause catastrophic backtracking."""
     found, first, bench = context.source.patterns, context.first, context.bench
     if not found:
         return
@@ -365,7 +368,7 @@ async def patterns(context: CheckContext) -> None:
             if pattern not in exponential and _is_late(await attack(text)):
                 name, line = quoted(pattern, 60), quoted(text, 50)
                 exponential[pattern] = f"{name}: {over} {len(text)} characters: {line}"
-    text = "a regular expression takes exponential time on a short text that a model can write; do not nest repeats"
+    text = "a regular expression takes exponential time on a short string that a model can write; do not nest repeats"
     context.report.note("catastrophic-regex", "error", text, exponential.values())
     slow: dict[str, str] = {}
     for pattern, short, long in tried:
@@ -376,7 +379,8 @@ async def patterns(context: CheckContext) -> None:
         took = f"over {ATTACK_CPU_S:.0f} s" if _is_late(seen) else f"{1000 * seen.cpu_s:.0f} ms"
         slow[pattern] = f"{quoted(pattern, 40)}: {took} on {len(part):,} characters, {over} {len(long):,}"
     text = (
-        "a regular expression takes quadratic time or more on a long text that a model can write; do not let adjacent "
+        "a regular expression takes at least quadratic time on a long string that a model can write; do not let "
+        "adjacent "
         r"repeats match the same characters (as in \s*.*?\s*; call strip() instead), or limit their length"
     )
     context.report.note("slow-regex", "error", text, slow.values())
@@ -399,7 +403,7 @@ _FAULT = "raises-on-faults"
 
 
 async def odd(context: CheckContext) -> None:
-    """Check that the reward does not raise on unusual histories and answers, since a model could exploit it."""
+    """Check that the reward does not raise on unusual histories and answers. A model could exploit such errors."""
     report, first = context.report, context.first
     tried = [
         (history.name, with_messages(first.blank, history.messages), "raises" if history.is_models else _FAULT)
@@ -416,7 +420,7 @@ async def odd(context: CheckContext) -> None:
         seen = await context.see(name, request)
         if seen.failure is not None:
             broken[_kind_of(seen.failure, otherwise)].append((name, seen))
-        # A score of zero whose reason names an error counts as an error.
+        # A score of zero counts as an error if its reason names an error.
         reason = seen.result.reason if seen.result is not None and seen.score is not None else None
         if reason and seen.score is not None and seen.score <= LITTLE and _ERROR_WORDS.search(reason):
             zeros.append(f"{name}: {reason[:100]}")
@@ -427,7 +431,7 @@ async def odd(context: CheckContext) -> None:
         if cases := broken.get(kind):
             count = pluralize(len({name for name, _ in cases}), "rollout")
             report.note(kind, level, text.format(n=count), [evidence(*case) for case in cases], most=6)
-    lines = [f"line {line}: a broad except returns a score" for line in context.source.zeros]
+    lines = [f"line {line}: a broad except clause returns a score" for line in context.source.zeros]
     text = (
         "exceptions are turned into scores, so errors count as wrong answers; let exceptions propagate, or return "
         "is_score_valid=False to leave the rollout unscored"
@@ -459,20 +463,23 @@ _BROKEN: dict[str, tuple[Level, str]] = {
     "hangs": ("error", "the reward times out on {n}"),
     "misaligned-steps": (
         "error",
-        "the reward returns step_outputs for steps that do not exist on {n}; index steps by assistant_turns",
+        "on {n}, the reward returns step_outputs for steps that do not exist; index steps by assistant_turns",
     ),
     "not-finite": ("error", "the reward returns a score that is not finite on {n}"),
     "invalid-result": ("error", "the reward returns an invalid result on {n}"),
     "large-result": (
         "info",
-        "the result exceeds sandbox.limits.result_kb on {n}; quote a shorter part of the answer in the reason",
+        "on {n}, the result exceeds sandbox.limits.result_kb; quote a shorter part of the answer in the reason",
     ),
     "unscored": ("info", "the reward leaves {n} unscored"),
 }
 
 
 async def missing_truth(context: CheckContext) -> None:
-    """Check that rollouts without a ground truth stay unscored, and that those with an invalid one score 0."""
+    """Check that rollouts without a ground truth stay unscored.
+
+    Rollouts with an invalid ground truth must score 0.
+    """
     question = context.first
     if context.bench.parameters is not None and "ground_truth" not in context.bench.parameters:
         return
@@ -508,7 +515,7 @@ async def missing_truth(context: CheckContext) -> None:
 
 
 async def changes_inputs(context: CheckContext) -> None:
-    """Check that no call changed its inputs. Must run after all other probes."""
+    """Check that no call changed its inputs. This probe must run after all other probes."""
     lines = [f"{name}{how}" for name, how in context.changed.items()]
-    text = "the reward changes its inputs, so the next reward would score changed data; copy them first"
+    text = "the reward changes its inputs, so the next reward would score changed data; copy the inputs first"
     context.report.note("mutates-input", "error", text, lines, most=8)

@@ -36,7 +36,7 @@ from reward_kit.sandbox.outcome import Outcome
 from reward_kit.typed_interface import RewardSpec
 
 LITTLE = 1e-6
-"""Scores that differ by less than this count as equal."""
+"""Scores whose difference is smaller than this value count as equal."""
 _PLAIN_CALLS = "from reward_kit.reward_agent.sandbox_worker import WorkerCalls\n"
 _WATCHED_CALLS = "from reward_kit.checks.call_recorder import RecordedWorkerCalls as WorkerCalls\n"
 ATTACK_CPU_S = 1.0
@@ -45,27 +45,29 @@ ATTACK_CPU_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """The outcome of a call of the reward."""
+    """The outcome of a call to the reward."""
 
     score: float | None  # None if the rollout is unscored
     failure: Failure | None = None  # The reason why it is unscored
     result: EvaluateResult | None = None
-    wall_s: float = 0.0  # Duration of the call alone, measured in the worker; 0 if it did not return
+    wall_s: float = 0.0  # Duration of the call alone, measured in the worker; 0 if the call did not return
     cpu_s: float = 0.0  # CPU time, measured in the same way
     peak_mb: float = 0.0  # The peak memory of the call in MiB, if requested
     changed: Mapping[str, str] = field(default_factory=dict)  # The changed inputs, each with its change
-    events: tuple[tuple[str, str], ...] = ()  # The files, variables, network and programs used, as (kind, name)
+    events: tuple[
+        tuple[str, str], ...
+    ] = ()  # The files, variables, network addresses and programs used, as (kind, name)
 
     @property
     def text(self) -> str:
-        """The score as text, or the reason why the rollout is unscored."""
+        """The score as a string, or the reason why the rollout is unscored."""
         if self.score is not None:
             return f"{self.score:.4g}"
         return f"unscored ({self.failure.message if self.failure else 'no reason'})"
 
 
 class LocalBench(InProcessScorer):
-    """A bench that calls a reward in this process, without new workers and CPU time limits."""
+    """A bench that calls a reward in this process. It has no new workers and no CPU time limits."""
 
     is_confined = False
     level = "in_process"
@@ -76,7 +78,7 @@ class LocalBench(InProcessScorer):
         super().__init__(self._watch.wrap(spec), deadline_s)
 
     async def see(self, request: ScoringRequest, *, memory: bool = False, **_: object) -> CallOutcome:
-        """Call the reward; all options of `SandboxedBench.see` except `memory` are ignored."""
+        """Call the reward. All options of `SandboxedBench.see` except `memory` are ignored."""
         self._watch.observed, self._watch.wants_memory = None, memory
         scored = await self.score(request)
         return _seen(scored, self._watch.observed)
@@ -112,15 +114,15 @@ class SandboxedBench(SandboxedScorer):
 
         Args:
             request: the rollout to score.
-            worker: the index of the worker to use; each worker has its own interpreter.
-            memory: whether to measure the peak memory, which slows the call down.
+            worker: the index of the worker to use. Each worker has its own interpreter.
+            memory: whether to measure the peak memory. The measurement slows the call down.
             is_fresh: whether to use a new worker.
-            cpu_s: the CPU time limit of the call in seconds, if lower than that of the reward.
+            cpu_s: the CPU time limit of the call in seconds, if it is lower than the limit of the reward.
         """
         limits = self._base.limits
         if cpu_s is not None:
             limits = replace(limits, cpu_s=min(cpu_s, limits.cpu_s))
-        # Workers are also keyed by their limits, so a slightly longer limit selects another worker.
+        # Workers are also keyed by their limits, so a slightly longer limit selects a different worker.
         limits = replace(limits, wall_s=limits.wall_s + worker / 1024)
         self._reward = replace(self._base, limits=limits, level="isolated" if is_fresh else self._base.level)
         self._look, self._observed = {"memory": memory, "inputs": not memory and cpu_s is None}, None
@@ -141,7 +143,7 @@ Bench = LocalBench | SandboxedBench
 
 
 def bench_for(reward: Reward, deadline_s: float | None) -> Bench:
-    """Return a bench that calls a reward and records the calls. It is an async context manager."""
+    """Return a bench that calls a reward and records the calls. The bench is an async context manager."""
     if isinstance(reward, RewardSpec):
         return LocalBench(reward, deadline_s)
     if isinstance(reward, SandboxedReward):
@@ -150,7 +152,7 @@ def bench_for(reward: Reward, deadline_s: float | None) -> Bench:
 
 
 def _seen(scored: Scored, watched: Any) -> CallOutcome:
-    """Return the outcome of a call, with the valid parts of the untrusted record `watched`."""
+    """Return the outcome of a call. It includes the valid parts of the untrusted record `watched`."""
     watched = watched if isinstance(watched, dict) else {}
     numbers = {}
     for name in ("wall_s", "cpu_s", "peak_mb"):
@@ -174,7 +176,7 @@ def _seen(scored: Scored, watched: Any) -> CallOutcome:
 _TEXTS = ("42", "1000", "Paris", "A")
 _CALL = {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}
 _OTHERS: tuple[Any, ...] = (_CALL, ["red", "green", "blue"])
-"""Ground truths to try if the type annotation is missing and the reward rejects texts."""
+"""Ground truths to try if the type annotation is missing and the reward rejects strings."""
 _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("list[int]", ([3, 1, 2],)),
     ("list[float]", ([3.5, 1.0, 2.0],)),
@@ -191,13 +193,13 @@ _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 @dataclass(slots=True)
 class Question:
-    """A question with its ground truth, its known answers and their scores."""
+    """A question, its ground truth, its known answers and their scores."""
 
     blank: ScoringRequest  # The rollout without an answer, as if the agent did nothing
-    truth: Any = None  # The ground truth; None if the reward takes none
+    truth: Any = None  # The ground truth; None if the reward takes no ground truth
     gold: ScoringRequest | None = None  # A correct rollout; None if unknown
-    is_given: bool = False  # True if the user supplied the correct answer; otherwise it was found by trial
-    is_truth_given: bool = True  # True if the user supplied the truth; otherwise it was generated from the annotation
+    is_given: bool = False  # True if the user supplied the correct answer; otherwise, it was found by trial
+    is_truth_given: bool = True  # True if the user supplied the truth; otherwise, it was generated from the annotation
     form: Form | None = None  # The form of an answer; None if unknown or if the answer is not text
     wrong: Sequence[Any] = ()
     gold_seen: CallOutcome | None = None
@@ -212,11 +214,11 @@ class Question:
 
     @property
     def separates_answers(self) -> bool:
-        """True if the correct rollout earns more than wrong answers."""
+        """True if the correct rollout earns more than the wrong answers."""
         return self.gold_score is not None and self.floor is not None and self.gold_score > self.floor + LITTLE
 
     def answered(self, text: str | None, before: Sequence[Message] = ()) -> ScoringRequest:
-        """Return the rollout with the messages `before` and then this answer."""
+        """Return the rollout with the messages `before`, followed by this answer."""
         return with_messages(self.blank, (*self.blank.messages, *before, said(text)))
 
     def written(self, value: Any) -> str:
@@ -242,7 +244,7 @@ class Given:
 
 
 def build_questions(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[Question]:
-    """Create the questions for a reward, from the user's inputs or from the annotation of the ground truth."""
+    """Create the questions for a reward from the user's inputs or from the annotation of the ground truth."""
     if given.ends:
         pairs = given.ends[:most]
         return [Question(_before_answer(nothing), right.ground_truth, right, True) for right, nothing in pairs]
@@ -259,7 +261,7 @@ def build_questions(given: Given, annotation: str, *, takes_truth: bool, most: i
     if given.truths:
         answers: Sequence[str | None] = given.golds or [None] * len(given.truths)
         return [_make_question(truth, gold) for truth, gold in zip(given.truths, answers, strict=True)]
-    # Use texts if the annotation specifies no type, or allows texts.
+    # Use strings if the annotation specifies no type or allows strings.
     truths: Sequence[Any] = _TEXTS
     if "str" not in (part.strip() for part in annotation.split("|")):
         truths = next((own for name, own in _BY_ANNOTATION if name.lower() in annotation.lower()), _TEXTS)
@@ -275,7 +277,7 @@ def _make_question(truth: Any, gold: str | None = None, *, is_truth_given: bool 
 
 
 def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
-    """Return the rollout without its last answer and anything after it."""
+    """Return the rollout without its last answer and without the messages after that answer."""
     turns = [position for position, message in enumerate(rollout.messages) if message.role == "assistant"]
     return with_messages(rollout, rollout.messages[: turns[-1]] if turns else rollout.messages)
 
@@ -301,7 +303,7 @@ async def learned(
 
 
 async def _learn(question: Question, bench: Bench, chance: random.Random) -> None:
-    """Find the form of answers that the reward expects, and score a correct answer and wrong answers in this form."""
+    """Find the form of answer that the reward expects, and score a correct answer and wrong answers in this form."""
     question.wrong = wrong_values(question.truth, chance) if question.truth is not None else ()
     if question.gold is None and is_tool_call(question.truth):
         messages = (*question.blank.messages, tool_answer(question.truth))
@@ -325,7 +327,7 @@ async def _learn(question: Question, bench: Bench, chance: random.Random) -> Non
             continue  # An unscored wrong answer is a separate finding, not evidence about this form
         if not tried.separates_answers:
             question.alike = (
-                f"{tried.written(question.truth)[:60]}: {tried.gold_score:.4g}, the same as for wrong answers"
+                f"{tried.written(question.truth)[:60]}: {tried.gold_score:.4g}, the same score that wrong answers get"
             )
         else:
             best = tried.gold_score
@@ -347,7 +349,10 @@ async def _floor(question: Question, bench: Bench) -> float | None:
 
 
 def _given_form(gold: ScoringRequest, truth: Any) -> Form | None:
-    """Return the form of the user's correct answer, or None unless it contains the ground truth exactly once."""
+    """Return the form of the user's correct answer.
+
+    If the answer does not contain the ground truth exactly once, return None.
+    """
     if truth is None:
         return None
     text = gold.messages[-1].text if gold.messages else ""
@@ -362,7 +367,7 @@ def _given_form(gold: ScoringRequest, truth: Any) -> Form | None:
 
 @dataclass(slots=True)
 class RewardReport(Report):
-    """The report on a reward, with all its findings."""
+    """The report on a reward. It contains all findings."""
 
     examples: int | None = None
     level: str = ""
@@ -373,7 +378,10 @@ class RewardReport(Report):
     def note(
         self, kind: str, level: Level, message: str, evidence: Iterable[str] | None = None, *, most: int = 4
     ) -> None:
-        """Add a finding with at most `most` lines of evidence, unless `evidence` is given but empty."""
+        """Add a finding. It keeps at most `most` lines of evidence.
+
+        If `evidence` is given but empty, no finding is added.
+        """
         lines = tuple(dict.fromkeys(evidence or ()))[:most]
         if lines or evidence is None:
             self.add([Finding(level, kind, message, evidence=lines)])
@@ -384,7 +392,7 @@ class RewardReport(Report):
         self.counts = Counter((finding.level, finding.kind) for finding in self.findings)
 
     def cannot(self, check: str, why: str) -> None:
-        """Record that a check is not possible; only the first reason is kept."""
+        """Record that a check is not possible. Only the first reason is kept."""
         self.unchecked.setdefault(check, why)
 
     def to_json(self) -> dict[str, Any]:
@@ -420,7 +428,7 @@ class RewardReport(Report):
 
 
 def quoted(text: str, limit: int) -> str:
-    """Return a text on one line, cut to about `limit` characters, without terminal control sequences."""
+    """Return a string on one line, cut to about `limit` characters and without terminal control sequences."""
     return one_line(truncate(text, limit))
 
 
@@ -441,7 +449,10 @@ class CheckContext:
 
     @property
     def first(self) -> Question:
-        """The question that most probes use; if possible, one whose correct answer earns more than wrong answers."""
+        """The question that most probes use.
+
+        If possible, it is a question whose correct answer earns more than wrong answers.
+        """
         return next((question for question in self.questions if question.separates_answers), self.questions[0])
 
     @property
@@ -459,7 +470,10 @@ class CheckContext:
 
 
 def takes_truth(parameters: frozenset[str] | None) -> bool:
-    """Return True if a reward with these parameters takes the ground truth; None stands for any parameters."""
+    """Return True if a reward with these parameters takes the ground truth.
+
+    None means that all parameters are accepted.
+    """
     return parameters is None or bool(parameters & {"ground_truth", "ground_truths"})
 
 
@@ -467,6 +481,6 @@ Probe = Callable[[CheckContext], Awaitable[None]]
 
 
 def evidence(name: str, seen: CallOutcome, text: str | None = None) -> str:
-    """Return a line of evidence for `RewardReport.note`, with the rollout, its answer and its score."""
+    """Return a line of evidence for `RewardReport.note` that shows the rollout, its answer and its score."""
     answer = f' "{quoted(text, 60)}"' if text is not None else ""
     return f"{name}{answer}: {seen.text}"

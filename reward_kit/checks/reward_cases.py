@@ -19,7 +19,7 @@ _MEGABYTE = 1 << 20
 
 
 class OddHistory(NamedTuple):
-    """A history that a reward may not expect; `is_models` is True if the output of a model can cause it."""
+    """A history that a reward may not expect. If the output of a model can cause it, `is_models` is True."""
 
     name: str
     messages: tuple[Message, ...]
@@ -27,13 +27,13 @@ class OddHistory(NamedTuple):
 
 
 def with_messages(request: ScoringRequest, messages: Sequence[Message]) -> ScoringRequest:
-    """Return a copy of the request with other messages, and the same facts about the end of the episode."""
+    """Return a copy of the request with different messages. The facts about the end of the episode stay the same."""
     episode = request.episode and _episode(request.rollout_id, messages)
     return replace(request, messages=tuple(messages), assistant_turns=_turns(messages), episode=episode)
 
 
 def make_request(messages: Sequence[Message], ground_truth: Any = None, **facts: Any) -> ScoringRequest:
-    """Create a rollout with these messages, and with steps that are derived from them."""
+    """Create a rollout with these messages. The steps are derived from the messages."""
     return ScoringRequest(
         rollout_id="check",
         messages=tuple(messages),
@@ -66,13 +66,16 @@ def said(content: str | list[dict[str, Any]] | None, **more: Any) -> Message:
 
 
 def calling(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any]:
-    """Create a tool call in the format of chat endpoints; arguments that are a str are not encoded again."""
+    """Create a tool call in the format of chat endpoints. Arguments that are already a string are not encoded again."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def odd_histories(prompt: Sequence[Message]) -> Iterator[OddHistory]:
-    """Yield continuations of `prompt` that break rewards, as known from published bugs and from model providers."""
+    """Yield continuations of `prompt` that break rewards.
+
+    The cases are known from published bugs and from the APIs of model providers.
+    """
     asked = tuple(prompt) or (user(QUESTION),)
     call = calling("look_up", {"key": "value"})
     answer = Message(role="tool", tool_call_id="call_1", content="found")
@@ -100,7 +103,7 @@ def odd_histories(prompt: Sequence[Message]) -> Iterator[OddHistory]:
 
 
 def odd_texts() -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of answers that break parsers."""
+    """Yield the names and contents of answers that break parsers."""
     yield from {
         "spaces": " \n\t ",
         "a lone surrogate": "\ud83d answer",
@@ -127,7 +130,7 @@ def odd_texts() -> Iterator[tuple[str, str]]:
 
 
 def long_texts() -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of answers of one megabyte."""
+    """Yield the names and contents of answers with a size of one megabyte."""
     yield "a megabyte of words", "word " * (_MEGABYTE // 5)
     yield "a megabyte of lines", "line\n" * (_MEGABYTE // 5)
 
@@ -156,7 +159,7 @@ _WORDS = ("a zebra", "no", "yesterday", "Reykjavik", "green", "seven", "nobody",
 
 
 class Form(NamedTuple):
-    """A form of answers: its name, and a function that adds the surrounding text to an answer."""
+    """A form of answer. It consists of a name and a function that adds the surrounding text to an answer."""
 
     name: str
     write: Callable[[str], str]
@@ -176,7 +179,7 @@ FORMS = (
     Form("a JSON block", lambda text: f"```json\n{text}\n```"),
     Form("JSON with an answer", lambda text: json.dumps({"answer": text})),
 )
-"""The forms to try, in this order, if the form that a reward expects is unknown."""
+"""The forms to try, in this order, if the form of answer that a reward expects is unknown."""
 
 
 def truth_text(truth: Any) -> str:
@@ -185,7 +188,10 @@ def truth_text(truth: Any) -> str:
 
 
 def truth_positions(truth: Any, text: str) -> Iterator[tuple[int, int]]:
-    """Yield the positions of a ground truth in a text; a number also matches equal numbers, such as 8.0 in "8.00"."""
+    """Yield the positions of a ground truth in a string.
+
+    A number also matches equal numbers. For example, 8.0 matches "8.00".
+    """
     if is_number(truth):
         yield from (match.span() for match in _NUMBERS.finditer(text) if _value(match[0]) == _value(truth))
     elif written := truth_text(truth):
@@ -221,7 +227,7 @@ def _calls(truth: Any) -> list[Any]:
 
 
 def tool_answer(truth: Any) -> Message:
-    """Create an assistant message with the tool calls of a ground truth."""
+    """Create an assistant message that contains the tool calls of a ground truth."""
     made = []
     for index, call in enumerate(_calls(truth)):
         inner = call.get("function") if isinstance(call.get("function"), Mapping) else call
@@ -265,7 +271,7 @@ def near_values(truth: Any) -> list[Any]:
 
 
 def equal_forms(truth: Any) -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of equivalent forms of the answer."""
+    """Yield the names and contents of equivalent forms of the answer."""
     text = truth_text(truth).strip()
     if is_number(truth):
         value = _value(truth)

@@ -1,4 +1,7 @@
-"""Checks of training rows, and of the rollouts of TRL and verifiers, by the same rules as episodes."""
+"""Checks of training rows and of rollouts from TRL and verifiers.
+
+They apply the same rules as the checks of episodes.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +46,12 @@ def check_rows(
 
     Args:
         batch: the rows, one per segment.
-        episodes: the episodes of the rows. They are required to separate consecutive actions without an observation
-            between them; otherwise, each run of ones in the action mask counts as one action.
+        episodes: the episodes of the rows. They are required to separate consecutive actions that have no observation
+            between them. Without the episodes, each run of ones in the action mask counts as one action.
         token_logprobs: a function that maps token ids (T,) to their log-probabilities (T,) under the weights that
-            sampled them.
-        current_version: the version of the model's current weights. By default, it is read from
-            `meta_info["policy_version"]` if present.
+            sampled the tokens.
+        current_version: the version of the model's current weights. By default, the version is read from
+            `meta_info["policy_version"]` if that is present.
         max_staleness: the maximum number of versions by which the weights of an action may lag behind
             `current_version`.
 
@@ -56,7 +59,7 @@ def check_rows(
         The problems found.
 
     Raises:
-        ConfigError: the batch has no `input_ids` or `action_mask`.
+        ConfigError: If the batch has no `input_ids` or no `action_mask`.
     """
     if missing := [key for key in ("input_ids", "action_mask") if key not in batch.batch and len(batch)]:
         raise ConfigError(f"the batch has no {missing[0]!r}; rows must have input_ids and action_mask")
@@ -87,7 +90,7 @@ def _check_masks(findings: Findings, row: Mapping[str, Array]) -> None:
     for key in (*_MASKS, *_VALUES):
         if key in row and len(row[key]) != size:
             sizes = f"{key} has {len(row[key])} entries, but input_ids has {size}"
-            findings.error("length-mismatch", f"{sizes}; the array may cover only the completion")
+            findings.error("length-mismatch", f"{sizes}; perhaps the array covers only the completion")
     for key in _MASKS:
         if key in row and len(wrong := np.flatnonzero((row[key] != 0) & (row[key] != 1))):
             findings.error("mask-values", f"{key} is {row[key][wrong[0]]}", token=int(wrong[0]))
@@ -100,18 +103,18 @@ def _check_masks(findings: Findings, row: Mapping[str, Array]) -> None:
 
 
 def _attended(row: Mapping[str, Array]) -> slice:
-    """Return the slice of a row without padding, which is empty if the attention mask is all zeros."""
+    """Return the slice of a row that is not padding. The slice is empty if the attention mask is all zeros."""
     attended = np.flatnonzero(row.get("attention_mask", np.ones(len(row["input_ids"]))) == 1)
     return slice(int(attended[0]), int(attended[-1]) + 1) if len(attended) else slice(0, 0)
 
 
 def _row_tokens(row: Mapping[str, Array], segment: Sequence[Action]) -> CheckedTokens:
-    """Return the tokens of a row, with the actions of its segment if they agree with the mask."""
+    """Return the tokens of a row. The actions of its segment are included if they agree with the mask."""
     offset, mask = _attended(row).start, row["action_mask"]
     actions = tuple(Action(a.step, a.start + offset, a.stop + offset) for a in segment)
     covered = sum(int(mask[a.start : a.stop].sum()) for a in actions)
     if not covered == sum(a.stop - a.start for a in actions) == mask.sum():
-        actions = ()  # One row per action, or an invalid mask: only the mask is known
+        actions = ()  # There is one row per action, or the mask is invalid, so only the mask is known
     return CheckedTokens(row["input_ids"], mask, row.get("logprobs"), actions)
 
 
@@ -185,22 +188,23 @@ def check_trl_rollout(
 ) -> list[Finding]:
     """Check the dict that a `rollout_func` returns to TRL's `GRPOTrainer`.
 
-    `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` (1 on the tokens of the model, 0 on those of
-    the environment) contain one list per prompt; a single row is also accepted. The format stores one sequence per
-    episode rather than the input of each turn. Adjacent actions, credit, versions, initial states and drifted prefixes
-    can therefore not be checked. A row whose `score` is `None` is unscored, and may be masked entirely.
+    `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` contain one list per prompt. A single row is
+    also accepted. `env_mask` is 1 on the tokens of the model and 0 on the tokens of the environment. The format stores
+    one sequence per episode rather than the input of each turn. Adjacent actions, credit, versions, initial states and
+    drifted prefixes can therefore not be checked. A row whose `score` is `None` is unscored, and all its tokens may be
+    masked.
 
     Args:
         rollout: the dict.
         what: the name of the record in messages.
         token_logprobs: a function that maps token ids (T,) to their log-probabilities (T,) under the weights that
-            sampled them.
+            sampled the tokens.
 
     Returns:
         The problems found.
 
     Raises:
-        ConfigError: the dict has a different format.
+        ConfigError: If the dict has a different format.
     """
     columns: dict[str, list[Array]] = {}
     for key in ("prompt_ids", "completion_ids", "logprobs", "env_mask"):
@@ -233,11 +237,11 @@ def check_trl_rollout(
 def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs: LogprobsOf | None) -> None:
     prompt, completion, logprobs = row["prompt_ids"], row["completion_ids"], row.get("logprobs")
     if not len(completion):
-        text = "the completion is empty, which TRL rejects; return at least the end-of-sequence token"
+        text = "the completion is empty, and TRL rejects empty completions; return at least the end-of-sequence token"
         findings.error("empty-completion", text)
         return
     # Concatenated prompts: the second repeats the first and continues with the first action, which also begins the
-    # completion. Require four equal tokens, since a prompt may repeat itself.
+    # completion. Require four equal tokens, because a prompt may repeat itself.
     for size in range(1, len(prompt) // 2 + 1):
         if prompt[size] != prompt[0] or not np.array_equal(prompt[:size], prompt[size : 2 * size]):
             continue
@@ -245,7 +249,7 @@ def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs:
         if agreeing and size + agreeing >= 4:
             text = (
                 f"the prompt repeats after {size} tokens and continues like the completion; the prompts of all turns "
-                "were concatenated (as in build_harness_rollout_func of OpenEnv), which the model never saw"
+                "were concatenated (as in build_harness_rollout_func of OpenEnv), but the model never saw that sequence"
             )
             findings.error("concatenated-prompts", text, token=size)
             return
@@ -261,26 +265,27 @@ def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs:
 def check_verifiers_trace(
     trace: Mapping[str, Any], *, what: str = "trace", token_logprobs: LogprobsOf | None = None
 ) -> list[Finding]:
-    """Check a trace of verifiers: a state with a `trajectory` (v0), or a trace with `nodes` (v1).
+    """Check a trace of verifiers, which is a state with a `trajectory` (v0) or a trace with `nodes` (v1).
 
-    v0 stores the whole prompt and the sampled tokens of each step. Drifted prefixes are therefore detected, but
-    contexts that were rewritten intentionally are reported too, since v0 cannot record a reason.
+    v0 stores the whole prompt and the sampled tokens of each step. Drifted prefixes are therefore detected. Contexts
+    that were rewritten intentionally are reported too, because v0 cannot record a reason.
 
-    v1 stores messages as a tree; each node has the tokens that it adds, and log-probabilities only for sampled tokens.
-    In v1, a drifted prefix is a separate branch and cannot be distinguished from a compacted context. Shifted
-    log-probabilities and credit on observations cannot occur. Neither format stores policy versions or initial states.
+    v1 stores the messages as a tree. Each node contains the tokens that it adds, and has log-probabilities only for
+    sampled tokens. In v1, a drifted prefix is a separate branch and cannot be distinguished from a compacted context.
+    Shifted log-probabilities and credit on observations cannot occur. Neither format stores policy versions or initial
+    states.
 
     Args:
         trace: the dict, as parsed from JSON.
         what: the name of the record in messages.
         token_logprobs: a function that maps token ids (T,) to their log-probabilities (T,) under the weights that
-            sampled them.
+            sampled the tokens.
 
     Returns:
         The problems found.
 
     Raises:
-        ConfigError: the trace has neither format.
+        ConfigError: If the trace has neither format.
     """
     findings = Findings(what)
     try:
@@ -334,7 +339,7 @@ def _check_turn(findings: Findings, number: int, turn: Mapping[str, Any]) -> Non
     if any(value not in (0, 1) for value in (*on_prompt, *on_completion)):
         findings.error("mask-values", "a mask contains values other than 0 and 1", step=number)
     elif any(on_prompt):
-        text = "prompt_mask is 1 on prompt tokens; earlier actions must only be trained on in their own steps"
+        text = "prompt_mask is 1 on prompt tokens; earlier actions must be trained on only in their own steps"
         findings.error("mask-on-prompt", text, step=number)
     elif on_completion and not any(on_completion):
         findings.error("inverted-mask", "completion_mask is 0 on all sampled tokens", step=number)
@@ -352,7 +357,7 @@ def _check_nodes(findings: Findings, nodes: Sequence[Mapping[str, Any]], token_l
         branch = Findings(f"{findings.subject}, branch to node {leaf}")
         check_tokens(branch, _branch(nodes, leaf), token_logprobs=token_logprobs)
         for finding in branch:
-            # Branches share prefixes; report each fault once.
+            # Branches share prefixes, so report each fault only once.
             if (key := (finding.kind, finding.step, finding.token)) not in seen:
                 seen.add(key)
                 findings.append(finding)
@@ -368,7 +373,9 @@ def _node_findings(subject: str, number: int, node: Mapping[str, Any]) -> Findin
     sampled = sum(map(bool, mask))
     for key in ("logprobs", "advantages"):
         if (values := node.get(key)) and len(values) != sampled:
-            text = f"{sampled} sampled tokens, but {len(values)} {key}; expected one for each true entry in the mask"
+            text = (
+                f"{sampled} sampled tokens, but {len(values)} {key}; expected one value for each true entry in the mask"
+            )
             findings.error("length-mismatch", text)
     if sampled and not node.get("sampled"):
         findings.error("mask-on-prompt", "the mask marks sampled tokens, but the message was not sampled")
@@ -400,11 +407,11 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
     """Check each record of a file, and yield its findings.
 
     Args:
-        path: a `.jsonl` file with one record per line, or a JSON file with a record or a list of records.
-        form: one of `FORMATS`. A record in another format is reported as a finding.
+        path: a `.jsonl` file with one record per line, or a JSON file that contains a record or a list of records.
+        form: one of `FORMATS`. A record in a different format is reported as a finding.
 
     Raises:
-        ConfigError: the file cannot be read, or none of its records has the format.
+        ConfigError: If the file cannot be read, or if none of its records has the format.
     """
     if form not in _CHECKS:
         raise ConfigError(f"unknown format {form!r}{did_you_mean(form, _CHECKS)}")
@@ -421,11 +428,11 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
             findings = [Finding("error", "unreadable", str(error))]
         yield findings
     if refused is not None and not is_of_form:
-        raise refused  # The whole file is in another format
+        raise refused  # The whole file is in a different format
 
 
 def _records(path: Path) -> Iterator[tuple[str, str | None, Any]]:
-    """Yield the name, the text and the value of each record; the text is `None` if the value is already parsed."""
+    """Yield the name, the text and the value of each record. If the value is already parsed, the text is `None`."""
     try:
         with path.open(encoding="utf-8-sig") as lines:
             if path.suffix == ".jsonl":

@@ -1,4 +1,4 @@
-"""Checks of the episodes of a run with their scores and credit, and of files with rollouts of other trainers."""
+"""Checks of the episodes of a run with their scores and credit, and of rollout files of other trainers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SAME = 1e-9
 
 
 def is_run(target: str) -> bool:
-    """Return True if a target is a directory, or looks like one that does not exist."""
+    """Return True if a target is a directory, or if it does not exist but looks like the path of a directory."""
     path = Path(target)
     if path.exists() or ":" in target or path.suffix:
         return path.is_dir()
@@ -34,7 +34,7 @@ def is_run(target: str) -> bool:
 
 
 def is_foreign_file(target: str) -> bool:
-    """Return True if a target is the path of a file of records, which may not exist."""
+    """Return True if a target is the path of a file of records. The file does not have to exist."""
     return target.endswith((".json", ".jsonl"))
 
 
@@ -51,20 +51,20 @@ def check_file(path: Path, form: str | None) -> Report:
 
 
 def check_run(run: Path, progress: Callable[[int, float], None] = lambda number, share: None) -> Report:
-    """Check all episodes of a run with their scores and credit.
+    """Check all episodes of a run, including their scores and credit.
 
     Args:
         run: the directory of the run.
-        progress: a function to call for each line of `episodes.jsonl`, with its number and the fraction of the file
-            that has been read.
+        progress: a function that is called for each line of `episodes.jsonl` with the number of the line and the
+            fraction of the file that has been read.
 
     Raises:
-        ConfigError: the run does not exist.
-        StoreError: a file of the run cannot be read.
+        ConfigError: If the run does not exist.
+        StoreError: If a file of the run cannot be read.
     """
     _require_run(run)
     report, credit, groups = Report(str(run)), _CreditLines(run), BatchChecks()
-    # Memory holds one bit per score and the offsets of credit lines.
+    # Only one bit per score and the offsets of the credit lines are kept in memory.
     is_scored = {(one["rollout_id"], get_attempt(one)): one.get("score") is not None for one in read_scores(run)}
     size, read, seen = (run / _EPISODES).stat().st_size, 0, set()
     for number, (_, line) in enumerate(placed_lines(run / _EPISODES), 1):
@@ -107,7 +107,7 @@ def _require_run(run: Path) -> None:
     if run.is_dir():
         inside = [entry.name for entry in sorted(run.iterdir()) if (entry / _EPISODES).is_file()]
         newest = f"; pass one of the runs in this directory, such as {run / inside[-1]}" if inside else ""
-        raise ConfigError(f"{run} is not a run, since it has no {_EPISODES}{newest}")
+        raise ConfigError(f"{run} is not a run, because it has no {_EPISODES}{newest}")
     if (Path("runs") / run / _EPISODES).is_file():  # the default directory of runs
         raise ConfigError(f"no run {run}; did you mean {str(Path('runs') / run)!r}?")
     near = did_you_mean(run.name, (entry.name for entry in run.parent.iterdir())) if run.parent.is_dir() else ""
@@ -140,7 +140,10 @@ def _check_record(findings: Findings, run: Path, record: Mapping[str, Any], epis
 
 
 def _check_header(run: Path, rollouts: int | None) -> Findings:
-    """Check `run.json` if it exists; `rollouts` is the number of episodes, or None if some cannot be read."""
+    """Check `run.json` if it exists.
+
+    `rollouts` is the number of episodes, or None if some episodes cannot be read.
+    """
     findings = Findings(FILE)
     if not (run / FILE).is_file():
         return findings
@@ -187,7 +190,7 @@ def _check_summary(run: Path) -> Findings:
 
 
 class _CreditLines:
-    """Index of the lines in `credit.jsonl`, which has consecutive lines for the last attempt of each episode."""
+    """Index of the lines in `credit.jsonl`. The lines for the last attempt of an episode are consecutive."""
 
     def __init__(self, run: Path) -> None:
         self._weights = _combination_weights(run)
@@ -202,7 +205,7 @@ class _CreditLines:
                 record = json.loads(line)
                 rollout_id, attempt = str(record["rollout_id"]), operator.index(get_attempt(record))
             except (ValueError, KeyError, TypeError, AttributeError):
-                self._is_damaged = True  # another finding reports the line
+                self._is_damaged = True  # a different finding reports the line
             else:
                 self._attempts[rollout_id] = max(attempt, self._attempts.get(rollout_id, 0))
         last, offset = None, 0
@@ -214,7 +217,10 @@ class _CreditLines:
                 last, offset = rollout_id, offset + len(line)
 
     def read(self, rollout_id: str, attempt: int) -> list[dict[str, Any]] | None:
-        """Return the lines of an episode, or None if it has none or this is not its last attempt."""
+        """Return the lines of an episode.
+
+        If the episode has no lines, or if this is not its last attempt, return None.
+        """
         if rollout_id not in self._offsets or self._attempts.get(rollout_id) != attempt:
             return None
         rows: list[dict[str, Any]] = []
@@ -248,7 +254,10 @@ class _CreditLines:
                 return
 
     def strays(self) -> list[Finding]:
-        """Report the credit of missing episodes, unless a line of `episodes.jsonl` cannot be read."""
+        """Report credit that belongs to no episode of the run.
+
+        If a line of `episodes.jsonl` cannot be read, nothing is reported.
+        """
         findings = Findings(CREDIT)
         for rollout_id in () if self._is_damaged else sorted(self._offsets.keys() - self._attempts.keys()):
             text = f"there is credit for episode {rollout_id}, but {_EPISODES} does not contain this episode"
@@ -257,17 +266,16 @@ class _CreditLines:
 
 
 def _combination_weights(run: Path) -> tuple[float, float] | None:
-    """Return the weights of A_E and A_S in A, or None if the run has no credit or they are unknown."""
+    """Return the weights of A_E and A_S in A, or None if the run has no credit or the weights are unknown."""
     if (settings := credit_settings(run)) is None:
         return None
-    if settings.estimator != "gigpo":
-        return 1.0, 1.0
     options = settings.options()
-    is_additive = options.get("combination") == "additive"
-    weight = options.get("step_weight" if is_additive else "omega")
+    is_convex = settings.estimator == "gigpo" and options.get("combination") != "additive"
+    default = None if settings.estimator == "gigpo" else 1.0
+    weight = options.get("omega" if is_convex else "step_weight", default)
     if not isinstance(weight, int | float):
         return None
-    return (1.0, weight) if is_additive else (weight, 1.0 - weight)
+    return (weight, 1.0 - weight) if is_convex else (1.0, weight)
 
 
 def _credit_line(line: bytes, location: str) -> dict[str, Any]:

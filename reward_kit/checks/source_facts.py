@@ -21,16 +21,17 @@ class SourceFacts:
     ground_truth: str = ""  # the annotation of `ground_truth`, "" if it is missing
     words: tuple[str, ...] = ()  # the string literals of the file, without docstrings
     patterns: tuple[str, ...] = ()  # the literals used as regular expressions
-    zeros: tuple[int, ...] = ()  # lines where a broad `except` of the reward or its helpers leads to a score
+    zeros: tuple[int, ...] = ()  # lines at which a broad `except` in the reward or its helpers leads to a score
     chance: tuple[str, ...] = ()  # imported modules whose values differ between calls
-    has_sets: bool = False  # uses the order of sets or hashes, which differ between interpreters
+    has_sets: bool = False  # True if the source uses the order of sets or hashes, which differs between interpreters
 
 
 def read_facts(text: str, name: str) -> SourceFacts:
     """Analyze the source of a reward's file without executing it.
 
     Args:
-        text: the source. If it is not valid Python, the result is empty, and the error is raised on loading.
+        text: the source. If it is not valid Python, the result is empty, and the error is raised when the reward is
+            loaded.
         name: the qualified name of the reward in the file.
     """
     if (tree := _parse(text)) is None:
@@ -64,7 +65,10 @@ def read_facts(text: str, name: str) -> SourceFacts:
 
 
 def kind_in(text: str, name: str) -> str:
-    """Return the kind of the definition `name`: "reward", "class" for a class without `score`, or "" if unknown."""
+    """Return the kind of the definition `name`.
+
+    The kind is "reward", "class" for a class without `score`, or "" if it is unknown.
+    """
     if (tree := _parse(text)) is None:
         return ""
     definition = find_definition(name, tree.body)
@@ -75,7 +79,7 @@ def kind_in(text: str, name: str) -> str:
 
 
 def rewards_in(text: str) -> list[str]:
-    """Return the names of decorated rewards or, without decorated ones, of functions that take `messages`."""
+    """Return the names of the decorated rewards. If there are none, return the functions that take `messages`."""
     if (tree := _parse(text)) is None:
         return []
     known = [node for node in definitions(tree.body) if not node.name.startswith("_")]
@@ -104,7 +108,7 @@ def _truth_annotation(tree: ast.Module, name: str) -> str:
 
 
 def _reached(tree: ast.Module, name: str) -> list[ast.AST]:
-    """Return the reward, and the functions and classes in its file that it uses directly or indirectly."""
+    """Return the reward and the functions and classes in its file that it uses directly or indirectly."""
     if (first := find_definition(name, tree.body)) is None:
         return [tree]
     known = {node.name: node for node in definitions(tree.body)}
@@ -116,7 +120,10 @@ def _reached(tree: ast.Module, name: str) -> list[ast.AST]:
 
 
 def _zeros(tree: ast.AST) -> Iterator[int]:
-    """Yield the line numbers at which a broad `except` returns a number, or a result that is not marked as invalid."""
+    """Yield the numbers of the lines at which a broad `except` hides an error.
+
+    At these lines, it returns a number or a result that is not marked as invalid.
+    """
     for node in ast.walk(tree):
         if not isinstance(node, ast.ExceptHandler):
             continue

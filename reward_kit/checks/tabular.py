@@ -1,4 +1,4 @@
-"""Tasks small enough to enumerate every path, with the exact gradient of the expected score."""
+"""Tasks that are small enough to enumerate every path, and the exact gradient of their expected score."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Branch(NamedTuple):
-    """A possible outcome of an action; without a next state the task has ended."""
+    """A possible outcome of an action. If there is no next state, the task has ended."""
 
     probability: float
     reward: float
@@ -31,7 +31,10 @@ class Choice(NamedTuple):
 
 
 class Path(NamedTuple):
-    """A whole episode and its probability under the policy. `next_state` is where a truncated one was cut off."""
+    """A whole episode and its probability under the policy.
+
+    If the episode was truncated, `next_state` is the state in which it was cut off.
+    """
 
     probability: float
     turns: tuple[Choice, ...]
@@ -44,15 +47,15 @@ class Path(NamedTuple):
 
     @property
     def returns(self) -> list[float]:
-        """Return the return from each turn on."""
+        """Return the return of each turn, which is the sum of the rewards from that turn on."""
         return [math.fsum(turn.reward for turn in self.turns[k:]) for k in range(len(self.turns))]
 
 
 @dataclass(frozen=True)
 class TabularTask:
-    """A task of a few states, with the policy that plays it: for each state, the chance of each action.
+    """A task of a few states, and its policy. For each state, the policy has a probability for each action.
 
-    The policy's parameters are its logits, one for each state and action, flattened to a vector of length P.
+    The parameters of the policy are its logits, one per state and action, flattened to a vector of length P.
     """
 
     branches: Mapping[tuple[str, int], Sequence[Branch]]
@@ -71,12 +74,12 @@ class TabularTask:
         return slice(row * width, (row + 1) * width)
 
     def chances(self, state: str, logits_P: Floats | None = None) -> Floats:
-        """Return the softmax of the state's logits, given or the policy's own."""
+        """Return the softmax of the logits of a state. By default, the logits of the policy are used."""
         exponentials = np.exp((self.logits_P if logits_P is None else logits_P)[self.rows(state)])
         return np.asarray(exponentials / exponentials.sum())
 
     def paths(self, logits_P: Floats | None = None) -> list[Path]:
-        """Return every path under these logits or the policy's own."""
+        """Return every path under these logits. By default, the logits of the policy are used."""
         return list(self._paths(Path(1.0, (), self.start), self.logits_P if logits_P is None else logits_P))
 
     def _paths(self, path: Path, logits_P: Floats) -> Iterator[Path]:
@@ -90,7 +93,10 @@ class TabularTask:
                 yield from self._paths(Path(path.probability * chance * probability, turns, next_state), logits_P)
 
     def score_functions(self, path: Path) -> Floats:
-        """Return (K, P) each turn's gradient of log pi(a_k | s_k) by the logits: one_hot(a_k) - pi."""
+        """Return the gradient of log pi(a_k | s_k) with respect to the logits, for each turn k.
+
+        The result has shape (K, P). Each gradient is one_hot(a_k) - pi.
+        """
         gradients_KP = np.zeros((len(path.turns), len(self.logits_P)))
         for k, turn in enumerate(path.turns):
             rows = self.rows(turn.state)
@@ -99,7 +105,7 @@ class TabularTask:
         return gradients_KP
 
     def policy_gradient(self) -> Floats:
-        """Return (P,) the exact gradient of the expected score: E[score * sum of score functions]."""
+        """Return the exact gradient (P,) of the expected score: E[score * sum of score functions]."""
         terms = [path.probability * path.score * self.score_functions(path).sum(axis=0) for path in self.paths()]
         return np.asarray(np.sum(terms, axis=0))
 
@@ -110,5 +116,5 @@ def cosine(a: Floats, b: Floats) -> float:
 
 
 def error_of(gradient: Floats, exact: Floats) -> float:
-    """Return the norm of the difference relative to the exact gradient."""
+    """Return the norm of the difference between a gradient and the exact one, relative to the norm of the exact one."""
     return float(np.linalg.norm(gradient - exact) / np.linalg.norm(exact))

@@ -28,10 +28,12 @@ class ScenarioResult:
 
     Attributes:
         scenario: the name of the scenario.
-        cosine: the cosine of the angle to the exact gradient; NaN if the gradient is 0 or not finite.
-        scale: the factor of the exact gradient that is closest to the gradient; NaN if it is not finite.
-        error: the norm of the rest, relative to that of the gradient. It is 0 if the direction is exact.
-        formula: the formula that the trainer computes on every batch, or None if it is not a known one.
+        cosine: the cosine of the angle to the exact gradient. NaN if the gradient is 0 or not finite.
+        scale: the factor by which the exact gradient must be multiplied to be closest to the gradient. NaN if the
+            gradient is not finite.
+        error: the norm of the remaining difference, relative to the norm of the gradient. It is 0 if the direction is
+            exact.
+        formula: the formula that the trainer computes on every batch, or None if no known formula matches.
         causes: the kinds of the findings.
         is_supported: False if the trainer raised `NotImplementedError`.
     """
@@ -45,7 +47,7 @@ class ScenarioResult:
     is_supported: bool = True
 
     def line(self) -> str:
-        """Return the result as text."""
+        """Return the result as one line of the report."""
         if not self.is_supported:
             return f"{self.scenario:20} not supported by the trainer"
         formula = self.formula.text if self.formula else "no known formula"
@@ -58,7 +60,7 @@ class TrainerReport:
 
     Attributes:
         results: the result of each scenario.
-        report: the findings, with one unit per scenario.
+        report: the findings. Each scenario counts as one unit.
     """
 
     results: tuple[ScenarioResult, ...]
@@ -75,30 +77,30 @@ def check_trainer(
 ) -> TrainerReport:
     """Run a trainer's advantages and loss on enumerated batches, and compare its gradient with the exact one.
 
-    Nothing is sampled: in each scenario, `loss` is called once on every possible batch, and the gradients are summed
-    with the probabilities of the batches. The policy of the batches is the one that is trained, so that no ratio is
-    clipped. Every token of a batch has a gradient of its own. The findings name the formula that gives the same
-    gradient on all batches, if it is known, by its deviations from an unbiased estimate.
+    Nothing is sampled. In each scenario, `loss` is called once on every possible batch, and the gradients are summed,
+    weighted with the probabilities of the batches. The policy that generated the batches is also the policy that is
+    trained, so no ratio is clipped. Every token of a batch has a separate gradient. If a known formula gives the same
+    gradient on all batches, the findings name its deviations from an unbiased estimate.
 
     Args:
-        loss: a function of a batch, which is a dict with float64 tensors of B rows and T tokens: `log_probs` (a leaf,
-            B×T), `old_log_probs` (B×T), `response_mask` (B×T, 1 for tokens of actions), `attention_mask` (B×T, 0 for
-            padding), `token_level_rewards` (B×T, NaN on the last token of an unscored episode), `episode_rewards` (B,
-            NaN if unscored), `rewards` (B, the sum of the rewards of the row's steps) and `is_last_step` (B, bool), the
-            NumPy arrays `uid`, `traj_uid` and `anchor_obs` (B, the group, the episode, and the state before the row's
-            first step), and `micro_batches`, a list of tensors with the indices of their rows. It returns the loss of
-            the optimizer step, or its gradient (B×T) by `log_probs`. It raises `NotImplementedError` for a batch that
-            the trainer never gets.
+        loss: a function of a batch. The batch is a dict with float64 tensors of B rows and T tokens: `log_probs` (a
+            leaf, B×T), `old_log_probs` (B×T), `response_mask` (B×T, 1 for tokens of actions), `attention_mask` (B×T, 0
+            for padding), `token_level_rewards` (B×T, NaN on the last token of an unscored episode), `episode_rewards`
+            (B, NaN if unscored), `rewards` (B, the sum of the rewards of the row's steps) and `is_last_step` (B, bool).
+            The dict also contains the NumPy arrays `uid`, `traj_uid` and `anchor_obs` (B, the group, the episode, and
+            the state before the row's first step), and `micro_batches`, a list of tensors with the row indices of each
+            micro-batch. The function returns the loss of the optimizer step, or the gradient of the loss with respect
+            to `log_probs` (B×T). It raises `NotImplementedError` for a batch that the trainer never gets.
         target: the name of the trainer in the report.
-        scenarios: the names of the scenarios to run; None runs all in `SCENARIOS`.
-        tolerance: the difference, relative to the gradient, up to which a gradient equals a formula. Trainers that
-            compute in float32 need about 1e-4.
+        scenarios: the names of the scenarios to run. None runs all scenarios in `SCENARIOS`.
+        tolerance: the difference, relative to the gradient, up to which a gradient counts as equal to a formula.
+            Trainers that compute in float32 need about 1e-4.
 
     Returns:
         A result for each scenario, and the findings.
 
     Raises:
-        ConfigError: A name of a scenario is unknown, or `loss` returned something else.
+        ConfigError: If the name of a scenario is unknown, or if `loss` returned something else.
     """
     known = {scenario.name: scenario for scenario in SCENARIOS}
     chosen = list(known) if scenarios is None else list(scenarios)
@@ -113,7 +115,7 @@ def check_trainer(
         affected = [result for result in results if cause in result.causes]
         level, effect = CAUSES[cause]
         places = ", ".join(result.scenario for result in affected) if len(affected) < len(results) else "all scenarios"
-        # A more serious cause in the same scenario would determine its cosine.
+        # A more serious cause in the same scenario would determine the cosine of that scenario.
         cosines = [one.cosine for one in affected if all(rank(level) >= rank(CAUSES[c][0]) for c in one.causes)]
         lowest = f"; lowest cosine {min(cosines):.3f}" if np.isfinite(cosines).any() else ""
         lines = tuple(result.line() for result in affected)
@@ -123,7 +125,10 @@ def check_trainer(
 
 @dataclass(frozen=True, slots=True)
 class _Measurement:
-    """The expected gradient of a trainer, None if it is 0 or not finite, or if the scenario is not supported."""
+    """The expected gradient of a trainer.
+
+    The gradient is None if it is 0 or not finite, or if the scenario is not supported.
+    """
 
     batches: Enumeration
     formulas: list[Formula]
@@ -179,7 +184,7 @@ def _enumerate(scenario: Scenario) -> Enumeration:
 
 
 def _coefficients(loss: Loss, batches: Enumeration) -> Floats:
-    """Return (N, B, T) the coefficient of each token's score function in the ascent direction."""
+    """Return the coefficient of each token's score function in the ascent direction, of shape (N, B, T)."""
     coefficients_NBT = np.zeros(batches.kinds_NBT.shape)
     for i, batch in enumerate(batches.batches()):
         gradient_BT = _gradient(loss, batch)
@@ -188,7 +193,7 @@ def _coefficients(loss: Loss, batches: Enumeration) -> Floats:
 
 
 def _gradient(loss: Loss, arrays: dict[str, Any]) -> Floats:
-    """Return (B, T) the gradient of the loss with respect to the log-probabilities."""
+    """Return the gradient (B, T) of the loss with respect to the log-probabilities."""
     log_probs = torch.tensor(arrays["log_probs"], dtype=torch.float64, requires_grad=True)
     batch = {
         **arrays,
@@ -202,7 +207,9 @@ def _gradient(loss: Loss, arrays: dict[str, Any]) -> Floats:
         return np.asarray(result.detach().numpy())
     if result.dim():
         shapes = f"{tuple(result.shape)}, but the batch has {tuple(log_probs.shape)} tokens"
-        raise ConfigError(f"loss must return a scalar, or its gradient by log_probs; it returned an array of {shapes}")
+        raise ConfigError(
+            f"loss must return a scalar, or its gradient with respect to log_probs; it returned an array of {shapes}"
+        )
     if not result.requires_grad:
         return np.zeros(tuple(log_probs.shape))
     (gradient,) = torch.autograd.grad(result, log_probs, allow_unused=True)
@@ -210,7 +217,7 @@ def _gradient(loss: Loss, arrays: dict[str, Any]) -> Floats:
 
 
 def _symptoms(batches: Enumeration, coefficients_NBT: Floats, tolerance: float) -> Iterator[str]:
-    """Yield the kinds of tokens that should have no gradient and have one."""
+    """Yield the kinds of tokens that should have no gradient but have one."""
     is_unscored_NB1 = (np.isnan(batches.scores_NB) & (batches.groups_NB >= 0))[..., None]
     for cause, tokens_NBT in (
         ("padding-trained", batches.kinds_NBT == PADDING),

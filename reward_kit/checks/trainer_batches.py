@@ -1,4 +1,4 @@
-"""Enumerated batches of token rows, one scenario each, with the gradient that a trainer should have on them."""
+"""Enumerated batches of token rows for each scenario, and the gradient that a trainer should have on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 SAMPLED, OBSERVATION, PADDING, ABSENT = range(4)
-"""The kinds of tokens; rows and tokens that only larger batches of a scenario have are absent."""
+"""The kinds of tokens. Rows and tokens that only larger batches of a scenario have are marked as absent."""
 _TOKENS_OF_OBSERVATION = 2
 _LONGEST = 6  # three steps of two tokens
 
@@ -29,15 +29,15 @@ class Scenario:
 
     Attributes:
         name: the name in the report.
-        sizes: the number of episodes of each group. Each group has a prompt, and parameters, of its own.
-        lengths: True if the episodes differ in their number of sampled tokens, and shorter rows are padded.
-        observations: True for observation tokens, which have mask 0, between the steps.
-        rows_per_step: True for one row per step, which begins with the observations and has the score of the episode;
-            otherwise one row per episode.
-        step_rewards: True if every step has its reward; otherwise the last token has the sum.
+        sizes: the number of episodes in each group. Each group has a separate prompt and separate parameters.
+        lengths: True if the episodes differ in their number of sampled tokens and shorter rows are padded.
+        observations: True if there are observation tokens, which have mask 0, between the steps.
+        rows_per_step: True if there is one row per step. Such a row begins with the observations and has the score of
+            the episode. If False, there is one row per episode.
+        step_rewards: True if every step has its reward. If False, the last token has the sum of the rewards.
         unscored: True if the last episode of the first group has no score.
         interleaved: True if the rows of the groups alternate.
-        masked_rewards: True if rows end with a token with mask 0 and a reward.
+        masked_rewards: True if each row ends with a token that has mask 0 and a reward.
         micro_batches: the number of micro-batches.
     """
 
@@ -69,7 +69,7 @@ SCENARIOS = (
 
 
 def _task(rewards: Sequence[float], chances: Sequence[float]) -> TabularTask:
-    """Return a task of up to three steps: action 0 ends it, and action 1 leads to the next state."""
+    """Return a task of up to three steps. Action 0 ends the task, and action 1 leads to the next state."""
     states = "abc"
     branches = {}
     for number, state in enumerate(states):
@@ -83,7 +83,7 @@ _TASKS = (
     _task((2.0, 1.0, 0.5, 1.0, 2.0, -1.0), (0.5, 0.25, 0.5)),
 )
 _LOGITS = len(_TASKS[0].logits_P)
-_PARAMETERS = len(_TASKS) * _LOGITS + 2  # the last two are those of observation tokens and of padding
+_PARAMETERS = len(_TASKS) * _LOGITS + 2  # the last two are the parameters of observation tokens and of padding
 _PATHS = [task.paths() for task in _TASKS]
 
 
@@ -100,7 +100,10 @@ class _BatchRow:
 
 
 def _rows(prompt: int, path: Path, scenario: Scenario, is_scored: bool) -> list[_BatchRow]:
-    """Return the rows of an episode. The first token of a step is its choice, and a second one follows from it."""
+    """Return the rows of an episode.
+
+    The first token of a step is the choice of the policy. If there is a second token, it follows from the first.
+    """
     task, start = _TASKS[prompt], prompt * _LOGITS
     directions_KP = np.zeros((len(path.turns), _PARAMETERS))
     directions_KP[:, start : start + _LOGITS] = task.score_functions(path)
@@ -148,14 +151,14 @@ def _rows(prompt: int, path: Path, scenario: Scenario, is_scored: bool) -> list[
 
 
 def _direction(kind: int) -> Floats:
-    """Return the score function of a token outside of the actions: a parameter for each kind."""
+    """Return the score function of a token outside the actions. Each kind of token has one parameter."""
     direction_P = np.zeros(_PARAMETERS)
     direction_P[kind - 3] = 1.0
     return direction_P
 
 
 class Enumeration:
-    """All batches of a scenario with their probabilities, as arrays over batches, rows and tokens (N, B, T)."""
+    """All batches of a scenario and their probabilities, as arrays over batches, rows and tokens (N, B, T)."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -221,15 +224,15 @@ class Enumeration:
 
     @property
     def first_group_P(self) -> Bools:
-        """Return which parameters are not those of the second group."""
+        """Return a mask of the parameters that do not belong to the second group."""
         return np.asarray(np.arange(_PARAMETERS) // _LOGITS != 1)
 
     def expected_P(self, coefficients_NBT: Floats) -> Floats:
-        """Return the expectation of the sum of the score functions times these coefficients."""
+        """Return the expectation of the sum of the score functions multiplied by these coefficients."""
         return np.asarray(np.einsum("n,nbt,nbtp->p", self.probabilities_N, coefficients_NBT, self.directions_NBTP))
 
     def batches(self) -> Iterator[dict[str, Any]]:
-        """Yield the batches as NumPy arrays and lists, trimmed to their own size."""
+        """Yield the batches as NumPy arrays and lists. Rows and tokens that are absent from a batch are removed."""
         for i in range(len(self.probabilities_N)):
             rows = int((self.groups_NB[i] >= 0).sum())
             own = (i, slice(rows), slice(int((self.kinds_NBT[i, 0] != ABSENT).sum())))

@@ -1,4 +1,4 @@
-"""Known formulas of advantages and losses, and the search for the one that a trainer computes."""
+"""Known formulas of advantages and losses, and the search for the formula that a trainer computes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,36 @@ from reward_kit.checks.tabular import Floats
 from reward_kit.checks.trainer_batches import OBSERVATION, SAMPLED, Enumeration
 
 CAUSES: dict[str, tuple[Level, str]] = {
-    "mean-includes-own": ("info", "the group's mean includes the episode itself: the gradient shrinks by (n-1)/n"),
-    "no-baseline": ("info", "no baseline is subtracted: unbiased, with a higher variance"),
-    "token-mean": ("info", "divided by the tokens of the batch: biased in small batches, exact as they grow"),
-    "row-mean": ("info", "divided by the rows of the batch, whose number varies: exact as batches grow"),
+    "mean-includes-own": ("info", "the mean of the group includes the episode itself: the gradient shrinks by (n-1)/n"),
+    "no-baseline": ("info", "no baseline is subtracted: the gradient is unbiased but has a higher variance"),
+    "token-mean": (
+        "info",
+        "the loss is divided by the number of tokens in the batch: biased, but exact as batches grow",
+    ),
+    "row-mean": ("info", "the loss is divided by the number of rows in the batch, which varies: exact as batches grow"),
     "group-of-one-skipped": ("info", "the only episode of a group gets an advantage of 0"),
     "group-of-one-raw": ("warning", "the only episode of a group gets its raw score, without a baseline"),
-    "divides-by-std": ("warning", "divided by the group's standard deviation: groups of similar scores weigh more"),
-    "divides-by-batch-std": ("warning", "divided by the standard deviation of the batch"),
-    "batch-statistics": ("warning", "the baseline is that of the batch, not of the group"),
-    "whitened-tokens": ("warning", "normalized over the tokens of the batch: long episodes shift the baseline"),
+    "divides-by-std": (
+        "warning",
+        "advantages are divided by the standard deviation of the group: groups with similar scores weigh more",
+    ),
+    "divides-by-batch-std": ("warning", "advantages are divided by the standard deviation of the batch"),
+    "batch-statistics": ("warning", "the baseline is computed over the batch instead of the group"),
+    "whitened-tokens": (
+        "warning",
+        "advantages are normalized over the tokens of the batch: long episodes shift the baseline",
+    ),
     "length-weighted-baseline": ("warning", "the baseline weighs each episode by its number of tokens"),
-    "length-weighted": ("warning", "each row is divided by its length: tokens of long rows weigh less"),
+    "length-weighted": ("warning", "the loss of each row is divided by its length: tokens in long rows weigh less"),
     "micro-batch-mean": ("warning", "the mean over tokens is taken per micro-batch: the result depends on the split"),
-    "masked-rewards": ("warning", "rewards on tokens with mask 0 count"),
+    "masked-rewards": ("warning", "rewards on tokens with mask 0 are counted"),
     "observations-counted": ("error", "the loss is divided by a number of tokens that includes observations"),
     "padding-counted": ("error", "the loss is divided by a number of tokens that includes padding"),
     "unscored-as-zero": ("error", "a missing score is counted as 0: biased unless scores are missing at random"),
-    "last-reward-only": ("error", "only the reward of the last token is read; those of earlier steps are lost"),
-    "immediate-reward": ("error", "a step gets its own reward without those of later steps"),
-    "episode-per-row": ("error", "an episode is counted once per row, so that long ones move the baseline"),
-    "grouped-by-position": ("error", "groups are consecutive rows, whatever their uid"),
+    "last-reward-only": ("error", "only the reward of the last token is read; the rewards of earlier steps are lost"),
+    "immediate-reward": ("error", "a step gets only its own reward, without the rewards of later steps"),
+    "episode-per-row": ("error", "an episode is counted once per row, so long episodes move the baseline"),
+    "grouped-by-position": ("error", "groups are formed from consecutive rows, regardless of their uid"),
     "last-step-only": ("error", "only the last step of an episode has a gradient"),
     "micro-batch-scale": ("error", "the gradient is scaled by the number of micro-batches"),
     "padding-trained": ("error", "padding tokens have a gradient"),
@@ -55,12 +64,13 @@ def rank(level: Level) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A formula of the coefficient of each token's score function, which a trainer matches up to its scale.
+    """A formula for the coefficient of each token's score function. A trainer matches the formula up to its scale.
 
     Attributes:
         text: a description.
         causes: the kinds of its deviations from an unbiased estimate.
-        scales: the factors of the trainer's coefficients; several if aggregations differ only by a factor.
+        scales: the factors between the trainer's coefficients and the formula. There are multiple factors if
+            aggregations differ only by a factor.
     """
 
     text: str
@@ -69,7 +79,7 @@ class Formula:
 
     @property
     def rank(self) -> int:
-        """Return the weight of its deviations."""
+        """Return the total weight of the formula's deviations."""
         return sum(rank(CAUSES[cause][0]) for cause in self.causes)
 
 
@@ -81,7 +91,7 @@ class _Term:
 
 
 def find_formulas(batches: Enumeration, coefficients_NBT: Floats, tolerance: float) -> list[Formula]:
-    """Return the formulas that have these coefficients on every batch, up to a scale."""
+    """Return the formulas that give these coefficients on every batch, up to a scale."""
     sampled_NBT = batches.kinds_NBT == SAMPLED
     found = coefficients_NBT[sampled_NBT]
     norm = float(np.linalg.norm(found))
@@ -109,13 +119,17 @@ def find_formulas(batches: Enumeration, coefficients_NBT: Floats, tolerance: flo
 
 
 def choose_formulas(matching: Sequence[Sequence[Formula]], tolerance: float) -> list[Formula | None]:
-    """Return the formula of each scenario with the fewest deviations, and if possible the same scale in all of them."""
+    """Return, for each scenario, the formula that has the fewest deviations.
+
+    If possible, all scenarios get formulas with the same scale.
+    """
     scales = [1.0, *(scale for formulas in matching for one in formulas if one.rank < 10 for scale in one.scales)]
 
     def is_near(formula: Formula, common: float) -> bool:
         return any(abs(scale / common - 1.0) <= 10 * tolerance for scale in formula.scales)
 
-    # The first of the most frequent scales. A mean that includes the own score is that of the others times (n-1)/n.
+    # The first of the most frequent scales. A mean that includes the own score gives the advantage of a mean over the
+    # others, multiplied by (n-1)/n.
     common = max(scales, key=lambda scale: sum(any(is_near(f, scale) for f in formulas) for formulas in matching))
     return [
         min(formulas, key=lambda one: one.rank + 2 * (not is_near(one, common)), default=None) for formulas in matching
@@ -127,7 +141,7 @@ def _replace(part: _Term, values: Floats) -> _Term:
 
 
 def _distinct(parts: Iterator[_Term]) -> list[_Term]:
-    """Drop parts whose values equal those of an earlier one in this scenario."""
+    """Drop parts whose values equal those of an earlier part in this scenario."""
     kept: list[_Term] = []
     for part in parts:
         if not any(np.array_equal(part.values, other.values, equal_nan=True) for other in kept):
@@ -136,7 +150,7 @@ def _distinct(parts: Iterator[_Term]) -> list[_Term]:
 
 
 def _weights(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the weights of tokens (N, B, T) in the loss."""
+    """Yield the weights (N, B, T) of the tokens in the loss."""
     kinds_NBT = batches.kinds_NBT
     is_row_NB = batches.groups_NB >= 0
     tokens_NB = (kinds_NBT == SAMPLED).sum(axis=2)
@@ -161,7 +175,7 @@ def _weights(batches: Enumeration) -> Iterator[_Term]:
 
 
 def _advantages(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the advantages of tokens (N, B, T)."""
+    """Yield the advantages (N, B, T) of the tokens."""
     sampled_NBT = batches.kinds_NBT == SAMPLED
     is_row_NB = batches.groups_NB >= 0
     rewards_NBT = np.nan_to_num(batches.rewards_NBT)
@@ -185,7 +199,7 @@ def _advantages(batches: Enumeration) -> Iterator[_Term]:
 
 
 def _spread(part: _Term, sampled_NBT: Floats, last_NBT: Floats | None) -> Iterator[_Term]:
-    """Yield advantages on all tokens, and the usual faults and normalizations of them."""
+    """Yield the advantages on all tokens, and the variants that result from common faults and normalizations."""
     values_NBT = part.values * sampled_NBT
     yield _replace(part, values_NBT)
     if last_NBT is not None and not np.array_equal(last_NBT, sampled_NBT):
@@ -200,7 +214,7 @@ def _spread(part: _Term, sampled_NBT: Floats, last_NBT: Floats | None) -> Iterat
 
 
 def _episode_advantages(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the advantages of rows (N, B, 1) that are the same on all their tokens."""
+    """Yield the advantages (N, B, 1) of the rows. All tokens of a row have the same advantage."""
     for score, population in itertools.product(_distinct(_scores(batches)), _distinct(_populations(batches))):
         is_scored_NB = ~np.isnan(score.values)
         scores_NB = np.nan_to_num(score.values) * is_scored_NB
@@ -223,7 +237,7 @@ def _episode_advantages(batches: Enumeration) -> Iterator[_Term]:
 
 
 def _centered(scores_NB: Floats, members_NBB: Floats, own_NB: Floats) -> Iterator[_Term]:
-    """Yield scores (N, B) minus a mean of the members, which contains the own score `own_NB` times."""
+    """Yield the scores (N, B) minus a mean of the members. The mean contains the row's own score `own_NB` times."""
     counts_NB = members_NBB.sum(axis=2)
     total_NB = (members_NBB @ scores_NB[..., None])[..., 0]
     others_NB = np.where(counts_NB > own_NB, counts_NB - own_NB, 1.0)
@@ -242,7 +256,7 @@ def _centered(scores_NB: Floats, members_NBB: Floats, own_NB: Floats) -> Iterato
 
 
 def _scores(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the scores of rows (N, B), NaN if absent or unscored."""
+    """Yield the scores (N, B) of the rows. A score is NaN if it is absent or the row is unscored."""
     is_row_NB = batches.groups_NB >= 0
     rewards_NBT = batches.rewards_NBT
     yield _Term("score", (), batches.scores_NB)

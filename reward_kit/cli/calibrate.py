@@ -161,7 +161,7 @@ def command(
 def _loaded(
     reward: str, name: str, confinement: Mapping[str, Any], options: tuple[str, ...]
 ) -> tuple[Reward, float | None]:
-    """Load the reward with its options, and return it with the time limit of a call in seconds."""
+    """Load the reward with its options. Return the reward and the time limit of a call in seconds."""
     given = {"reward_options": apply_overrides({}, dict(parse_override(item, "-O") for item in options))}
     try:
         keys = {"name": name, "reward_function_path": reward, **given}

@@ -189,7 +189,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
 
 
 def _print_report(report: Report | TaskReport, fail_on: str, as_json: bool) -> None:
-    """Print the report, and exit with its exit code."""
+    """Print the report, and exit with the exit code that it determines."""
     if as_json:
         echo_json(report.to_json(), indent=2)
     else:
@@ -273,7 +273,7 @@ def _check_reward(target: str, options: Mapping[str, Any], seed: int) -> None:
 
 @contextmanager
 def _status_line() -> Iterator[Callable[[str], None]]:
-    """Show the current check on one line of the terminal, or nothing without a terminal."""
+    """Show the current check on one line of the terminal. Without a terminal, show nothing."""
     is_shown = sys.stderr.isatty()
 
     def show(what: str) -> None:
@@ -288,7 +288,10 @@ def _status_line() -> Iterator[Callable[[str], None]]:
 
 
 def _merge_tools(findings: Sequence[Finding], tools: Sequence[str]) -> list[str]:
-    """Return a line for each finding, merging findings that differ only in the tool call into one line with a count."""
+    """Return a line for each finding.
+
+    Findings that differ only in the tool call are merged into one line that states their number.
+    """
     call = re.compile(rf"\b({'|'.join(map(re.escape, tools))})\([^()]*\)") if tools else re.compile("(?!)")
     lines: dict[str, list[str]] = {}
     for finding in findings:

@@ -1,4 +1,4 @@
-"""`reward-kit compare`: show the differences between runs with confidence intervals, and apply gates for CI."""
+"""`reward-kit compare`: show the differences between runs and their confidence intervals, and apply gates for CI."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def command(
     else:
         is_terminal = sys.stdout.isatty()
         is_plain = display == "plain" or (display is None and not is_terminal)
-        # Plain lines are not folded, so that other programs can read them.
+        # Plain lines are not wrapped, so that other programs can read them.
         wide = SafeConsole(width=10_000, no_color=True)
         console = wide if is_plain else SafeConsole(width=None if is_terminal else 120)
         console.print(comparison_table(comparison, plain=is_plain))

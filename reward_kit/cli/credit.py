@@ -56,7 +56,7 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
     "--estimator",
     metavar="NAME",
     shell_complete=complete_estimators,
-    help="The estimator; default: the one in the `credit:` block of the task, otherwise gigpo.",
+    help="The estimator, or file.py:function; default: the one in the `credit:` block of the task, otherwise gigpo.",
 )
 @set_option("Set an option of the estimator, or step_rewards.", ("-O", "--option", "options"))
 @newest_run_option()
@@ -88,7 +88,9 @@ def command(
             "(logs.episodes_every) is in their lines in episodes/, under training.credit"
         )
     asked = dict(parse_override(item, "-O") for item in options)
-    settings = _trusted(run, header, _settings(header, estimator, asked), is_typed="state_hash" in asked)
+    typed = {"estimator": estimator} if estimator else {}
+    typed |= {"state_hash": asked["state_hash"]} if "state_hash" in asked else {}
+    settings = _trusted(run, header, _settings(header, estimator, asked), credit_code(CreditModel(**typed)))
     if is_open_elsewhere(run):
         raise StoreError(f"{run} is open in another process; wait until it has finished")
     credit = assign_credit(run, settings)
@@ -109,7 +111,7 @@ def command(
 
 
 def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]) -> CreditModel:
-    """Return the credit settings of the task with the overrides of the command line.
+    """Return the task's credit settings after applying the overrides from the command line.
 
     If `--estimator` selects a different estimator, the estimator options of the task are dropped.
     """
@@ -125,25 +127,29 @@ def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]
         raise ConfigError("\n".join(f"-O {line}" for line in describe_validation_error(error))) from None
 
 
-def _trusted(run: Path, header: RunHeader, settings: CreditModel, *, is_typed: bool) -> CreditModel:
-    """Return the settings if the user trusts the functions to which they refer."""
-    if not (code := credit_code(settings)):
+def _trusted(run: Path, header: RunHeader, settings: CreditModel, typed: Sequence[str]) -> CreditModel:
+    """Return the settings if the user trusts the functions to which they refer.
+
+    `typed` contains the references on the command line. All others come from the files of the run.
+    """
+    if typed:
+        require_trust_in(typed)
+    stored = set(credit_code(settings)).difference(typed)
+    settings = locate_credit(settings, Path.cwd())
+    if not stored:
         return settings
-    if is_typed:
-        require_trust_in(code)
-        return locate_credit(settings, Path.cwd())
     path = Path(header.task_path or "")
     if header.from_python is None and path.is_file():
         require_trust_in_file(path, stored=header.overrides)
         credit = parse_task(LocatedYaml(path), header.overrides).credit
-        if credit is not None and credit_code(locate_credit(credit, path.resolve().parent)) == code:
+        if credit is not None and stored.issubset(credit_code(locate_credit(credit, path.resolve().parent))):
             return settings
     reject_stored_code(run, settings)
     return settings
 
 
 def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[Mapping[str, Any]]) -> None:
-    # A file or a pipe is as wide as the table needs; a terminal has a fixed width.
+    # A terminal has a fixed width. For a file or a pipe, the width is whatever the table needs.
     console = SafeConsole(width=None if SafeConsole().is_terminal else 160)
     console.print(Text(headline(credit.section), "bold"))
     table = Table(box=None, show_header=False)
@@ -153,6 +159,8 @@ def _show(credit: RunCredit, best: Sequence[Mapping[str, Any]], worst: Sequence[
     groups = f"{section['groups']}{f', {alone} with fewer than two scored episodes' if alone else ''}"
     table.add_row(Text("episodes", "dim"), Text(episodes))
     table.add_row(Text("groups", "dim"), Text(groups))
+    if section["state_hash"] is not None:
+        table.add_row(Text("state hash", "dim"), Text(_short(section["state_hash"], _LONGEST_ACTION)))
     for name, value in section["diagnostics"].items():
         if name not in ("trajectories", "unscored", "steps", "groups"):
             text = f"{value:.1%}" if name.endswith("_share") else f"{value:.3g}"
@@ -175,7 +183,7 @@ def _steps_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(name, overflow="fold", no_wrap=name == "step")
     for row in rows:
         values = [row[name] for name in ("A", "A_E", "A_S", "return_to_go")]
-        figures = ["–" if value is None else f"{value + 0.0:+.3f}" for value in values]  # -0.0 is no worse than 0.0
+        figures = ["–" if value is None else f"{value + 0.0:+.3f}" for value in values]  # show -0.0 as 0.0
         peers = "–" if row["peers"] is None else str(row["peers"])
         key, action = str(row["state_key"]), _short(action_text(row["action"]), _LONGEST_ACTION)
         # The start of a digest suffices to distinguish states.

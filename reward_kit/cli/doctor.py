@@ -1,7 +1,7 @@
 """`reward-kit doctor`: check the sandbox, the installed packages and the model endpoints.
 
 Each endpoint receives one GET request for `/models`, which is free of charge. A key is sent only to the origins for
-which it is configured (`providers/keys.py`), even after a redirect, and is never printed.
+which it is configured (`providers/keys.py`), even after a redirect. Keys are never printed.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from reward_kit.sandbox.host import STRENGTHS, best_strength, probe
 
 _TIMEOUT_S = 10.0
 _KEY, _URL = "OPENAI_API_KEY", "OPENAI_BASE_URL"
-NO_ENDPOINT = f"none configured; set {_KEY} (and {_URL} for your own server), or check one with --base-url URL"
+NO_ENDPOINT = f"none configured; set {_KEY} (and {_URL} for your own server), or check an endpoint with --base-url URL"
 
 
 class EndpointAnswer(NamedTuple):
-    """The answer of an endpoint.
+    """The response of an endpoint.
 
-    `outcome` is "ok" or the type of the problem in one word. `seconds` is the time until the complete answer, or None
-    if there was none. `models` is the number of models, or None if it is unknown.
+    `outcome` is "ok" or one word that names the problem. `seconds` is the time until the complete response was
+    received, or None if there was no response. `models` is the number of models, or None if it is unknown.
     """
 
     base_url: str
@@ -58,7 +58,10 @@ class EndpointAnswer(NamedTuple):
 
 
 async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
-    """Query the endpoint configured in the environment, if any, and the given endpoints concurrently."""
+    """Query the given endpoints and, if one is configured in the environment, that endpoint.
+
+    Query them concurrently.
+    """
     endpoints, answers = [], []
     in_file = read_dotenv(Path.cwd())
     if any(os.environ.get(name) or in_file.get(name) for name in (_KEY, _URL)):
@@ -107,7 +110,10 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
             models = len(json.loads(body)["data"])
             outcome, message = "ok", f"available, {pluralize(models, 'model')}"
         except (ValueError, TypeError, KeyError, RecursionError):
-            outcome, message = "foreign", "the answer is not that of an OpenAI-compatible API; does the URL end in /v1?"
+            outcome, message = (
+                "foreign",
+                "the response is not that of an OpenAI-compatible API; does the URL end in /v1?",
+            )
     elif status in (401, 403):
         no_key = endpoint.no_key
         what = f"requires a key, but none was sent: {no_key}" if no_key else f"rejects the key in {_KEY}"
@@ -123,7 +129,7 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
 
 
 def _describe_error(error: Exception) -> tuple[str, str]:
-    """Return the type and the description of an aiohttp error, without its message."""
+    """Return the type and a description of an aiohttp error. The description does not contain the error's message."""
     import aiohttp
 
     if isinstance(error, aiohttp.ClientConnectorDNSError):
@@ -184,7 +190,7 @@ def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
 
 
 async def _examine(base_urls: Sequence[str]) -> dict[str, Any]:
-    endpoints = await ask_endpoints(base_urls)  # First, so that an invalid URL is reported at once
+    endpoints = await ask_endpoints(base_urls)  # Do this first, so that an invalid URL is reported immediately
     import resource
 
     strengths = await probe()

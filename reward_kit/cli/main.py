@@ -1,4 +1,4 @@
-"""`reward-kit`: import and run the command, and turn errors into a one-line message and an exit code."""
+"""`reward-kit`: import and run the requested command, and convert errors to a one-line message and an exit code."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve the command as click does, but suggest a similar command if it is unknown."""
+        """Resolve the command like click, but suggest a similar command if the command is unknown."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             meant = _ALIASES.get(args[0])
             near = f"; did you mean {meant!r}?" if meant else did_you_mean(args[0], VERBS)
@@ -111,7 +111,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(context, args)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands with their summaries, without importing any."""
+        """Write the commands and their summaries without importing any command."""
         width = max(len(name) for group in GROUPS.values() for name in group)
         for title, group in GROUPS.items():
             with formatter.section(title):
@@ -132,7 +132,7 @@ def module_of(name: str) -> str:
 
 
 def _verbose() -> click.Option:
-    """Apply `-v`, which may be before or after the command."""
+    """Apply `-v`, which may be placed before or after the command."""
     return click.Option(
         ["-v", "--verbose"],
         count=True,
@@ -198,7 +198,7 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run the command line; the console entry point. Exits with one of `EXIT_CODES`."""
+    """Run the command line. This is the console entry point. It exits with one of `EXIT_CODES`."""
     sys.excepthook = show_exception
     try:
         code = program(auto_envvar_prefix=_PREFIX, complete_var=COMPLETE_VARIABLE, standalone_mode=False)
@@ -228,7 +228,10 @@ def _show_error(error: RewardKitError, noted: Exception) -> None:
 
 
 def _find_own_error(group: ExceptionGroup[Exception]) -> RewardKitError:
-    """Return the first `RewardKitError` in an exception group, or raise the group if it has none, which is a bug."""
+    """Return the first `RewardKitError` in an exception group.
+
+    If the group contains none, the error is a bug, so the group is raised again.
+    """
     ours: Exception | None = group.subgroup(RewardKitError)
     while isinstance(ours, ExceptionGroup):
         ours = ours.exceptions[0]
@@ -238,7 +241,7 @@ def _find_own_error(group: ExceptionGroup[Exception]) -> RewardKitError:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit without waiting for threads, in which a function of the user may hang."""
+    """Exit without waiting for threads, because a user's function may hang in one of them."""
     if threading.active_count() > 1:
         logging.shutdown()
         sys.stdout.flush()

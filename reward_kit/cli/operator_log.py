@@ -1,7 +1,8 @@
-"""Logs of the package on standard error.
+"""The log output of the package on standard error.
 
-They are enabled by `-v` or by an environment variable such as `REWARD_KIT_LOG=info:providers=debug`. With
-`REWARD_KIT_LOG_FORMAT=json`, each record is a JSON object. Secrets are redacted as in the files of a run.
+It is enabled by `-v` or by an environment variable such as `REWARD_KIT_LOG=info:providers=debug`. With
+`REWARD_KIT_LOG_FORMAT=json`, each record is a JSON object. Secrets are redacted in the same way as in the files of a
+run.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ LEVELS = {
 }
 ROOT, EVENTS = "reward_kit", "reward_kit.events"
 FORMATS = ("text", "json")
-# Attributes of every record; the others were passed as `extra`.
+# These are the attributes of every record. All other attributes were passed as `extra`.
 _STANDARD_FIELDS = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """The minimum level of records to show, and the minimum levels of individual loggers and their children."""
+    """The minimum level of the records to show, and separate minimum levels for some loggers and their children."""
 
     base: int
     named: Mapping[str, int] = field(default_factory=dict)
 
     def level_of(self, name: str) -> int:
-        """Return the minimum level of a logger, which may be inherited from its nearest parent."""
+        """Return the minimum level of a logger. It may be inherited from the nearest parent that has a level."""
         while name:
             if name in self.named:
                 return self.named[name]
@@ -79,7 +80,7 @@ def _level(text: str, whole: str) -> int:
 
 
 class OperatorHandler(logging.StreamHandler[Any]):
-    """Handler that writes each enabled record to standard error, as a line of text or JSON."""
+    """A handler that writes each enabled record to standard error, as a line of text or as JSON."""
 
     def __init__(self, wanted: LogFilter, form: str, redaction: Redaction) -> None:
         super().__init__(sys.stderr)
@@ -87,7 +88,7 @@ class OperatorHandler(logging.StreamHandler[Any]):
         self._redactions = [redaction]
 
     def add_redaction(self, redaction: Redaction) -> None:
-        """Add a redaction, such as that of a task's secrets."""
+        """Add a redaction, such as one for the secrets of a task."""
         self._redactions.append(redaction)
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -95,7 +96,7 @@ class OperatorHandler(logging.StreamHandler[Any]):
         return record.levelno >= self._wanted.level_of(record.name)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format the record as one line, with an indented traceback below it, if any."""
+        """Format the record as one line. If there is a traceback, it is indented below the line."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         at = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         level, trace = record.levelname.lower(), format_traceback(record)
@@ -107,7 +108,7 @@ class OperatorHandler(logging.StreamHandler[Any]):
         document: dict[str, Any] = {"at": at, "level": level, "logger": record.name, "message": record.getMessage()}
         document |= {"pid": record.process, **extras, **({"traceback": trace} if trace else {})}
         line = self._hidden(json.dumps(document, default=repr))
-        for redaction in self._redactions:  # a secret may be escaped in it
+        for redaction in self._redactions:  # the trace may contain a secret in escaped form
             line = redaction.redact_line(line.encode("ascii")).decode("ascii")
         return line
 
@@ -126,12 +127,14 @@ def is_on() -> bool:
 
 
 def begin(verbose: int) -> None:
-    """Enable the logs that the environment or `-v` requests; `-v` stands for info, and `-vv` for debug.
+    """Enable the log output that the environment or `-v` requests. `-v` means info, and `-vv` means debug.
 
     A later call can lower the minimum level but not raise it.
     """
     global _shown
-    if logging.lastResort is not None:  # prints warnings of loggers without a handler, including other packages'
+    if (
+        logging.lastResort is not None
+    ):  # prints the warnings of loggers without a handler, including those of other packages
         logging.lastResort.setFormatter(SafeFormatter())
     logging.getLogger(EVENTS).setLevel(LEVELS["off"])
     asked = os.environ.get(VARIABLE, "").strip()
@@ -152,7 +155,7 @@ def begin(verbose: int) -> None:
     _shown = OperatorHandler(wanted, form, Redaction(known_secrets()))
     root.addHandler(_shown)
     root.propagate = False
-    # The loggers emit the enabled levels; the log of a run still gets everything from info on.
+    # The loggers emit the enabled levels. The log of a run still gets all records of level info and above.
     root.setLevel(min(wanted.base, logging.INFO))
     for name, level in wanted.named.items():
         logging.getLogger(name).setLevel(min(level, logging.INFO))

@@ -1,6 +1,6 @@
-"""Options shared by several commands, with their types and shell completion.
+"""Options that multiple commands share, and their types and shell completion.
 
-This module must not import heavy modules, to keep help and completion fast.
+This module must not import heavy modules, so that help and completion stay fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class SectionedCommand(click.Command):
     """A command whose help groups its options.
 
     Args:
-        sections: the parameter names in each section, by its title. All other parameters are listed under "Output".
+        sections: maps the title of each section to the names of its parameters. All other parameters are listed under
+            "Output".
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
@@ -57,7 +58,7 @@ class SectionedCommand(click.Command):
 
 
 class Number(click.FloatRange):
-    """A finite number within bounds. NaN is rejected, since it would pass every gate."""
+    """A finite number within bounds. NaN is rejected, because it would pass every gate."""
 
     name = "number"
 
@@ -80,8 +81,8 @@ class GateNumber(click.ParamType):  # type: ignore[type-arg]  # generic from cli
     """A number for the score, `X`, or for a metric, `METRIC=X`.
 
     Args:
-        least: the lowest valid number; None for no limit.
-        hint: what to do if the value is not a number.
+        least: the lowest valid number, or None for no limit.
+        hint: what the user should do if the value is not a number.
     """
 
     name = "number"
@@ -90,7 +91,7 @@ class GateNumber(click.ParamType):  # type: ignore[type-arg]  # generic from cli
         self._number, self._hint = Number(least), hint
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, str | None]:
-        """Return the number and the name of the metric, which is None for the score."""
+        """Return the number and the name of the metric. The name is None for the score."""
         if isinstance(value, tuple):
             return value
         metric, separator, number = str(value).rpartition("=")
@@ -124,7 +125,7 @@ def fail_under_options(of: str) -> Callable[[Any], Any]:
 
 
 def fail_on_error_option(command: Any) -> Any:
-    """Add `--fail-on-error`, whose parameter is `error_limit`."""
+    """Add `--fail-on-error`. The name of its parameter is `error_limit`."""
     text = "Stop if more than X episodes ended with an error. Without it, any error fails --fail-under at the end."
     return click.option("--fail-on-error", "error_limit", type=Number(0), metavar="X", help=text)(command)
 
@@ -140,12 +141,12 @@ def thresholds(fail_under: Iterable[tuple[float, str | None]], lower_bound: bool
 
 
 def set_option(help: str, option: tuple[str, ...] = ("-T", "--set", "overrides")) -> Callable[[Any], Any]:
-    """Return a repeatable option with KEY=VALUE, by default `-T`."""
+    """Return a repeatable option that takes KEY=VALUE. By default, the option is `-T`."""
     return click.option(*option, multiple=True, metavar="KEY=VALUE", help=help)
 
 
 def json_option(help: str = "Print the summary as JSON on standard output.") -> Callable[[Any], Any]:
-    """Return the option `--json`, whose parameter is `as_json`."""
+    """Return the option `--json`. The name of its parameter is `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
@@ -190,7 +191,10 @@ def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
 
 
 def sandbox_keys(sandbox: str | None) -> dict[str, Any]:
-    """Return the dotted task key that `--sandbox` sets, with its value; empty if the option is not used."""
+    """Return the dotted task key that `--sandbox` sets, and its value.
+
+    If the option is not used, the result is empty.
+    """
     return {"sandbox.level": sandbox} if sandbox else {}
 
 
@@ -214,7 +218,7 @@ def newest_run_option(what: str = "the newest run") -> Callable[[Any], Any]:
 
 
 def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = None, training: bool = False) -> Path:
-    """Return the specified run or, by default, the newest run in a directory, whose path is printed."""
+    """Return the specified run or, by default, the newest run in a directory. The path of the newest run is printed."""
     from reward_kit.runs.run_folder import newest_runs
 
     if run is not None:
@@ -228,7 +232,7 @@ def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = 
 
 
 def two_newest(log_dir: Path) -> tuple[Path, Path]:
-    """Return the newest two runs of the task of the newest run in a directory; the older run comes first."""
+    """Find the newest run in a directory, and return the two newest runs of its task. The older run comes first."""
     from reward_kit.runs.run_folder import RunHeader, newest_runs
 
     found = newest_runs(log_dir, lambda header: header.training is None)
@@ -246,7 +250,7 @@ def two_newest(log_dir: Path) -> tuple[Path, Path]:
 
 
 def report_hidden_secrets(overrides: Mapping[str, Any], given: Mapping[str, Any], otherwise: str = "") -> list[str]:
-    """Return the override keys of a resumed run whose secrets were not stored, and report those that are missing."""
+    """Return the override keys of a resumed run whose secrets were not stored, and report the missing ones."""
     from reward_kit.runs.redaction import hidden_keys
 
     hidden = list(hidden_keys(overrides))
@@ -256,30 +260,30 @@ def report_hidden_secrets(overrides: Mapping[str, Any], given: Mapping[str, Any]
     return hidden
 
 
-# Completion: values are looked up on each request of the shell
+# Completion: values are looked up each time the shell requests them
 
 
 def complete_runs(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Complete the path of a run: the runs in the typed or the default directory, newest first."""
+    """Complete the path of a run. The runs in the typed or default directory are listed, newest first."""
     folder, slash, _ = typed.rpartition("/")
     place = Path(f"{folder}{slash}" or context.params.get("log_dir") or "runs")
     changed: dict[Path, float] = {}
     for path in place.glob("*/run.json"):
-        with suppress(OSError):  # removed just now
+        with suppress(OSError):  # the run was removed in the meantime
             changed[path.parent] = path.stat().st_mtime
     newest = sorted(changed, key=changed.__getitem__, reverse=True)[:_MOST_RUNS]
     return [CompletionItem(typed, type="dir"), *_beginning(typed, map(str, newest))]
 
 
 def complete_policies(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Complete a policy: built-in policies and files."""
+    """Complete a policy. Suggestions are built-in policies and files."""
     from reward_kit.agent.policies import BUILT_IN
 
     return [CompletionItem(typed, type="file"), *_beginning(typed, BUILT_IN)]
 
 
 def complete_rewards(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Complete a reward: built-in rewards and files or, after `FILE.py:`, the rewards in the file."""
+    """Complete a reward. Suggestions are built-in rewards and files or, after `FILE.py:`, the rewards in the file."""
     import reward_kit.rewards
     from reward_kit.checks.source_facts import rewards_in
 
@@ -302,7 +306,7 @@ def complete_estimators(context: click.Context, parameter: click.Parameter, type
 
 
 def complete_targets(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Complete a target of `check`: a run, a built-in resource, a reward or a file."""
+    """Complete a target of `check`, which is a run, a built-in resource, a reward or a file."""
     from reward_kit.environments.config import BUILT_IN
 
     runs = complete_runs(context, parameter, typed)[1:]

@@ -1,4 +1,4 @@
-"""Run a plan from the command line, with progress, signals, a result table, gates and the exit code."""
+"""Run a plan from the command line, and handle progress, signals, the result table, gates and the exit code."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ GRACE_VARIABLE = "REWARD_KIT_STOP_GRACE_S"
 """The environment variable for the seconds that an interrupted run may take to finish running episodes."""
 _STOP_GRACE_S = 60.0
 _LONG_REQUEST_S, _LONG_EPISODE_S = 10.0, 30.0  # shown in the progress
-_SCORING_GRACE_S = 5.0  # unscored episodes are scored on resume, so a judge that does not answer is not waited for
+_SCORING_GRACE_S = (
+    5.0  # unscored episodes are scored on resume, so there is no need to wait for a judge that does not respond
+)
 _OPEN_FILES = 65_536
 logger = logging.getLogger("reward_kit.cli")
 
 
 def display_kind(asked: str | None) -> DisplayKind:
-    """Return the requested display; by default, "rich" on a terminal without log output, otherwise "plain"."""
+    """Return the requested display. The default is "rich" on a terminal without log output, and "plain" otherwise."""
     if asked in ("rich", "plain", "none"):
         return asked  # type: ignore[return-value]
     return "rich" if sys.stderr.isatty() and not operator_log.is_on() else "plain"
@@ -60,21 +62,21 @@ async def interruptible(
     grace_s: float | None = None,
     collected: anyio.Event | None = None,
 ) -> AsyncIterator[None]:
-    """Finish running episodes on the first Ctrl-C or SIGTERM, and stop immediately on the second.
+    """Finish the running episodes on the first Ctrl-C or SIGTERM, and stop immediately on the second.
 
-    If an endpoint is down, episodes cannot finish, so the first signal also stops the run immediately.
+    If an endpoint is down, episodes cannot finish, so even the first signal stops the run immediately.
 
     Args:
         control: the control of the run.
         say: a function that prints a note.
         traffic: the provider session of the run's endpoints, if any.
-        grace_s: the time limit for finishing running episodes in seconds, or None for no limit.
-        collected: an event that is set when no episode is running. Missing scores get a few more seconds after it.
+        grace_s: the time limit in seconds for finishing running episodes, or None for no limit.
+        collected: an event that is set when no episode is running. After that, missing scores get a few more seconds.
     """
 
     def stop_now() -> None:
         control.finish(INTERRUPTED)
-        say("stopping now; unfinished episodes will be run again on resume")
+        say("stopping immediately; unfinished episodes will run again on resume")
         control.scope.cancel()
 
     async def stop_later(seconds: float) -> None:
@@ -106,13 +108,13 @@ async def interruptible(
 
 
 def keep_logs_in_run(redaction: Redaction) -> None:
-    """Send the log of the package to the log file of the run and the operator log only, with redacted secrets."""
+    """Send the log of the package only to the operator log and the log file of the run. Secrets are redacted."""
     operator_log.add_redaction(redaction)
     logging.getLogger("reward_kit").propagate = False
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of open files to the maximum, since the default is too low for a thousand episodes."""
+    """Raise the limit of open files to the maximum, because the default is too low for a thousand episodes."""
     if sys.platform == "win32":
         return
     import resource
@@ -120,24 +122,24 @@ def allow_many_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else _OPEN_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # macOS has another limit
+        with contextlib.suppress(ValueError, OSError):  # macOS has a different limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, _OPEN_FILES), hard))
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The settings of the output at the end of a command, and of its exit code.
+    """The settings for the exit code and the final output of a command.
 
     Attributes:
         title: the title of the table.
         expected: the number of episodes of the complete run.
         thresholds: the gates on mean scores and metrics.
-        error_limit: the number of episodes that may end with an error. If it is None, the run does not stop, but errors
-            fail the gates.
+        error_limit: the number of episodes that may end with an error. If it is None, errors do not stop the run, but
+            they fail the gates.
         as_json: whether to print the summary as JSON instead of the table.
         resume_command: the command that resumes an incomplete run, or None if the run cannot be resumed.
-        further: a function that returns additional keys of `summary.json` for the rows of the run.
-        shown: a function that returns the text below the table for the rows of the run.
+        further: a function that takes the rows of the run and returns additional keys for `summary.json`.
+        shown: a function that takes the rows of the run and returns the text below the table.
     """
 
     title: str
@@ -215,7 +217,10 @@ def run_into(
 
 
 def _slowest_wait(execution: Run, traffic: ProviderSession | None) -> str | None:
-    """Return what a run waits for, if it is a request for 10 seconds or an episode for 30; otherwise None."""
+    """Return a description of what a run has been waiting for, or None.
+
+    A request is reported after 10 seconds, and an episode after 30 seconds.
+    """
     request = traffic.longest_wait() if traffic is not None else None
     if request is not None and request[0] >= _LONG_REQUEST_S:
         return f"{request[1]}, {duration_text(request[0])}"
@@ -226,7 +231,7 @@ def _slowest_wait(execution: Run, traffic: ProviderSession | None) -> str | None
 
 
 def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
-    """Print the outcome of a run with suggested next commands, and return the exit code."""
+    """Print the outcome of a run and suggest the next commands. Return the exit code."""
     policies, missing, note = outcome.policies, outcome.missing, note_console()
     resume = ending.resume_command
     if outcome.credit_error is not None:
@@ -235,7 +240,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         status = "interrupted" if missing else "complete"
         echo_json({"run": str(outcome.path), "status": status, **outcome.summary})
     elif policies:
-        # Wide enough for the table if standard output is not a terminal.
+        # If standard output is not a terminal, this is wide enough for the table.
         console = SafeConsole(width=None if sys.stdout.isatty() else 120)
         console.print(summary_table(policies, ending.title), *ending.shown(outcome.rows))
     if missing:
@@ -245,7 +250,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         idle = f", none of {', '.join(outcome.not_begun)}" if outcome.rows and outcome.not_begun else ""
         note.print(f"Stopped ({control.stop_reason or 'failed'}): {done}{waiting}{idle}.")
     if repeated := outcome.summary.get("repeated_cost"):
-        note.print(f"Replaced and unfinished attempts cost another {dollars(repeated)}")
+        note.print(f"Attempts that were replaced or not finished cost another {dollars(repeated)}")
     if cache := outcome.summary.get("cache"):
         calls = cache["hits"] + cache["misses"]
         note.print(f"{cache['hits']:,} of {pluralize(calls, 'model call')} answered from the cache {cache['path']}")
@@ -269,7 +274,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
     elif resume and any(summary.scored for summary in policies):
         note.print(f"Read the episodes:  {shlex.join(['reward-kit', 'view', str(outcome.path), '--open'])}")
         again = ["reward-kit", "score", str(outcome.path), "--reward", "FILE.py:FUNCTION"]
-        note.print(f"Score them with another reward:  {shlex.join(again)}")
+        note.print(f"Score the episodes with a different reward:  {shlex.join(again)}")
     if broken := sum(sum(summary.errors.values()) for summary in policies):
         log = outcome.path / "run.log"
         note.print(
@@ -278,12 +283,12 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         if resume:
             command = shlex.join([*resume, "--only-failed"])
             fixed = "  (and --force if you have fixed the reward or the task)" if "--resume" in command else ""
-            note.print(f"Run those again with:  {command}{fixed}")
+            note.print(f"Run these episodes again with:  {command}{fixed}")
     for line in outcome.warnings:
         note.print(line, style="yellow")
     if control.is_failure:
         return 3
-    # A Ctrl-C after the last episode began has no effect; an exceeded error limit is still a gate.
+    # A Ctrl-C after the last episode began has no effect. An exceeded error limit is still a gate.
     stopped = control.stop_reason if missing or control.stop_reason != INTERRUPTED else None
     if stopped == INTERRUPTED:
         return 130
@@ -329,7 +334,7 @@ def resume_line(command: Sequence[str]) -> str:
 
 @contextmanager
 def noting_resume(command: Sequence[str] | None, path: Path) -> Iterator[None]:
-    """Add a note with the resume command to an error that ends the run in `path`, such as a full disk."""
+    """If an error such as a full disk ends the run in `path`, add a note with the resume command to the error."""
     try:
         yield
     except (RewardKitError, ExceptionGroup) as error:
@@ -344,7 +349,7 @@ def note_console() -> Console:
 
 
 def note_page(page: Path | None, error: Exception | None) -> None:
-    """Print the path of the page of a run, or the reason why the page was not written."""
+    """Print the path of the run's page, or the reason why the page was not written."""
     if error is not None:
         note_console().print(f"No report was written: {error}", style="red")
     elif page is not None:

@@ -84,7 +84,7 @@ _SECTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of `run`, named like the parameters of the command."""
+    """The options of `run`. They are named like the parameters of the command."""
 
     task: Path | None
     models: tuple[str, ...]
@@ -230,7 +230,7 @@ def command(**options: Any) -> None:
         plan = plan_run(planned, args, max_concurrency=asked.max_concurrency, traffic=traffic)
         engine = _ray_engine(asked, task, args, plan, traffic) if asked.engine == "ray" else None
         anyio.run(check_resource_starts, task)
-        # Opened last, so that invalid input leaves no file behind; a dry run starts no recording.
+        # Open the recording last, so that invalid input leaves no file behind. A dry run does not start a recording.
         if asked.record is not None and (not asked.dry_run or asked.record.exists()):
             traffic.cassette = Cassette.replay(asked.record) if asked.dry_run else Cassette.record(asked.record)
             if held := traffic.cassette.held:
@@ -258,7 +258,9 @@ def command(**options: Any) -> None:
             plan,
             folder,
             ending,
-            display="none" if asked.display is None and plan.has_human else asked.display,  # The player's terminal
+            display="none"
+            if asked.display is None and plan.has_human
+            else asked.display,  # The terminal of the human player
             traffic=traffic,
             only_failed=asked.only_failed,
             engine=engine,
@@ -285,7 +287,7 @@ def keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, A
 
 
 def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Path, RunHeader, RunArgs, set[str]]:
-    """Return the directory, header and arguments of a run to resume, and the keys that are only in its `run.json`."""
+    """Return the directory, header and arguments of a run to resume, and the keys that exist only in its `run.json`."""
     context = click.get_current_context()
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -390,7 +392,10 @@ def _content(message: Message) -> str:
 
 
 def _traffic(asked: RunOptions) -> ProviderSession:
-    """Return the provider session of this run, with its recording, if any; in a dry run, it rejects requests."""
+    """Return the provider session of this run, including its recording if there is one.
+
+    In a dry run, the session rejects requests.
+    """
     files = {"--record": asked.record, "--replay": asked.replay, "--cache": asked.cache}
     named = [option for option, file in files.items() if file is not None]
     if len(named) > 1:
@@ -398,7 +403,7 @@ def _traffic(asked: RunOptions) -> ProviderSession:
     if asked.engine == "local" and (asked.address is not None or asked.engine_options):
         raise click.UsageError(f"{'--address' if asked.address is not None else '-E'} requires --engine ray")
     if asked.engine == "ray" and named:
-        raise click.UsageError(f"{named[0]} requires --engine local, since other machines cannot access the file")
+        raise click.UsageError(f"{named[0]} requires --engine local, because other machines cannot access the file")
     cassette = Cassette.replay(asked.replay) if asked.replay is not None else None
     traffic = ProviderSession(cassette=cassette, is_dry_run=asked.dry_run)
     if asked.dry_run:

@@ -168,7 +168,7 @@ def _traffic(args: ScoreArgs) -> ProviderSession:
 
 
 def _load_reward(origin: ScoreOrigin, args: ScoreArgs) -> ScoringSetup:
-    """Load the reward if the user trusts it; notes about the reward are printed on standard error."""
+    """Load the reward if the user trusts it. Notes about the reward are printed on standard error."""
     hook = args.changes.get("redact")
     require_trust_in([args.reward, *([hook] if isinstance(hook, str) else [])])
     with contextlib.redirect_stdout(sys.stderr):  # a user's module may print when it is loaded
@@ -263,7 +263,10 @@ def _open_folder(
 
 
 def _changes_table(changes: ScoreChanges) -> RenderableType:
-    """Return a table with a column for each policy, and below it the episodes whose scores changed most."""
+    """Return a table that has a column for each policy.
+
+    Below the table are the episodes whose scores changed the most.
+    """
     table = Table(title=Text("What changed", "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
     table.add_column("", style="dim", no_wrap=True)
     for policy in changes.policies:

@@ -163,7 +163,10 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
 
 
 def _limits(given: dict[str, Any]) -> ServerOptions:
-    """Return the options of the server; a limit that is not set defaults to at most the related larger limit."""
+    """Return the options of the server.
+
+    If a limit is not set, it defaults to its usual value or, if that value is smaller, to the related larger limit.
+    """
     from reward_kit.integrations.reward_server.options import AT_LEAST, ServerOptions
 
     usual = {field.name: field.default for field in fields(ServerOptions)}
@@ -177,7 +180,7 @@ def _limits(given: dict[str, Any]) -> ServerOptions:
 
 
 def _keys(file: Path | None) -> tuple[Keys, str]:
-    """Return the keys, and the key generated for this server, or "" if keys are configured."""
+    """Return the keys, and the key that was generated for this server, or "" if keys are configured."""
     from reward_kit.integrations.reward_server.options import Keys, new_key, read_keys
 
     keys, note = read_keys(file)

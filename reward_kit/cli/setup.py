@@ -104,13 +104,13 @@ def train_schema() -> str:
 
 
 def attributes_of(documented: type[Any]) -> dict[str, str]:
-    """Return the description of each attribute in the `Attributes:` section of the docstring of a class."""
+    """Return the description of each attribute in the `Attributes:` section of a class docstring."""
     texts = _SECTION.split(inspect.getdoc(documented) or "")
     return {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(texts[1] if len(texts) > 1 else "")}
 
 
 def schema_of(model: type[BaseModel]) -> str:
-    """Return the JSON schema of a model, with the descriptions of all keys and without titles."""
+    """Return the JSON schema of a model. It contains the descriptions of all keys but no titles."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Described(GenerateJsonSchema):

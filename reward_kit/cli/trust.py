@@ -1,4 +1,4 @@
-"""The `--trust` option, and the prompt that asks before a command runs code from a directory for the first time."""
+"""The `--trust` option, and the prompt that is shown before a command runs code from a directory for the first time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reward_kit.cli.echo import echo
 from reward_kit.display_text import escape_text, pluralize
 from reward_kit.errors import ConfigError, StoreError
 
-if TYPE_CHECKING:  # task file readers are imported by the commands that need them
+if TYPE_CHECKING:  # the commands that need task file readers import them
     from reward_kit.runs.trust import PlannedCode
 
 VARIABLE = "REWARD_KIT_TRUST"
@@ -45,21 +45,24 @@ def trust_option(command: Callable[..., Any]) -> Any:
 def require_trust_in_file(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> bool:
-    """Raise unless the user trusts the code that a task or train file runs; prompt on a terminal."""
+    """Raise an error unless the user trusts the code that a task or train file runs. On a terminal, prompt the user."""
     from reward_kit.runs.trust import plan_file_code
 
     return _require(plan_file_code(path, typed, stored), str(path))
 
 
 def require_trust_in(references: Sequence[str], folder: Path | None = None) -> None:
-    """Raise unless the user trusts the code of `file.py:name` references; prompt on a terminal."""
+    """Raise an error unless the user trusts the code that `file.py:name` references name.
+
+    On a terminal, prompt the user.
+    """
     from reward_kit.runs.trust import plan_reference_code
 
     _require(plan_reference_code(references, folder or Path.cwd()), ", ".join(references))
 
 
 def trust_new_folder(folder: Path) -> None:
-    """Record that the user created a directory, whose code is then trusted without a prompt."""
+    """Record that the user created a directory. Its code is then trusted without a prompt."""
     from reward_kit.runs.trust import PlannedCode, trust
 
     try:
@@ -77,7 +80,7 @@ def _require(code: PlannedCode, what: str) -> bool:
         _ask(code, files, what)
     elif meta.get(f"{_META}.typed"):
         _record(code)
-    else:  # typed settings count as agreed to, even if an environment variable allows everything
+    else:  # the user has agreed to the settings that were typed, even if an environment variable allows everything
         _record(replace(code, files={}, stored=()))
         return not settings
     return True
@@ -105,7 +108,7 @@ def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
 
 
 def describe_code(code: PlannedCode) -> Iterator[str]:
-    """Yield lines that describe the code to run: first the settings, then the files."""
+    """Yield lines that describe the code to run. The settings come first, followed by the files."""
     lines = list(code.settings)
     for file in code.files:
         name = str(file.relative_to(code.folder) if file.is_relative_to(code.folder) else file)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reward_kit.credit.step_arrays import Codes, Flags, Floats, factorize
+from reward_kit.credit.step_arrays import Batch, Codes, Flags, Floats, factorize
 from reward_kit.credit.step_credit import StepCredit
 
 FEW_SHARED = 0.05
@@ -26,13 +26,33 @@ _ALL_TIED = (
 )
 _FEW_SHARED = (
     "only {:.1%} of the steps share their state with another step, so nearly all step advantages are 0; the "
-    "state key probably contains something that never repeats, such as a time, a step count, an id or the history; "
+    "state key or a tool result probably contains something that never repeats, such as a time, an id or the history; "
     "exclude that part or choose a different state_hash (regex, canonical_json, similarity)"
 )
 _NEVER_MEET = (
     "no two trajectories of a group share a state; check that all episodes of a group start in the same state and "
     "that the state key contains nothing that is specific to one episode"
 )
+_MERGED = (
+    "{} of {} steps share their state with a step of the same episode at which the agent had seen other tool results, "
+    "so credit compares actions that are not alternatives; remove state_hash, or set it to state_and_results"
+)
+
+
+def merged_states_warning(batch: Batch, anchors_S: Codes) -> str | None:
+    """Return a warning if steps of one episode share an anchor although the agent had seen different tool results.
+
+    Only steps with a recorded `state_and_results` are compared, since the state key of the others covers the results.
+    """
+    anchors, merged = iter(anchors_S.tolist()), 0
+    for steps in batch:
+        known: dict[int, set[str]] = {}
+        own = [next(anchors) for _ in steps]
+        for anchor, step in zip(own, steps, strict=True):
+            if anchor >= 0 and (key := step.step_info.get("state_and_results")) is not None:
+                known.setdefault(anchor, set()).add(key)
+        merged += sum(len(known.get(anchor, ())) > 1 for anchor in own)
+    return _MERGED.format(merged, len(anchors_S)) if merged else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ hyperparameters. It returns a `StepCredit`, which consists of flat arrays with o
 
 GRPO, RLOO, REINFORCE++ with a baseline, OPO, GRPO pass@k and GPG compute one advantage per trajectory by comparing its
 score with the scores of its group. Discounted returns, REINFORCE++, GAE and turn-level GRPO compute one advantage per
-step. GiGPO combines both kinds.
+step. GiGPO combines both kinds. The module `state_estimators` contains further estimators that use states.
 """
 
 from __future__ import annotations
@@ -15,18 +15,31 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, get_args, get_type_hints
+from itertools import chain
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pydantic
 
-from reward_kit.credit.options import Normalization, check_choice, check_normalization, check_number, check_returns
+from reward_kit.credit.options import (
+    EpisodeStatistics,
+    Normalization,
+    check_choice,
+    check_integer,
+    check_normalization,
+    check_number,
+    check_returns,
+)
+from reward_kit.credit.own_estimators import OwnEstimator
+from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, hgpo_credit
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
 from reward_kit.credit.step_arrays import (
     Batch,
     StepArrays,
     discounted,
     first_positions,
+    following,
+    group_sizes,
     overflow_allowed,
     relative,
     renumber_groups,
@@ -37,7 +50,6 @@ from reward_kit.validation import describe_problem
 
 Length = Literal["recorded", "tokens", "steps"]
 Combination = Literal["convex", "additive"]
-EpisodeStatistics = Literal["trajectory", "step"]
 Estimator = Callable[..., StepCredit]
 
 
@@ -326,8 +338,7 @@ def gae_credit(
         )
     has_steps_B = arrays.lengths_B > 0
     lasts_B = np.cumsum(arrays.lengths_B)[has_steps_B] - 1
-    next_values_S = np.append(values_S[1:], 0.0)[: len(values_S)]
-    next_values_S[lasts_B] = 0.0
+    next_values_S = following(values_S, arrays.lengths_B)
     for last in lasts_B[arrays.is_truncated_B[has_steps_B]].tolist():
         value = arrays.steps[last].step_info.get("bootstrap_value")
         is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
@@ -339,6 +350,77 @@ def gae_credit(
     with overflow_allowed():
         deltas_S = arrays.earned_S(default_step_reward) + gamma * next_values_S - values_S
     advantages_S = discounted(deltas_S, arrays.lengths_B, gamma * lam)
+    return step_credit(arrays, advantages_S, arrays.returns_S(gamma, default_step_reward))
+
+
+def vine_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    step_values: Sequence[Sequence[float | None] | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    gamma: float = 1.0,
+    default_step_reward: float = 0.0,
+) -> StepCredit:
+    """Compute advantages from measured values (Kazemnejad et al. 2024, "VinePPO", arXiv:2410.01679).
+
+        A_k = V_{k+1} - V_k
+
+    V_k is the expected score of the whole trajectory before step k, measured by continuing the trajectory from there.
+    It contains the rewards up to step k, so no reward is added. V after the last step is the score.
+
+    If V_k or V_{k+1} was not measured, A_k uses the last value measured at or before step k and the next one measured
+    after it. All steps in between have the same advantage, which keeps the gradient unbiased. Before the first measured
+    value, the mean score of the group's other trajectories is used, so a trajectory without measured values has the
+    advantage of RLOO. If there are no other trajectories, the advantage is 0.
+
+    The gradient is unbiased if measured values are unbiased and the choice of the measured steps does not depend on
+    what happened after them. It is biased if, for example, only trajectories that failed are measured.
+
+    Args:
+        batch: B trajectories with S steps in total.
+        scores: (B,) the scores, in the unit of `step_values`; None for an unscored trajectory. For probabilities of
+            passing, use 1 if the trajectory passed and 0 if it did not.
+        step_values: (B,) for each trajectory, the measured value before each of its steps, where None or NaN means that
+            it was not measured. None means that no step of the trajectory was measured.
+        group_ids: (B,) the group of each trajectory; see `gigpo_credit`.
+        gamma: the discount factor of G_k. It does not affect the advantages.
+        default_step_reward: the value used in G_k for a base reward that is not set.
+
+    Raises:
+        ConfigError: If the arguments are invalid or inconsistent.
+        InvalidResultError: If a score or a base reward is not finite.
+    """
+    check_returns(gamma, default_step_reward)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
+    if len(step_values) != len(batch):
+        raise ConfigError(f"step_values has {len(step_values)} items, but there are {len(batch)} trajectories")
+    for index, (steps, values) in enumerate(zip(batch, step_values, strict=True)):
+        if values is not None and len(values) != len(steps):
+            raise ConfigError(
+                f"step_values[{index}] has {len(values)} values, but the trajectory has {len(steps)} steps"
+            )
+    measured = [
+        [None] * len(steps) if values is None else values for steps, values in zip(batch, step_values, strict=True)
+    ]
+    values_S = np.array([*chain.from_iterable(measured)], dtype=np.float64)  # None becomes NaN
+    if np.isinf(values_S).any():
+        raise ConfigError(f"{arrays.describe_step(int(np.argmax(np.isinf(values_S))))} has an infinite value")
+    with overflow_allowed():
+        others_B = arrays.scores_B - relative(arrays.scores_B, arrays.groups_B, "leave_one_out")
+    others_B[group_sizes(arrays.scores_B, arrays.groups_B) < 2] = np.nan
+    # The positions of the last measured value at or before each step, and of the next one after it.
+    positions_S, is_measured_S = np.arange(len(values_S)), ~np.isnan(values_S)
+    starts_S, ends_S = positions_S - arrays.turns_S, arrays.to_steps(np.cumsum(arrays.lengths_B))
+    last_S = np.maximum.accumulate(np.where(is_measured_S, positions_S, -1))
+    next_S = np.minimum.accumulate(np.where(is_measured_S, positions_S, len(values_S))[::-1])[::-1]
+    next_S = np.append(next_S[1:], len(values_S))[: len(values_S)]
+    padded = np.append(values_S, np.nan)
+    before_S = np.where(last_S >= starts_S, padded[last_S], arrays.to_steps(others_B))
+    after_S = np.where(next_S < ends_S, padded[next_S], arrays.to_steps(arrays.scores_B))
+    with overflow_allowed():
+        advantages_S = np.where(np.isnan(before_S), 0.0, after_S - before_S)
+    advantages_S[~arrays.is_scored_S] = np.nan
     return step_credit(arrays, advantages_S, arrays.returns_S(gamma, default_step_reward))
 
 
@@ -372,9 +454,7 @@ def turn_level_grpo_credit(
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
     returns_S = arrays.returns_S(gamma, default_step_reward)
-    starts_B = np.cumsum(arrays.lengths_B) - arrays.lengths_B
-    turns_S = np.arange(len(returns_S)) - arrays.to_steps(starts_B)
-    groups_S = arrays.to_steps(arrays.groups_B)
+    turns_S, groups_S = arrays.turns_S, arrays.to_steps(arrays.groups_B)
     cells_S = groups_S * (int(turns_S.max(initial=0)) + 1) + turns_S
     is_scored_S = arrays.is_scored_S
     # From each of the N scored values, subtract the mean of the other values in its cell, which is padded with zeros to
@@ -440,10 +520,11 @@ def gigpo_credit(
         gamma: the discount factor in [0, 1].
         state_hash: the hash that determines whether two steps share a state: a name in `STATE_HASHES`, a mapping with
             such a name and its options, a function, or a function reference of the form "file.py:function". If a list
-            of these is passed, two steps share a state only if all hashes are equal. If None, "state_key" is used. A
-            function is called with the conversation before the action as a shared `History` or, if the step has no
-            messages, with its `observation_data`. A function that has a parameter named `step` is called with the
-            `StepData` instead. It can return any hashable value.
+            of these is passed, two steps share a state only if all hashes are equal. If None, "state_and_results" is
+            used for steps that record it, and "state_key" for all others. A function is called with the conversation
+            before the action as a shared `History` or, if the step has no messages, with its `observation_data`. A
+            function that has a parameter named `step` is called with the `StepData` instead. It can return any hashable
+            value.
         default_step_reward: the value used for a base reward that is not set.
         combination: "convex" or "additive".
         step_weight: the weight of A_S for "additive"; must be None for "convex".
@@ -465,8 +546,7 @@ def gigpo_credit(
     check_returns(gamma, default_step_reward)
     check_normalization(normalization, normalization_constant, epsilon)
     check_choice("episode_statistics", episode_statistics, get_args(EpisodeStatistics))
-    if not isinstance(min_anchor_group_size, int) or min_anchor_group_size < 1:
-        raise ConfigError(f"min_anchor_group_size must be an integer of at least 1, got {min_anchor_group_size!r}")
+    check_integer("min_anchor_group_size", min_anchor_group_size, 1)
     check_number("invalid_action_penalty", invalid_action_penalty, 0.0)
     check_state_hash(state_hash)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -514,6 +594,9 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "grpo_passk": grpo_passk_credit,
     "gpg": gpg_credit,
     "turn_level_grpo": turn_level_grpo_credit,
+    "hgpo": hgpo_credit,
+    "gagpo": gagpo_credit,
+    "g2po": g2po_credit,
 }
 """A mapping from names to estimators.
 
@@ -523,25 +606,42 @@ USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
 """Default values for options that an estimator requires. `omega` applies only if the combination uses it."""
 
 
-def resolve_options(estimator: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the given options of an estimator, and return all options, including defaults, keyed by name."""
-    function = ESTIMATORS[estimator]
-    parameters = inspect.signature(function).parameters
+def get_estimator(estimator: str | Callable[..., Any]) -> Estimator:
+    """Return a built-in estimator, or an `OwnEstimator` for a function or a reference of the form "file.py:function".
+
+    Raises:
+        ConfigError: If the name is unknown, or if the function cannot be used as an estimator.
+    """
+    if callable(estimator) or ":" in estimator:
+        return OwnEstimator.from_function(estimator)
+    if estimator not in ESTIMATORS:
+        near = did_you_mean(estimator, ESTIMATORS)
+        hint = "" if near.endswith("?") else "; to use your own function, write file.py:function"
+        raise ConfigError(f"unknown estimator {estimator!r}{near}{hint}")
+    return ESTIMATORS[estimator]
+
+
+def resolve_options(estimator: str, options: Mapping[str, Any], own: OwnEstimator | None = None) -> dict[str, Any]:
+    """Validate the given options of an estimator, and return all options, including defaults, keyed by name.
+
+    Required options of a built-in estimator have default values; those of a user's function do not.
+    """
+    parameters = own.parameters if own else inspect.signature(ESTIMATORS[estimator], eval_str=True).parameters
     known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}
     for name in options:
         if name not in known:
             raise ConfigError(f"{estimator} has no option {name!r}{did_you_mean(name, known)}")
     resolved = {name: p.default for name, p in known.items() if p.default is not p.empty} | dict(options)
-    for name in known.keys() - resolved.keys() & USUAL_OPTIONS.keys():
+    for name in known.keys() - resolved.keys() & (set() if own else USUAL_OPTIONS.keys()):
         is_unused = name == "omega" and resolved.get("combination") == "additive"
         resolved[name] = None if is_unused else USUAL_OPTIONS[name]
     if missing := [name for name in known if name not in resolved]:
         raise ConfigError(f"{estimator} needs the option {missing[0]!r}")
-    hints = get_type_hints(function)
     for name, value in options.items():  # Validate strictly, because a task file may contain "0.9" instead of 0.9.
+        expected_type: Any = Any if known[name].annotation is inspect.Parameter.empty else known[name].annotation
         config = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
         try:
-            pydantic.TypeAdapter(hints[name], config=config).validate_python(value)
+            pydantic.TypeAdapter(expected_type, config=config).validate_python(value)
         except pydantic.ValidationError as error:
             expected = " or ".join(dict.fromkeys(map(describe_problem, error.errors())))
             raise ConfigError(f"{estimator}, option {name!r}: {expected} (got {value!r:.80})") from None

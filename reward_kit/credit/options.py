@@ -11,6 +11,8 @@ import numpy as np
 from reward_kit.errors import ConfigError, did_you_mean
 
 Normalization = Literal["std", "mean", "constant", "leave_one_out"]
+EpisodeStatistics = Literal["trajectory", "step"]
+"""What counts once in the statistics of the scores of a group: each trajectory, or each step."""
 RowsWithScore = Literal["last", "each"]
 """The rows of a trajectory that contain its score: only the last row, or each row."""
 
@@ -28,6 +30,12 @@ def check_number(name: str, number: object, low: float = -math.inf, high: float 
     if not low <= number <= high:
         limits = f"in [{low:g}, {high:g}]" if high < math.inf else f"at least {low:g}"
         raise ConfigError(f"{name} must be {limits}, got {number!r}")
+
+
+def check_integer(name: str, number: object, low: int) -> None:
+    """Raise a ConfigError if `number` is not an integer of at least `low`."""
+    if not isinstance(number, int) or isinstance(number, bool) or number < low:
+        raise ConfigError(f"{name} must be an integer of at least {low}, got {number!r}")
 
 
 def check_returns(gamma: float, default_step_reward: float) -> None:

@@ -18,7 +18,7 @@ from reward_kit.errors import ConfigError
 Array = npt.NDArray[Any]
 ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "gae")
 """The estimators that use only rewards, groups and states. GAE is excluded because it needs the values of a critic."""
-STATE_ESTIMATORS = ("gigpo",)
+STATE_ESTIMATORS = ("gigpo", "hgpo", "gagpo", "g2po")
 """The estimators that use states."""
 
 
@@ -69,7 +69,7 @@ def token_advantages(
         scores: for each row, the score of its trajectory; None or NaN if the trajectory is unscored. If `scores` is
             None, the score of a trajectory is the sum of its step rewards.
         state_keys: for each row, a list of keys that identify the state before each action; equal keys mean equal
-            states. Required by "gigpo".
+            states. Required by the estimators in `STATE_ESTIMATORS`.
         valid_actions: for each row, a list with one item for each action, which is False if the environment could not
             parse the action.
         action_lengths: for each row, a list of the number of tokens in each action. Use this argument if there can be

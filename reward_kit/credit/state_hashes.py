@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import json
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -16,10 +16,12 @@ from typing import Any, TypeGuard
 import numpy as np
 from pydantic import BaseModel
 
-from reward_kit.agent.models import History, StepData
-from reward_kit.credit.step_arrays import Batch, Codes
+from reward_kit.agent.models import History, SeenResults, StepData
+from reward_kit.credit.step_arrays import Batch, Codes, StepArrays
+from reward_kit.episodes.record import STATE_KEYS
 from reward_kit.errors import ConfigError, boundary, did_you_mean, install_hint, type_name
-from reward_kit.loading import load_object
+from reward_kit.loading import load_function, reject_coroutine
+from reward_kit.models import Message
 
 _IDENTITY: Any = object.__hash__
 _KEYS = (
@@ -102,7 +104,6 @@ def stable_text(key: Hashable) -> str:
 OneHash = str | Mapping[str, Any] | Callable[..., Any]
 StateHash = OneHash | Sequence[OneHash] | None
 Reader = Callable[[StepData], tuple[str, Any]]
-DEFAULT = "state_key"
 _READABLE_LENGTH = 80
 
 
@@ -147,6 +148,14 @@ def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) ->
     return groups_S * len(keys) + states_S
 
 
+def anchor_numbers(arrays: StepArrays, state_hash: StateHash = None) -> Codes:
+    """Return (S,) a number for each step; steps of one group that have the same state have equal numbers.
+
+    `state_hash` defines which states are the same, as in `gigpo_credit`.
+    """
+    return anchor_codes([arrays.steps], arrays.to_steps(arrays.groups_B), state_hash)
+
+
 def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
     """Return (S,) the state key of each step.
 
@@ -166,16 +175,18 @@ def _texts_alone(batch: Batch, read: Reader) -> list[Hashable] | None:
 
     Handling this common case separately makes it ten times as fast.
     """
-    if read is _recorded_key:
-        recorded: list[Any] = [step.step_info.get("state_key") for step in chain.from_iterable(batch)]
+    if read not in (_default, _recorded_key, _observation):
+        return None
+    steps = list(chain.from_iterable(batch))
+    infos = [] if read is _observation else [step.step_info for step in steps]
+    for key in ("state_and_results", "state_key")[read is _recorded_key :]:
+        recorded: list[Any] = [info.get(key) for info in infos]
         kinds = set(map(type, recorded))
         if kinds == {str}:
             return recorded
-        if kinds != {type(None)}:
+        if not kinds <= {type(None)}:
             return None
-    elif read is not _observation:
-        return None
-    seen: list[Any] = [step.observation_data for step in chain.from_iterable(batch)]
+    seen: list[Any] = [step.observation_data for step in steps]
     return seen if set(map(type, seen)) == {str} else None
 
 
@@ -205,6 +216,25 @@ def _readable(value: Any, key: tuple[str, Hashable]) -> str:
     return f"{text[: _READABLE_LENGTH - 16]}… #{digest}" if len(text) > _READABLE_LENGTH else f"{text} #{digest}"
 
 
+def describe_state_hash(state_hash: StateHash, infos: Iterable[Mapping[str, Any]]) -> str:
+    """Return the name of a state hash with its options.
+
+    For the default, the recorded keys of the steps determine the name. `infos` contains the keys of each step, such as
+    its `step_info`.
+    """
+    if state_hash is None:
+        recorded = {key for info in infos for key in STATE_KEYS if info.get(key) is not None}
+        return next((key for key in reversed(STATE_KEYS) if key in recorded), "observation_text")
+    if isinstance(state_hash, list | tuple):
+        return ", ".join(describe_state_hash(one, ()) for one in state_hash)
+    if isinstance(state_hash, Mapping):
+        options = ", ".join(f"{key} {value}" for key, value in state_hash.items() if key != "name")
+        return f"{state_hash.get('name')} ({options})" if options else str(state_hash.get("name"))
+    if isinstance(state_hash, str):  # a function of a file is located by an absolute path
+        return state_hash.rpartition("/")[2] if _is_reference(state_hash) else state_hash
+    return getattr(state_hash, "__name__", type(state_hash).__name__)
+
+
 # Reading a specification
 
 
@@ -213,7 +243,9 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
         return state_hash
     if isinstance(state_hash, list | tuple):
         return _all_of(state_hash)
-    options = dict(state_hash) if isinstance(state_hash, Mapping) else {"name": state_hash or DEFAULT}
+    if state_hash is None:
+        return NamedHash(_default)
+    options = dict(state_hash) if isinstance(state_hash, Mapping) else {"name": state_hash}
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(
@@ -221,7 +253,7 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
         )
     if name not in STATE_HASHES:
         if _is_reference(state_hash):
-            return _load_function(name)
+            return load_function(name, "state hash")
         near = did_you_mean(name, STATE_HASHES)
         hint = "" if near.endswith("?") else "; to use your own function, write file.py:function"
         raise ConfigError(f"unknown state hash {name!r}{near}{hint}")
@@ -239,16 +271,6 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
 def _is_reference(one: Any) -> TypeGuard[str]:
     """Return True if the value has the form "file.py:function" or "package.module:function"."""
     return isinstance(one, str) and ":" in one
-
-
-def _load_function(reference: str) -> Callable[..., Any]:
-    try:
-        function = load_object(reference)
-    except ConfigError as error:
-        raise ConfigError(f"state hash {reference!r}: {error}") from error
-    if not callable(function):
-        raise ConfigError(f"state hash {reference!r} is {type_name(function)}, not a function")
-    return function  # type: ignore[no-any-return]
 
 
 def hash_references(state_hash: Any) -> list[str]:
@@ -290,11 +312,7 @@ def _reader_of(prepared: NamedHash | Callable[..., Any]) -> Reader:
                 raise ConfigError(
                     f"the state hash {name!r} returned None; to treat all states as equal, return a constant"
                 )
-            if inspect.iscoroutine(key):
-                key.close()
-                raise ConfigError(
-                    f"the state hash {name!r} returned a coroutine; define it with `def`, not `async def`"
-                )
+            reject_coroutine(key, f"the state hash {name!r}")
             return "function", key
 
     return call
@@ -326,6 +344,36 @@ def _recorded_key(step: StepData) -> tuple[str, Any]:
     recorded = step.step_info.get("state_key")
     # The source distinguishes the two kinds of key, so that an observation never equals a recorded key.
     return ("state_key", recorded) if recorded is not None else ("observation", step.observation_data)
+
+
+def _default(step: StepData) -> tuple[str, Any]:
+    recorded = step.step_info.get("state_and_results")
+    return ("state_and_results", recorded) if recorded is not None else _recorded_key(step)
+
+
+def _state_and_results() -> NamedHash:
+    """Read the state key and the set of tool results before the action.
+
+    The worker records them as one key if the state key does not cover the results. Otherwise they are read from the
+    conversation. Steps that share the messages of an episode are read in order, so that each message is read once.
+    """
+    messages: Sequence[Message] | None = None
+    begin, seen = 0, SeenResults()
+
+    def read(step: StepData) -> tuple[str, Any]:
+        nonlocal messages, begin, seen
+        recorded = step.step_info.get("state_and_results")
+        if recorded is None:
+            history, end = step.resulting_messages_history, _before_action(step)
+            shared = history.messages if isinstance(history, History) else history
+            if shared is not messages or end < begin:
+                messages, begin, seen = shared, 0, SeenResults()
+            seen.add(shared[i] for i in range(begin, end))
+            begin, key = end, step.step_info.get("state_key")
+            recorded = seen.key_with(key if isinstance(key, str) else stable_text(typed_key(key)))
+        return "state_and_results", recorded
+
+    return NamedHash(read)
 
 
 def _observation(step: StepData) -> tuple[str, Any]:
@@ -478,6 +526,7 @@ def _texts(batch: Batch, prepared: NamedHash) -> list[str]:
 
 
 STATE_HASHES: Mapping[str, Callable[..., NamedHash]] = {
+    "state_and_results": _state_and_results,
     "state_key": lambda: NamedHash(_recorded_key),
     "observation_text": lambda: NamedHash(_observation),
     "last_messages": _last_messages,
@@ -488,6 +537,8 @@ STATE_HASHES: Mapping[str, Callable[..., NamedHash]] = {
 }
 """A mapping from names to factories that create a state hash from its options.
 
+"state_and_results" reads the state key and the set of tool results before the action. It is the default for resources
+whose state key does not cover the results; the default for other steps is "state_key".
 "state_key" reads the key that the resource recorded before the action, or the observation if no key was recorded.
 "observation_text" reads the new observation that the policy received in this step.
 """

@@ -89,6 +89,12 @@ class StepArrays:
         return self.to_steps(~np.isnan(self.scores_B))
 
     @property
+    def turns_S(self) -> Codes:
+        """(S,) The index of each step in its trajectory."""
+        starts_B: Codes = np.cumsum(self.lengths_B) - self.lengths_B
+        return np.asarray(np.arange(len(self.steps)) - self.to_steps(starts_B), dtype=np.int64)
+
+    @property
     def values_S(self) -> Floats:
         """(S,) The value estimates of the policy; NaN for a missing estimate."""
         # float64 converts None to NaN.
@@ -184,6 +190,13 @@ def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
         if length > together:
             backwards = out_S[end - length : end + 1 - max(together, 1)][::-1]
             backwards[:] = list(accumulate(backwards.tolist(), lambda after, here: here + decay * after))
+    return out_S
+
+
+def following(values_S: Floats, lengths_B: Codes) -> Floats:
+    """Return (S,) the value of the next step of the trajectory, and 0 for a last step."""
+    out_S = np.append(values_S[1:], 0.0)[: len(values_S)]
+    out_S[np.cumsum(lengths_B)[lengths_B > 0] - 1] = 0.0
     return out_S
 
 
@@ -320,6 +333,12 @@ def _scales(
         return np.asarray((totals[groups] - weights) / np.where(totals > 0, totals, 1.0)[groups], dtype=np.float64)
     variances = np.bincount(groups, weights * centered**2) / np.maximum(totals - 1.0, 1.0)
     return np.asarray(np.sqrt(variances)[groups] + epsilons, dtype=np.float64)
+
+
+def group_sizes(values_N: Floats, groups_N: Codes) -> Codes:
+    """Return (N,) the number of values in the group of each value. NaN values are not counted."""
+    groups = renumber_groups(groups_N)
+    return np.bincount(groups[~np.isnan(values_N)], minlength=int(groups.max(initial=-1)) + 1)[groups]
 
 
 def first_positions(groups: Codes) -> Codes:

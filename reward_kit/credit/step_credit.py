@@ -42,11 +42,14 @@ def episode_credit(arrays: StepArrays, advantages_B: Floats, returns_S: Floats) 
     return credit._replace(episode_advantages_S=credit.step_advantages_S, step_advantages_S=credit.episode_advantages_S)
 
 
-def step_credit(arrays: StepArrays, advantages_S: Floats, returns_S: Floats) -> StepCredit:
-    """Create the credit for an estimator that computes one advantage per step."""
+def step_credit(
+    arrays: StepArrays, advantages_S: Floats, returns_S: Floats, anchors_S: Codes | None = None
+) -> StepCredit:
+    """Create the credit for an estimator that computes one advantage per step, without anchors if it has no states."""
     check_advantages(arrays, advantages_S)
-    no_anchors_S = np.full(len(arrays.steps), -1, dtype=np.int64)
-    return StepCredit(0.0 * advantages_S, advantages_S, advantages_S, returns_S, no_anchors_S)
+    if anchors_S is None:
+        anchors_S = np.full(len(arrays.steps), -1, dtype=np.int64)
+    return StepCredit(0.0 * advantages_S, advantages_S, advantages_S, returns_S, anchors_S)
 
 
 def check_advantages(arrays: StepArrays, advantages_S: Floats) -> None:

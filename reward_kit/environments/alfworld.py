@@ -1,8 +1,8 @@
-"""ALFWorld's household as a resource: `alfworld` on a fast native engine, `alfworld_real` on TextWorld's engine.
+"""ALFWorld's household as a resource: `alfworld` on a fast native engine, and `alfworld_real` on TextWorld's engine.
 
-Both play the same problems with identical texts, commands and rewards. `alfworld_real` can also play published game
-files. The reward is 1 when the goal is reached, which ends the episode, and 0 otherwise. The state key excludes
-`max_commands`.
+Both resources play the same problems with identical texts, commands and rewards. `alfworld_real` can also play
+published game files. The reward is 1 when the goal is reached, which ends the episode, and 0 otherwise. The state key
+does not depend on `max_commands`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from reward_kit.environments.replay import ReplayForkResource
 from reward_kit.errors import ConfigError, EnvironmentFailure, ToolError
 
 ActionForm = Literal["text", "choice", "tools"]
-"""The form of commands: free text, one of the admissible commands, or one tool per verb."""
+"""The form of the commands: free text, one of the admissible commands, or one tool per verb."""
 _DESCRIPTIONS = {
     "receptacle": 'its name, such as "fridge 1"',
     "object": 'its name, such as "mug 1"',
@@ -86,7 +86,9 @@ class AlfworldConfig(ResourceConfig):
     """The configuration of `alfworld` and `alfworld_real`."""
 
     split: Literal["train", "development", "held_out"] = "train"
-    index: int | None = Field(default=None, ge=0, description="the problem's number; by default drawn from the seed")
+    index: int | None = Field(
+        default=None, ge=0, description="the number of the problem; by default drawn from the seed"
+    )
     seed: int = Field(default=0, description="seed of the problem generator")
     task_types: list[TaskType] | None = Field(default=None, min_length=1)
     problem: dict[str, Any] | None = Field(default=None, description="your own problem, as returned by Problem.to_json")
@@ -99,8 +101,9 @@ class AlfworldConfig(ResourceConfig):
 
 @dataclass
 class _Changes:
-    """The changes of a published game since its start. They are derived from the commands, since the game returns only
-    text.
+    """The changes of a published game since its start.
+
+    The changes are derived from the commands, because the game returns only text.
     """
 
     at: str = ""
@@ -117,7 +120,7 @@ class _Changes:
             case "go":
                 self.at = rest.removeprefix("to ")
             case "open" | "close":
-                self.doors ^= {rest}  # moving a door twice restores its state
+                self.doors ^= {rest}  # opening and closing a door restores its state
             case "take":
                 self.holding, _, place = rest.partition(" from ")
                 self.homes.setdefault(self.holding, place)
@@ -140,11 +143,11 @@ class _Changes:
 
 @dataclass(slots=True)
 class Session:
-    """A game in progress, on either engine.
+    """A game in progress on either engine.
 
-    `engine` is the native engine in its current state. For a published game, `changes` and its name `game` are set
-    instead, with the rest of the planner's `plan` until the agent deviates from it. The keys of `milestones` are
-    numbers of commands.
+    `engine` is the native engine in its current state. A published game has no native engine. Instead, `game` is its
+    name, `changes` tracks its state, and `plan` contains the remaining commands of the planner until the agent deviates
+    from them. `milestones` is keyed by the number of commands.
     """
 
     form: ActionForm
@@ -159,15 +162,20 @@ class Session:
     milestones: dict[str, int] = field(default_factory=dict)
 
     def command(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return the command for a tool call; raise a `ToolError` if it is invalid or the episode is over."""
+        """Return the command for a tool call.
+
+        Raises:
+            ToolError: the call is invalid, or the episode is over.
+        """
         values = check_call(_TOOLS if self.form == "tools" else _ACT, tool, arguments)
         if self.is_over():
             raise ToolError("the episode is over; no command changes anything")
         return _TEMPLATES[tool][0].format(**values) if self.form == "tools" else str(values["command"])
 
     def call(self, command: str) -> dict[str, Any] | None:
-        """Return the tool call for a command; None if no tool can express it (such as "help" with one tool per
-        verb).
+        """Return the tool call for a command, or None if no tool can express the command.
+
+        For example, no tool can express "help" if there is one tool per verb.
         """
         if self.form != "tools":
             return {"name": "act", "arguments": {"command": command}}
@@ -177,8 +185,9 @@ class Session:
         return None
 
     def record(self, command: str, view: HouseholdView, held_before: int = NOWHERE) -> StepOutcome:
-        """Return the outcome of a command that the engine answered with `view`; `held_before` is the thing held before
-        it.
+        """Return the outcome of a command to which the engine responded with `view`.
+
+        `held_before` is the object that the agent held before the command.
         """
         is_valid = view.observation != NOTHING
         info: dict[str, Any] = {"is_action_valid": is_valid, "won": view.won}
@@ -201,7 +210,7 @@ class Session:
         return self.view.done or self.is_truncated()
 
     def copy(self) -> Session:
-        """Return an independent session of a native engine."""
+        """Return an independent copy of this session. It must use the native engine."""
         engine = self.engine.fork() if self.engine is not None else None
         return replace(self, engine=engine, milestones=dict(self.milestones))
 
@@ -215,7 +224,7 @@ class _Household(ForkableResource):
     _session: Session
 
     async def get_observation(self) -> Any:
-        """Return the description of the room, the task, and the answer to the last command."""
+        """Return the description of the room, the task, and the response to the last command."""
         start, view = self._session.start.observation, self._session.view.observation
         return start if not self._session.commands else f"{start}\n\n{view}"
 
@@ -272,8 +281,9 @@ class _Household(ForkableResource):
         return [call for command in session.view.admissible if (call := session.call(command))]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the first command of a shortest plan. In a published game, return the planner's next command if it is
-        still valid.
+        """Return the first command of a shortest plan.
+
+        In a published game, return the planner's next command if it is still valid.
         """
         session = self._session
         if session.is_over():
@@ -325,9 +335,9 @@ class AlfworldResource(_Household):
 
 
 class RealAlfworldResource(_Household, ReplayForkResource):
-    """A household on TextWorld's engine, in a worker process.
+    """A household on TextWorld's engine, which runs in a worker process.
 
-    For a generated problem, the native engine runs in parallel to supply the state key and the expert. The episode
+    For a generated problem, the native engine runs in parallel to provide the state key and the expert. The episode
     fails if the two engines differ in anything that the agent sees.
     """
 
@@ -349,7 +359,7 @@ class RealAlfworldResource(_Household, ReplayForkResource):
         if settings.game_file is not None or settings.published:
             path = _published_game(settings, seed) if settings.published else _game_file(settings)
             view = await self._real.load(path)
-            # The planner may take seconds, so it runs only once, and only if our own expert cannot be used.
+            # The planner may take seconds, so it runs only once, and only if the native expert cannot be used.
             plan = await self._real.expert()
             game = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
             self._session = Session(settings.action_form, settings.max_commands, view, view, None, plan=plan, game=game)
@@ -375,23 +385,23 @@ class RealAlfworldResource(_Household, ReplayForkResource):
 
 
 class RealEngine(EngineProcess):
-    """TextWorld's engine, playing one game at a time; `worker` is the command that starts its worker process."""
+    """TextWorld's engine, which plays one game at a time. `worker` is the command that starts its worker process."""
 
     def __init__(self, worker: Sequence[str] | None = None) -> None:
         super().__init__("household engine", worker or worker_command("reward_kit.environments.household_worker"))
 
     async def load(self, source: Problem | Path) -> HouseholdView:
-        """Start the game of a problem, or of the `game.tw-pddl` file at an absolute path."""
+        """Start the game of a problem, or the game in the `game.tw-pddl` file at an absolute path."""
         if isinstance(source, Path):
             return _view(await self.ask({"op": "load", "path": str(source)}))
         return _view(await self.ask({"op": "load", "problem": source.to_json()}))  # noqa: ASYNC240 - not a path
 
     async def step(self, command: str) -> HouseholdView:
-        """Execute one command; a command that is not admissible changes nothing."""
+        """Execute one command. A command that is not admissible changes nothing."""
         return _view(await self.ask({"op": "step", "command": command}))
 
     async def expert(self) -> list[str]:
-        """Return the planner's commands to the goal; [] if it finds no plan. Call this before the first step."""
+        """Return the planner's commands to the goal, or [] if it finds no plan. Call this before the first step."""
         return list(await self.ask({"op": "expert"}))
 
 
@@ -401,7 +411,10 @@ def _view(answer: Mapping[str, Any]) -> HouseholdView:
 
 
 def game_files() -> list[Path]:
-    """Return the published games below `ALFWORLD_DATA`, sorted, except those that the text domain cannot solve."""
+    """Return the sorted paths of the published games below `ALFWORLD_DATA`.
+
+    Games that cannot be solved in the text domain are excluded.
+    """
     folder = os.environ.get("ALFWORLD_DATA")
     if not folder:
         return []
@@ -418,13 +431,14 @@ def _read(config: Mapping[str, Any], resource: str) -> AlfworldConfig:
     if settings.published:
         named = ["published", *(name for name in named if name != "index")]
     if len(named) > 1:
-        raise ConfigError(f"{resource} resource: {' and '.join(named)} cannot be combined; set only one of them")
+        raise ConfigError(f"{resource} resource: {' and '.join(named)} cannot be used together; set only one of them")
     return settings
 
 
 def _tables_for(settings: AlfworldConfig, seed: int | None) -> Tables:
-    """Return the tables of the configured problem; if neither a problem nor an index is set, the reset's seed selects
-    one.
+    """Return the tables of the configured problem.
+
+    If neither a problem nor an index is configured, the seed of the reset selects a problem.
     """
     if settings.problem is None:
         index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
@@ -444,7 +458,7 @@ def _generated(split: str, index: int, seed: int, task_type: TaskType) -> Tables
 
 
 def _game_file(settings: AlfworldConfig) -> Path:
-    """Return the path of the task's game file, which may be relative to `ALFWORLD_DATA`."""
+    """Return the path of the task's game file. The configured path may be relative to `ALFWORLD_DATA`."""
     path, data = settings.game_file or "", os.environ.get("ALFWORLD_DATA")
     if data:
         root = Path(data).expanduser().resolve()
@@ -455,7 +469,10 @@ def _game_file(settings: AlfworldConfig) -> Path:
 
 
 def _published_game(settings: AlfworldConfig, seed: int) -> Path:
-    """Return the game of the split with the configured index; without an index, the reset's seed selects it."""
+    """Return the game of the split with the configured index.
+
+    If no index is configured, the seed of the reset selects a game.
+    """
     folder = {"train": "train", "development": "valid_seen", "held_out": "valid_unseen"}[settings.split]
     types = [kind.value for kind in settings.task_types or TaskType]
     games = [path for path in game_files() if folder in path.parts and any(kind in str(path) for kind in types)]

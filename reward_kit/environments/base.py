@@ -93,6 +93,9 @@ class ForkableResource(ABC):
         takes_resource_server: whether to add the task's `resource_server` as the configuration key `resource_server`.
         has_cheap_state: whether `final_state` takes little time and memory. The runner then also calls `final_state` at
             the start of a group, and records the changes that each episode made.
+        state_key_covers_results: whether the state key also covers what the agent has learned from tool results, as in
+            a game whose observations show the state. If False, as for a database, the default state hash of credit also
+            compares the set of results seen so far. In a subclass that defines `state_key`, it is True unless set.
         per_sample_keys: the configuration keys that a row of a dataset may set in its `resource_config`. A dotted name
             (`env_kwargs.desc`) declares one key of a mapping. Rows are untrusted data, so list only keys whose whole
             value is data (a level, a seed, an initial state), and never a command, an address, a path or the name of
@@ -106,6 +109,7 @@ class ForkableResource(ABC):
     takes_task_folder: ClassVar[bool] = False
     takes_resource_server: ClassVar[bool] = False
     per_sample_keys: ClassVar[frozenset[str]] = frozenset()
+    state_key_covers_results: bool = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls.__abstractmethods__:
@@ -119,6 +123,8 @@ class ForkableResource(ABC):
         if cls.fork_kind not in get_args(ForkKind):
             known = ", ".join(map(repr, get_args(ForkKind)))
             raise ConfigError(f"{cls.__name__}.fork_kind must be one of {known}, got {cls.fork_kind!r}")
+        if "state_key" in vars(cls) and "state_key_covers_results" not in vars(cls):
+            cls.state_key_covers_results = True  # the author chose this key, so it replaces that of the base class
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:

@@ -1,7 +1,7 @@
-"""A resource that combines several resources for one task, such as a database and a directory.
+"""A resource that combines multiple resources for one task, such as a database and a directory.
 
-Most operations apply to all parts concurrently, and a step goes to the part whose tool was called. The fork kind of the
-composite is one that all its parts support, and the composite is deterministic only if every part is.
+Most operations apply to all parts concurrently. A step goes to the part whose tool was called. The composite forks in a
+way that all its parts support, and it is deterministic only if every part is deterministic.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _logger = logging.getLogger(__name__)
 
 
 class ToolNames:
-    """Unique names for the tools of several parts; if names clash, a tool's name is prefixed with the part's name.
+    """Unique names for the tools of multiple parts. If names clash, each tool is prefixed with the name of its part.
 
-    `names` maps each (part, tool) to its unique name, and `tools` is the inverse. Each `offer` replaces both mappings,
-    so that a `copy.copy` is unaffected by later calls.
+    `names` maps each (part, tool) to its unique name, and `tools` is the inverse. Each call of `offer` replaces both
+    mappings, so a copy made with `copy.copy` is not affected by later calls.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ToolNames:
         self._pairs: list[tuple[str, str]] = []
 
     def offer(self, specs: Mapping[str, Sequence[ToolSpec]]) -> list[ToolSpec]:
-        """Return the tools of all parts, by part name, under unique names of at most 64 characters."""
+        """Return the tools of all parts under unique names of at most 64 characters. `specs` is keyed by part name."""
         pairs = [(part, spec["function"]["name"]) for part, offered in specs.items() for spec in offered]
         if pairs != self._pairs:
             self._pairs = pairs
@@ -55,7 +55,7 @@ class ToolNames:
                 twice = frozenset(name for name in count if count[name] > 1)
                 if not twice:
                     break
-                # A prefixed name may equal the name of another tool; a digest then makes it unique.
+                # A prefixed name may equal the name of a different tool. A digest then makes it unique.
                 self._clashed |= twice
             self.tools = {name: pair for pair, name in self.names.items()}
         renamed = []
@@ -75,7 +75,9 @@ class ToolNames:
 
 
 class CompositeConfig(BaseModel):
-    """The configuration of `composite`; every other key is the name of a part, and its value overrides keys of that
+    """The configuration of `composite`.
+
+    Every key other than `resources` is the name of a part, and its value overrides keys in the configuration of that
     part.
     """
 
@@ -85,9 +87,9 @@ class CompositeConfig(BaseModel):
 
 
 class CompositeResource(ForkableResource):
-    """Several resources that are set up, reset, forked and closed together; see `parts`."""
+    """Multiple resources that are set up, reset, forked and closed together; see `parts`."""
 
-    # Used while the configuration is unknown. A part that cannot be forked raises an error later.
+    # Used while the configuration is unknown. If a part cannot be forked, it raises an error later.
     fork_kind = "native"
 
     def __init__(self) -> None:
@@ -96,7 +98,7 @@ class CompositeResource(ForkableResource):
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
-        """Return the most restricted fork kind of the parts, in the order none, replay, native."""
+        """Return the most restricted fork kind of all parts. "none" is the most restricted, followed by "replay"."""
         if "resources" not in config:
             return cls.fork_kind
         kinds = [kind.fork_kind_for(own) for kind, own in read_parts(config).values()]
@@ -111,7 +113,7 @@ class CompositeResource(ForkableResource):
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return the keys of each part, prefixed with its name."""
+        """Return the keys of all parts. Each key is prefixed with the name of its part."""
         parts = read_parts(config) if "resources" in config else {}
         keys = {name: kind.per_sample_keys_for(own) for name, (kind, own) in parts.items()}
         return frozenset(f"{name}.{key}" for name, own in keys.items() for key in own)
@@ -131,7 +133,7 @@ class CompositeResource(ForkableResource):
 
     @property
     def parts(self) -> Mapping[str, ForkableResource]:
-        """The parts by name, read-only.
+        """A read-only mapping from names to parts.
 
         Raises:
             EnvironmentFailure: the composite is closed, or was not set up.
@@ -188,7 +190,10 @@ class CompositeResource(ForkableResource):
             return await self.parts[part].step(tool, action_params)
 
     async def get_tools_spec(self) -> list[ToolSpec]:
-        """Return the tools of all parts; tools whose names clash, or clashed earlier, are named `<part>_<tool>`."""
+        """Return the tools of all parts.
+
+        A tool whose name clashes with the name of a different tool, or clashed earlier, is named `<part>_<tool>`.
+        """
         specs: dict[str, list[ToolSpec]] = {}
         for name, part in self.parts.items():
             with _part_errors(name):
@@ -196,7 +201,7 @@ class CompositeResource(ForkableResource):
         return self._names.offer(specs)
 
     async def get_observation(self) -> Any:
-        """Return the parts' observations, with a heading for each if there are several."""
+        """Return the observations of the parts. If more than one part has an observation, each one gets a heading."""
         observed = await _each(self.parts, lambda _, part: part.get_observation())
         shown = {name: value for name, value in observed.items() if value is not None and value != ""}
         if len(shown) < 2:
@@ -211,22 +216,24 @@ class CompositeResource(ForkableResource):
         for name, part in self.parts.items():
             with _part_errors(name):
                 keys.append(await part.state_key())
+        # Known only now, since an `http` part learns it from the server's answers.
+        self.state_key_covers_results = all(part.state_key_covers_results for part in self.parts.values())
         return hash_key(*keys)
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return the final states of the parts that have one, of kind "composite"."""
+        """Return a snapshot of kind "composite" with the final states of the parts that have one."""
         states = await _each(self.parts, lambda _, part: part.final_state())
         kept = {name: snapshot for name, snapshot in states.items() if snapshot is not None}
         return compose(kept) if kept else None
 
     async def close(self) -> None:
-        """Close every part, even if another fails to close; then raise the first failure."""
+        """Close every part, even if closing some of them fails. Then raise the first failure."""
         parts, self._parts = self._parts, {}
         for failure in await _close_all(parts):
             raise failure
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return the actions of all parts that can list them; None if none of them can."""
+        """Return the actions of all parts that can list their actions, or None if no part can."""
         listed = await _each(self.parts, lambda _, part: part.admissible_actions())
         if all(actions is None for actions in listed.values()):
             return None
@@ -263,10 +270,10 @@ class CompositeResource(ForkableResource):
 
 
 def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResource], dict[str, Any]]]:
-    """Return the class and the configuration of each part, by name.
+    """Return the class and the configuration of each part, keyed by name.
 
     Raises:
-        ConfigError: a key is not a part's name, a type does not exist, or a part is itself a composite.
+        ConfigError: a key is not the name of a part, a type does not exist, or a part is itself a composite.
     """
     settings = read_config(CompositeConfig, config, "composite")
     over, names = settings.model_extra or {}, [part.name for part in settings.resources]
@@ -288,13 +295,14 @@ def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResour
 def part_for_tool(
     kinds: Mapping[str, type[ForkableResource]], wanted: type[ForkableResource], parameter: str
 ) -> str | None:
-    """Return the name of the part to pass to a tool parameter annotated with `wanted`; None for the composite.
+    """Return the name of the part to pass to a tool parameter annotated with `wanted`, or None for the composite.
 
-    This is the only part of that class, or else the part with the parameter's name. A parameter annotated with
-    `ForkableResource` receives the composite unless a part has the parameter's name.
+    If exactly one part is of the class `wanted`, this part is chosen. Otherwise, it is the part that has the same name
+    as the parameter. A parameter annotated with `ForkableResource` receives the composite unless a part has the name of
+    the parameter.
 
     Raises:
-        ConfigError: no part matches, or several parts match and none has the parameter's name.
+        ConfigError: no part matches, or multiple parts match and none of them has the name of the parameter.
     """
     if issubclass(CompositeResource, wanted):
         return parameter if wanted is ForkableResource and parameter in kinds else None
@@ -305,15 +313,18 @@ def part_for_tool(
     if parameter in (fitting or kinds):
         return parameter
     parts = ", ".join(f"{name} ({kind.__name__})" for name, kind in kinds.items())
-    problem = "several resources are" if fitting else "no resource is"
+    problem = "multiple resources are" if fitting else "no resource is"
     raise ConfigError(
-        f"parameter {parameter!r} is annotated with {wanted.__name__}, but {problem} of that class: {parts}. "
-        "Name the parameter after one of these resources"
+        f"parameter {parameter!r} is annotated with {wanted.__name__}, but {problem} of that class: {parts}; "
+        "name the parameter after one of these resources"
     )
 
 
 class _part_errors:
-    """Context manager that adds the part's name to its errors, except to a `ToolError`, which the agent reads."""
+    """Context manager that adds the name of the part to errors.
+
+    A `ToolError` is left unchanged, because the agent reads it.
+    """
 
     __slots__ = ("_name",)
 
@@ -336,7 +347,7 @@ class _part_errors:
 async def _each(
     parts: Mapping[str, ForkableResource], call: Callable[[str, ForkableResource], Awaitable[_T]]
 ) -> dict[str, _T]:
-    """Call every part concurrently and return the results; the first failure cancels the others."""
+    """Call a function concurrently for every part and return the results. The first failure cancels the other calls."""
     done: dict[str, _T] = {}
 
     async def call_part(name: str) -> None:
@@ -374,5 +385,5 @@ async def _close_all(parts: Mapping[str, ForkableResource]) -> list[RewardKitErr
 
 
 def _part_seed(seed: int, name: str) -> int:
-    """Return a 63-bit seed for the part `name`, so that two parts of the same class receive different seeds."""
+    """Return a 63-bit seed for the part `name`. Two parts of the same class receive different seeds."""
     return int(hash_key("part", str(seed), name)[:16], 16) >> 1

@@ -1,4 +1,4 @@
-"""The built-in resources, and the validation and merging of resource configurations.
+"""The built-in resources, and functions that validate and merge resource configurations.
 
 A task file may set every key. A row of a dataset is untrusted, so `merged_config` accepts only the keys in the
 resource's `per_sample_keys`.
@@ -37,21 +37,21 @@ BUILT_IN: dict[str, str] = {
     "textworld": "textworld:TextworldResource",
     "webshop": "webshop:WebshopResource",
 }
-"""Maps the name of a built-in resource to its module in `reward_kit.environments` and its class; imported on first
-use.
+"""Maps the name of a built-in resource to its module in `reward_kit.environments` and its class. They are
+imported on first use.
 """
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _Config = TypeVar("_Config", bound=BaseModel)
 
 
 class ResourceConfig(BaseModel):
-    """The base class of resource configurations; unknown keys are errors."""
+    """The base class of resource configurations. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 def resource_class(name: str) -> type[ForkableResource]:
-    """Return the resource class for a built-in name or a `module:Class` (or `file.py:Class`).
+    """Return the resource class for a built-in name, `module:Class` or `file.py:Class`.
 
     Raises:
         ConfigError: the class does not exist, is not a `ForkableResource`, or needs a package that is not installed.
@@ -63,7 +63,7 @@ def resource_class(name: str) -> type[ForkableResource]:
         kind = load_object(name)
     else:
         raise ConfigError(
-            f"unknown resource {name!r}{did_you_mean(name, BUILT_IN)} (for your own resource, write file.py:Class)"
+            f"unknown resource {name!r}{did_you_mean(name, BUILT_IN)} (to use your own resource, write file.py:Class)"
         )
     if not (isinstance(kind, type) and issubclass(kind, ForkableResource)):
         raise ConfigError(f"{name!r} is not a subclass of ForkableResource")
@@ -73,10 +73,10 @@ def resource_class(name: str) -> type[ForkableResource]:
 
 
 def read_config(model: type[_Config], config: Mapping[str, Any], resource: str, part: str = "") -> _Config:
-    """Validate `config`, or a part of it, as `model`.
+    """Validate `config` as `model`. If `config` is only a part of a configuration, `part` names it in the message.
 
     Raises:
-        ConfigError: the message lists all invalid keys with the nearest valid names.
+        ConfigError: a key or value is invalid. The message lists all invalid keys with the nearest valid names.
     """
     try:
         return model.model_validate(dict(config))
@@ -86,10 +86,11 @@ def read_config(model: type[_Config], config: Mapping[str, Any], resource: str, 
 
 
 def headers_from_environment(names: Mapping[str, str], url: str, resource: str, started: str = "") -> dict[str, str]:
-    """Return the headers for requests to `url`, whose values are the environment variables in `headers_env`.
+    """Return the headers that `headers_env` defines for requests to `url`.
 
-    `started` is the address of a server that the task starts, or "". Such a server on this machine may receive any
-    variable, since `pass_env` could also pass it.
+    `headers_env` maps the names of headers to the environment variables that contain their values. `started` is the
+    address of the server that the task starts, or "". A server that the task starts on this machine may receive any
+    variable, because the task could also pass the variable through `pass_env`.
 
     Raises:
         ConfigError: a variable is not set, or may not be sent to that origin (`providers/keys.py`).
@@ -111,7 +112,7 @@ def task_path(path: str, task_folder: str | None, key: str) -> Path:
     """Return the path that a task sets in `key`, relative to the directory of the task or the working directory.
 
     Raises:
-        ConfigError: `task_folder` is set, and the path leaves it (through `..`, as an absolute path or by a symlink).
+        ConfigError: `task_folder` is set, and the path is outside it (through `..`, an absolute path or a symlink).
     """
     if task_folder is None:
         return Path(path).resolve()
@@ -125,13 +126,15 @@ def task_path(path: str, task_folder: str | None, key: str) -> Path:
 def merged_config(
     kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    """Return a sample's configuration: the task's `base_resource_config` updated with the row's `resource_config`.
+    """Return the configuration of a sample.
+
+    This is the task's `base_resource_config`, updated with the row's `resource_config`.
 
     Args:
         kind: the class of the resource.
         base: the task's configuration.
         row: the row's configuration, which is untrusted.
-        where: the row's file and line, or its name, for error messages.
+        where: the name of the row, or its file and line, for error messages.
 
     Raises:
         ConfigError: the row sets a key that is not per-sample data of this resource.
@@ -141,8 +144,9 @@ def merged_config(
 
 
 def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str) -> None:
-    """Reject a row's `resource_config` that sets anything but per-sample data; see `merged_config` for the
-    arguments.
+    """Reject a row's `resource_config` if it sets anything but per-sample data.
+
+    The arguments are the same as for `merged_config`.
     """
     for key, owner in kind.keys_refused_to_rows(base, row) if row else ():
         allowed = sorted(kind.per_sample_keys_for(base))
@@ -154,7 +158,7 @@ def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row:
 
 
 def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated recursively with `over`. Both come from the task's author."""
+    """Return `base` updated recursively with `over`. Both were written by the author of the task."""
     merged = dict(base)
     for key, value in over.items():
         inner = merged.get(key)

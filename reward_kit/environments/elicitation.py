@@ -1,7 +1,7 @@
-"""Forms that a server asks the user of an episode to fill in (elicitation of the Model Context Protocol).
+"""Forms that a server asks the user of an episode to fill in (elicitation in the Model Context Protocol).
 
 The runner sets `CURRENT_USER` if the task has a simulated user. An environment calls `fill_form`, which checks the
-answer against the schema of the form.
+user's answer against the schema of the form.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Required: {required}. To refuse, answer with only the word decline."""
 
 
 class UserAnswer(NamedTuple):
-    """The answer of the user to one message.
+    """The user's answer to one message.
 
-    Without `text`, `reason` describes why it is missing. With both, `text` is the user's last message, and `reason`
-    applies unless it answers the question.
+    If `text` is None, `reason` describes why there is no answer. If both are set, `text` is the last message of a user
+    who ended the conversation, and `reason` applies only if the text is not a valid answer.
     """
 
     text: str | None
@@ -41,14 +41,14 @@ class UserAnswer(NamedTuple):
 
 AskUser = Callable[[str], Awaitable[UserAnswer]]
 CURRENT_USER: ContextVar[AskUser | None] = ContextVar("CURRENT_USER", default=None)
-"""A function that shows a message to the user of the current episode; None if the task has no user."""
+"""A function that shows a message to the user of the current episode, or None if the task has no user."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormAnswer:
-    """An answer to a form: its `content` if the user filled it in, else the `reason` for the refusal.
+    """An answer to a form. `content` is set if the user filled in the form; otherwise, `reason` is set.
 
-    The `facts` are those of the user, such as the usage.
+    `facts` describe how the user produced the answer, such as the usage.
     """
 
     action: Literal["accept", "decline", "cancel"]
@@ -58,7 +58,7 @@ class FormAnswer:
 
 
 async def fill_form(ask: AskUser, message: str, schema: Mapping[str, Any]) -> FormAnswer:
-    """Show a form to the user and return the answer; an answer that does not match the schema is a refusal."""
+    """Show a form to the user and return the answer. An answer that does not match the schema counts as a refusal."""
     fields = schema.get("properties")
     fields = fields if isinstance(fields, Mapping) else {}
     required = schema.get("required")
@@ -77,7 +77,9 @@ async def fill_form(ask: AskUser, message: str, schema: Mapping[str, Any]) -> Fo
         problem = schema_violation(content, {**schema, "additionalProperties": False})
     except (ValueError, TooLargeError, RecursionError) as error:
         problem = str(error)
-    problem = problem or next((f"{key}: a form is flat" for key in content if not _is_flat(content[key])), "")
+    problem = problem or next(
+        (f"{key}: nested values are not allowed" for key in content if not _is_flat(content[key])), ""
+    )
     if problem and reason:
         return FormAnswer("cancel", reason=reason, facts=facts)
     if problem:
@@ -87,11 +89,11 @@ async def fill_form(ask: AskUser, message: str, schema: Mapping[str, Any]) -> Fo
 
 
 def _read_object(text: str) -> dict[str, Any]:
-    """Return the JSON object of a text: the whole text, or from its first to its last brace."""
+    """Return the JSON object that a string contains, from the first to the last brace."""
     start, end = text.find("{"), text.rfind("}")
     value = parse_json(text[start : end + 1]) if 0 <= start < end else None
     if not isinstance(value, dict):
-        raise ValueError(f"it is not a JSON object: {text[:_SHOWN_CHARS]!r}")
+        raise ValueError(f"not a JSON object: {text[:_SHOWN_CHARS]!r}")
     return value
 
 

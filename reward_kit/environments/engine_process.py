@@ -1,8 +1,8 @@
 """The client of `engine_worker`, for a blocking engine in a worker process that handles one request at a time.
 
-If the worker dies, sends an invalid answer or does not answer in time, the client raises an `EnvironmentFailure` with
-the worker's last output. The worker runs in a private directory. When it is closed, the directory is removed, and all
-processes that the worker started are killed.
+If the worker dies, sends an invalid response or does not respond in time, the client raises an `EnvironmentFailure`
+with the worker's last output. The worker runs in a private directory. When the client is closed, the directory is
+removed, and all processes that the worker started are killed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class EngineProcess:
 
     Args:
         name: the name of the engine in messages, such as "household engine".
-        command: the program and its arguments; this package is in its module search path.
-        timeout: seconds to wait for each answer, including the first.
+        command: the program and its arguments. The program can import this package.
+        timeout: the number of seconds to wait for each response, including the first one.
         environment: environment variables to add for the worker.
     """
 
@@ -59,10 +59,10 @@ class EngineProcess:
         self._answering = False
 
     async def start(self) -> Any:
-        """Start the worker and return its first answer.
+        """Start the worker and return its first response.
 
         Raises:
-            ConfigError: a package that the worker needs is missing, or its program cannot be run.
+            ConfigError: a package that the worker needs is missing, or the program cannot be run.
             EnvironmentFailure: the worker does not start.
         """
         folder = temporary_folder("engine-")
@@ -89,16 +89,16 @@ class EngineProcess:
             raise
 
     async def ask(self, request: Mapping[str, Any], timeout: float | None = None) -> Any:
-        """Send one request, whose `op` names the operation, and wait at most `timeout` seconds for its answer.
+        """Send one request and wait at most `timeout` seconds for the response. Its `op` names the operation.
 
         Raises:
-            ConfigError: the request is invalid; the worker keeps running.
-            EnvironmentFailure: the worker died, timed out or sent an invalid answer; it is killed.
+            ConfigError: the request is invalid. The worker keeps running.
+            EnvironmentFailure: the worker died, timed out or sent an invalid response. The worker is killed.
         """
         if self._process is None or self._process.stdin is None:
-            raise EnvironmentFailure(f"{self._name}: not running; it is closed or was not set up")
+            raise EnvironmentFailure(f"{self._name}: not running, because it was closed or never set up")
         if self._answering:
-            # The answer to the cancelled request would be mistaken for the answer to this one.
+            # The response to the cancelled request would be mistaken for the response to this one.
             await self._fail("an earlier request was cancelled before it was answered")
         try:
             await self._process.stdin.send(json.dumps(request).encode() + b"\n")
@@ -107,7 +107,7 @@ class EngineProcess:
         return await self._receive(self._timeout if timeout is None else timeout)
 
     async def close(self) -> None:
-        """Stop the worker and the processes it started. Closing it again has no effect."""
+        """Stop the worker and the processes it started. Calling this method again has no effect."""
         with anyio.CancelScope(shield=True):
             await self._exits.aclose()
 
@@ -128,7 +128,7 @@ class EngineProcess:
         except TimeoutError:
             await self._fail(f"no response within {timeout:g} s")
         except anyio.DelimiterNotFound:
-            await self._fail(f"an answer larger than the limit of {format_size(ENGINE_ANSWER_BYTES)}")
+            await self._fail(f"a response larger than the limit of {format_size(ENGINE_ANSWER_BYTES)}")
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError):
             await self._fail(await self._death())
         try:
@@ -136,7 +136,7 @@ class EngineProcess:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict) or not ("ok" in answer or "error" in answer):
-            await self._fail(f"invalid answer {line[:100]!r}")
+            await self._fail(f"invalid response {line[:100]!r}")
         self._answering = False
         if "error" in answer:
             raise ConfigError(str(answer["error"]))

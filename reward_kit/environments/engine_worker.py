@@ -1,9 +1,8 @@
-"""The worker's side of `engine_process`: it reads JSON requests from standard input and writes JSON answers to standard
-output.
+"""The worker's side of `engine_process`.
 
-Each request and each answer is one line. A request's `op` names the operation. An answer is `{"ok": ...}`, or
-`{"error": message}` if the request is invalid. Any other exception ends the process, with its traceback on standard
-error.
+It reads JSON requests from standard input and writes JSON responses to standard output. Each request and each response
+is one line. A request's `op` names the operation. A response is `{"ok": ...}`, or `{"error": message}` if the request
+is invalid. Any other exception ends the process, and its traceback is written to standard error.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ Operations = Mapping[str, Callable[[Mapping[str, Any]], Any]]
 
 
 def run(start: Callable[[], Operations]) -> None:
-    """Start the engine, report that it is ready, and answer requests until standard input ends.
+    """Start the engine, report that it is ready, and respond to requests until standard input ends.
 
-    If `start` raises a `ConfigError`, the client raises it too. Printed text goes to standard error instead of the
-    pipe.
+    If `start` raises a `ConfigError`, the client raises the same error. Printed text goes to standard error instead of
+    the pipe.
     """
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)

@@ -1,7 +1,8 @@
-"""A private temporary directory for agents that read and edit files; no path, link or race leads outside it.
+"""A private temporary directory for agents that read and edit files.
 
-A path is resolved one name at a time with `openat` and `O_NOFOLLOW`, starting from an open descriptor of the directory,
-so that a symbolic link is rejected at the moment of use, even if it was created after a check.
+No path, link or race condition gives access to anything outside the directory. A path is resolved one name at a time
+with `openat` and `O_NOFOLLOW`, starting from an open descriptor of the directory. A symbolic link is therefore rejected
+at the moment of use, even if it was created after a check.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SUPPORTED = os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or directory of a tree."""
+    """A file or directory in a tree."""
 
     path: str
     kind: EntryKind
@@ -63,7 +64,7 @@ class Entry:
 
 
 def split_path(path: object) -> tuple[str, ...]:
-    """Return the names in a relative path; () for the directory itself.
+    """Return the names in a relative path, or () for the directory itself.
 
     Raises:
         ToolError: the path is not text, is absolute, or leaves the directory.
@@ -97,7 +98,7 @@ def format_path(parts: tuple[str, ...]) -> str:
 
 @contextmanager
 def open_directory(root: int, parts: tuple[str, ...]) -> Iterator[int]:
-    """Open the directory at `parts` below the open directory `root`; no part may be a symbolic link."""
+    """Open the directory at `parts` below the open directory `root`. No part may be a symbolic link."""
     current = os.open(".", _DIRECTORY_FLAGS, dir_fd=root)
     try:
         for position, name in enumerate(parts):
@@ -112,7 +113,7 @@ def open_directory(root: int, parts: tuple[str, ...]) -> Iterator[int]:
 
 @contextmanager
 def path_errors(directory: int, name: str, parts: tuple[str, ...]) -> Iterator[None]:
-    """Convert an `OSError` from a call on `name` to a `ToolError` with the path and the reason."""
+    """Convert an `OSError` from a call on `name` to a `ToolError` that contains the path and the reason."""
     try:
         yield
     except OSError as error:
@@ -130,7 +131,7 @@ def path_errors(directory: int, name: str, parts: tuple[str, ...]) -> Iterator[N
 
 
 def kind_at(directory: int, name: str) -> str | None:
-    """Return "file", "directory", "symlink" or "other"; None if `name` does not exist."""
+    """Return "file", "directory", "symlink" or "other", or None if `name` does not exist."""
     try:
         return _kind(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
     except OSError:
@@ -170,13 +171,16 @@ def create_file(directory: int, name: str, content: bytes, executable: bool = Fa
 
 
 def list_names(directory: int) -> list[tuple[str, str]]:
-    """Return names and kinds in the open `directory`, sorted by name."""
+    """Return the names and kinds of the entries in the open `directory`, sorted by name."""
     with os.scandir(directory) as entries:
         return sorted((entry.name, _kind(entry.stat(follow_symlinks=False).st_mode)) for entry in entries)
 
 
 def scan(root: int, max_bytes: int, parts: tuple[str, ...] = ()) -> Iterator[Entry]:
-    """Yield every directory and regular file below `root`, parents first, sorted by name; skip links and devices."""
+    """Yield every directory and regular file below `root`, sorted by name. Parents come before their children.
+
+    Links and devices are skipped.
+    """
     with open_directory(root, parts) as directory:
         for name, kind in list_names(directory):
             path = (*parts, name)
@@ -189,7 +193,10 @@ def scan(root: int, max_bytes: int, parts: tuple[str, ...] = ()) -> Iterator[Ent
 
 
 def read_tree(folder: Path, max_bytes: int, key: str = "") -> tuple[Entry, ...]:
-    """Return the entries below `folder`; if `key` is the configuration key that sets it, log its symbolic links."""
+    """Return the entries below `folder`.
+
+    If `key` is the configuration key that sets the folder, the symbolic links in the folder are logged.
+    """
     handle = os.open(folder, os.O_RDONLY)
     try:
         entries = tuple(scan(handle, max_bytes))
@@ -201,7 +208,7 @@ def read_tree(folder: Path, max_bytes: int, key: str = "") -> tuple[Entry, ...]:
 
 
 def write_entries(root: int, entries: tuple[Entry, ...]) -> None:
-    """Create `entries` (parents first) below the empty open directory `root`."""
+    """Create `entries` below the empty open directory `root`. Parents must come before their children."""
     for entry in entries:
         *parents, name = entry.path.split("/")
         with open_directory(root, tuple(parents)) as directory:
@@ -212,7 +219,7 @@ def write_entries(root: int, entries: tuple[Entry, ...]) -> None:
 
 
 def remove(directory: int, name: str) -> None:
-    """Remove `name` and everything below it from the open `directory`; links are removed, never followed."""
+    """Remove `name` and everything below it from the open `directory`. Links are removed but never followed."""
     if kind_at(directory, name) == "directory":
         shutil.rmtree(name, dir_fd=directory)
     else:
@@ -220,7 +227,7 @@ def remove(directory: int, name: str) -> None:
 
 
 def files_key(entries: tuple[Entry, ...]) -> str:
-    """Return the state key of a set of files: their paths, contents and executable bits."""
+    """Return the state key of a set of files. It covers their paths, contents and executable bits."""
     parts: list[str] = []
     for entry in sorted(entries, key=lambda entry: entry.path):
         content = hashlib.blake2b(entry.content, digest_size=16).hexdigest()
@@ -250,22 +257,22 @@ _SCRATCH_FOLDER = "new"
 class FilesystemConfig(ResourceConfig):
     """The configuration of `filesystem`."""
 
-    files: dict[str, str] = Field(default_factory=dict, description="texts by path, written at reset")
+    files: dict[str, str] = Field(
+        default_factory=dict, description="the contents of text files, keyed by path; written at reset"
+    )
     source_dir: str | None = Field(
-        default=None, description="a directory whose content is copied at reset, before `files`"
+        default=None, description="a directory whose contents are copied at reset, before `files` are written"
     )
-    task_folder: str | None = Field(
-        default=None, description="the directory that contains source_dir, which is relative to it"
-    )
+    task_folder: str | None = Field(default=None, description="the directory that source_dir is relative to")
     max_file_bytes: int = Field(default=1_000_000, gt=0)
     max_files: int = Field(default=1_000, gt=0, description="maximum number of files and directories, counted together")
     max_total_bytes: int = Field(default=64_000_000, gt=0)
 
 
 class FileTree:
-    """The directory on disk. The agent sees its `files`; a new file is first written to `new` and then moved.
+    """The directory on disk. The agent sees its `files` directory. A new file is first written to `new` and then moved.
 
-    Every tool either succeeds completely or raises `ToolError` and changes nothing.
+    Every tool either succeeds completely, or raises a `ToolError` and changes nothing.
     """
 
     def __init__(self, entries: tuple[Entry, ...], limits: FilesystemConfig) -> None:
@@ -431,6 +438,7 @@ class FilesystemResource(ForkableResource):
     fork_kind = "native"
     takes_task_folder = True
     has_cheap_state = True
+    state_key_covers_results = False
     per_sample_keys = frozenset({"files"})
 
     def __init__(self) -> None:
@@ -443,7 +451,7 @@ class FilesystemResource(ForkableResource):
     @property
     def root(self) -> Path:
         """The path of the directory, for tools that run programs in it."""
-        # The caller may now write to the directory, so the state key must be computed every time.
+        # The caller may write to the directory, so from now on the state key must be computed every time.
         self._touched = True
         return Path(self._here.path) / FILES_FOLDER
 

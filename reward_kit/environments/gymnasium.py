@@ -1,8 +1,9 @@
-"""Gymnasium's toy-text environments (FrozenLake, Taxi, Blackjack, CliffWalking) with one typed tool.
+"""Gymnasium's toy-text environments (FrozenLake, Taxi, Blackjack, CliffWalking), each with one typed tool.
 
-Each environment has a `Family`, which names its actions and renders its state as text, because Gymnasium's rendering
-marks the agent only by color and shows the last action. Other environments with discrete actions work if their
-rendering and observations are usable. The state key excludes time (a TimeLimit truncates the episode) and randomness.
+Each environment has a `Family`, which names its actions and renders its state as text. Gymnasium's own rendering is not
+sufficient, because it marks the agent only by color and shows the last action. Other environments with discrete actions
+work if their rendering and observations are usable. The state key excludes randomness and time (a TimeLimit truncates
+the episode).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Transitions = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]
 """Gymnasium's transition table: state -> action -> [(probability, next state, reward, terminated)]."""
 _CACHE_SIZE = 256
 _cache: dict[str, NDArray[np.float64]] = {}
-"""The action values of recently used tables, by environment name."""
+"""The action values of recently used tables, keyed by environment name."""
 _COLORED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 _TAXI_STOPS = ("R", "G", "Y", "B")
 _TAXI_STOP_NAMES = ("R (red)", "G (green)", "Y (yellow)", "B (blue)")
@@ -47,11 +48,12 @@ _DATA_ARGUMENTS = {
 
 
 def action_values(transitions: Transitions, discount: float = 0.99, tolerance: float = 1e-10) -> NDArray[np.float64]:
-    """Return the optimal action values (states, actions), by value iteration until no value changes by `tolerance`.
+    """Return the optimal action values (states, actions).
 
         Q(s, a) = Σ p(s', r | s, a) · (r + γ · max_a' Q(s', a'))    (Sutton and Barto 2018, section 4.4)
 
-    `discount` is γ. It must be below 1, so that shorter paths have higher values.
+    Value iteration runs until no value changes by more than `tolerance`. `discount` is γ. It must be below 1, so that
+    shorter paths have higher values.
     """
     width = max(len(outcomes) for row in transitions.values() for outcomes in row.values())
     table = np.zeros((len(transitions), len(transitions[0]), width, 4))
@@ -71,8 +73,9 @@ def action_values(transitions: Transitions, discount: float = 0.99, tolerance: f
 
 
 class Family:
-    """The text and state of one kind of environment with a transition table. Every method takes the unwrapped
-    environment.
+    """The text and state of one kind of environment that has a transition table.
+
+    Every method takes the unwrapped environment.
     """
 
     actions: tuple[str, ...] = ()
@@ -80,15 +83,15 @@ class Family:
     has_table = True
 
     def text(self, env: Any, observation: Any) -> str:
-        """Return the state as the agent sees it; equal states have equal text."""
+        """Return the state as the agent sees it. Equal states have equal texts."""
         raise NotImplementedError
 
     def state(self, env: Any, observation: Any) -> Any:
-        """Return everything that determines the future except configuration and noise, as a JSON value."""
+        """Return, as a JSON value, everything that determines the future except the configuration and noise."""
         return int(env.s)
 
     def succeeded(self, env: Any, reward: float | None, terminated: bool) -> bool | None:
-        """Return True if the goal is reached, False if not, None if the environment has no goal."""
+        """Return True if the goal has been reached, False if not, and None if the environment has no goal."""
         return terminated
 
     def admissible(self, env: Any, count: int) -> list[int]:
@@ -146,8 +149,9 @@ class Taxi(Family):
 
 
 class Blackjack(Family):
-    """Blackjack with cards drawn with replacement. The state consists of both hands, with the player's hand in any
-    order.
+    """Blackjack in which cards are drawn with replacement.
+
+    The state consists of both hands. The order of the cards in the player's hand does not matter.
     """
 
     actions = ("stick", "hit")
@@ -168,8 +172,9 @@ class Blackjack(Family):
 
 
 class Unknown(Family):
-    """A fallback for all other environments with discrete actions. The state is the table's state, else the
-    observation.
+    """A fallback for all other environments with discrete actions.
+
+    The state is the state of the transition table or, if there is no table, the observation.
     """
 
     has_table = False
@@ -196,7 +201,7 @@ UNKNOWN = Unknown()
 
 
 def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
-    """Return the action of the basic strategy, stick (0) or hit (1); `dealer` is the visible card, with an ace as 1."""
+    """Return the action of the basic strategy: stick (0) or hit (1). `dealer` is the visible card; an ace is 1."""
     if usable_ace:
         return int(total <= 17 or (total == 18 and dealer in (1, 9, 10)))
     if total <= 11:
@@ -207,7 +212,7 @@ def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
 
 
 def plain_text(text: str) -> str:
-    """Return terminal text without color codes; colored parts are put in brackets."""
+    """Return terminal text without color codes. Colored parts are put in brackets."""
     return _COLORED.sub(r"[\1]", text).replace("\x1b", "").strip("\n")
 
 
@@ -230,7 +235,7 @@ def _grid(cells: list[list[str]], position: int) -> str:
 
 
 class RandomMap(ResourceConfig):
-    """A random FrozenLake map, determined by the reset's seed."""
+    """A random FrozenLake map. The seed of the reset determines it."""
 
     size: int = Field(default=8, ge=2, le=64)
     p: float = Field(default=0.8, gt=0, le=1, description="the probability that a cell is frozen")
@@ -245,7 +250,7 @@ class GymnasiumConfig(ResourceConfig):
 
 
 class GymnasiumResource(ForkableResource):
-    """A Gymnasium environment; `act(action)` is its only tool."""
+    """A Gymnasium environment. `act(action)` is its only tool."""
 
     fork_kind = "native"
     per_sample_keys = frozenset({"random_map"})
@@ -264,7 +269,7 @@ class GymnasiumResource(ForkableResource):
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return `random_map` and the data arguments of a toy-text environment; () for other environments."""
+        """Return `random_map` and, for a toy-text environment, those of its arguments that are data."""
         match = re.fullmatch(r"(FrozenLake|CliffWalking|Taxi|Blackjack)\w*(-v\d+)?", str(config.get("env_id")))
         known = _DATA_ARGUMENTS[match[1]] if match else ()
         return cls.per_sample_keys | {f"env_kwargs.{name}" for name in known}
@@ -273,7 +278,9 @@ class GymnasiumResource(ForkableResource):
         self._settings = read_config(GymnasiumConfig, config, "gymnasium")
         self._build(None)
         if self._settings.random_map and type(self._env.unwrapped).__name__ != "FrozenLakeEnv":
-            raise ConfigError(f"gymnasium resource: random_map is only for FrozenLake, got {self._settings.env_id}")
+            raise ConfigError(
+                f"gymnasium resource: random_map is only supported for FrozenLake, got {self._settings.env_id}"
+            )
         self._start(0)
 
     async def reset(self, seed: int | None = None) -> None:
@@ -361,10 +368,10 @@ class GymnasiumResource(ForkableResource):
         return [{"name": "act", "arguments": {"action": name}} for name in names]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the optimal action.
+        """Return the optimal action, or None for an environment that has no expert.
 
-        This is the best action of the table (γ = 0.99), or the basic strategy for Blackjack; None for all other
-        environments.
+        The optimal action is the best action of the transition table (γ = 0.99) or, for Blackjack, the action of the
+        basic strategy.
         """
         env = self._env.unwrapped
         if self._terminated or self._truncated:
@@ -377,18 +384,18 @@ class GymnasiumResource(ForkableResource):
                 if len(_cache) >= _CACHE_SIZE:
                     del _cache[next(iter(_cache))]
                 _cache[self._name] = action_values(env.P)
-            # Rounded, so that the order of equivalent actions does not depend on the last bit.
+            # The values are rounded so that the order of equivalent actions does not depend on the last bit.
             index = int(np.argmax(np.round(_cache[self._name][int(env.s)], 8)))
         else:
             return None
         return {"type": "tool_call", "name": "act", "arguments": {"action": list(self._names)[index]}}
 
     def _build(self, desc: list[str] | None) -> None:
-        """Create the environment, with the map `desc` if one was drawn."""
+        """Create the environment. If a map was drawn, pass it as `desc`."""
         if self._env is not None:
             self._env.close()
         env_id, kwargs = self._settings.env_id, {**self._settings.env_kwargs, **({"desc": desc} if desc else {})}
-        # Import and creation may warn of deprecated modules and older versions, which users cannot fix.
+        # The import and the creation may warn about deprecated modules and older versions, which users cannot fix.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
@@ -424,7 +431,7 @@ class GymnasiumResource(ForkableResource):
         return self._family.text(self._env.unwrapped, self._observation)
 
     def _copy_env(self) -> Any:
-        # Tables and specifications never change and are large; copies share them.
+        # Tables and specifications are large and never change, so copies share them.
         env = self._env.unwrapped
         fixed = [getattr(env, name, None) for name in ("P", "spec", "desc", "initial_state_distrib")]
         fixed += [env.action_space, env.observation_space]

@@ -1,10 +1,10 @@
 """A fast engine for household games, equivalent to TextWorld's engine on ALFWorld's domain, and an exact expert.
 
-The possible actions depend only on the agent's receptacle, the object in its hand, the receptacle's contents, and
-whether the receptacle is open. For each such combination, the actions are collected in a `_Spot`, which is created once
-and stored in the problem's tables. All engines of a problem share the tables, so a step is two lookups and a few
-integer operations. Sets of objects are bit masks over the things in text order. Facts that never affect the agent's
-actions or texts, such as whether a lamp is on, are not stored.
+The possible actions depend only on the receptacle where the agent stands, the object in its hand, the receptacle's
+contents, and whether the receptacle is open. For each such combination, the actions are collected in a `_Spot`, which
+is created once and stored in the problem's tables. All engines of a problem share the tables, so a step consists of two
+lookups and a few integer operations. Sets of objects are bit masks over the things in text order. Facts that never
+affect the agent's actions or texts, such as whether a lamp is on, are not stored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reward_kit.environments.household_problems import APPLIANCES, KNIVES, Probl
 
 NOTHING = "Nothing happens."
 NOWHERE = -1
-"""The agent's location before it first goes to a receptacle, and the value of `holding` when the hand is empty."""
+"""The agent's location before it first goes to a receptacle, and the value of `holding` if the hand is empty."""
 MILESTONES = ("found", "taken", "transformed", "placed")
 """The milestones of a task in their usual order: an object of the target type was seen, was held, is clean, hot or cool
 as required (or the lamp was used), and is at its destination. Not every task has all of them. If the task requires two
@@ -49,7 +49,7 @@ Available commands:
 
 
 class HouseholdView(NamedTuple):
-    """An observation of a household game, with the commands that are now admissible."""
+    """An observation of a household game, and the commands that are admissible in this state."""
 
     observation: str
     admissible: tuple[str, ...]
@@ -59,14 +59,20 @@ class HouseholdView(NamedTuple):
 
 
 class _Spot(NamedTuple):
-    """The actions at the agent's location: the sorted commands, and the effect of each with its arguments."""
+    """The actions at the agent's location.
+
+    It contains the sorted commands, and the function and arguments that execute each command.
+    """
 
     commands: tuple[str, ...]
     actions: dict[str, Action]
 
 
 class Tables:
-    """The constant part of a problem, shared by all its engines, which refer to receptacles and things by index."""
+    """The constant part of a problem.
+
+    All engines of the problem share it and refer to receptacles and things by index.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -127,7 +133,7 @@ class Tables:
 
 
 def enumeration(names: Iterable[str]) -> str:
-    """Return names as a list in text, such as "a mug 1, a mug 2, and a pan 1", or "nothing"."""
+    """Return names as an English list, such as "a mug 1, a mug 2, and a pan 1", or "nothing"."""
     items = [f"a {name}" for name in names]
     if len(items) < 2:
         return items[0] if items else "nothing"
@@ -138,12 +144,12 @@ class HouseholdEngine:
     """The state of a household game.
 
     Attributes:
-        tables: the constant part.
-        at: the receptacle at which the agent stands, `NOWHERE` at the start.
+        tables: the constant part of the problem.
+        at: the receptacle where the agent stands. At the start, it is `NOWHERE`.
         holding: the thing in the agent's hand, or `NOWHERE`.
         contents: for each receptacle, the mask of the things in or on it.
         opened: the mask of the open receptacles.
-        clean, hot, cool, sliced, toggled: the masks of things in these states.
+        clean, hot, cool, sliced, toggled: the masks of the things in these states.
     """
 
     __slots__ = ("at", "clean", "contents", "cool", "holding", "hot", "opened", "sliced", "spot", "tables", "toggled")
@@ -161,7 +167,7 @@ class HouseholdEngine:
         return self._view(self.tables.introduction)
 
     def step(self, command: str) -> HouseholdView:
-        """Execute one command; a command that is not admissible changes nothing."""
+        """Execute one command. A command that is not admissible changes nothing."""
         action = self.spot.actions.get(command.strip())
         if action is None:
             return self._view(NOTHING)
@@ -169,7 +175,7 @@ class HouseholdEngine:
         return self._view(effect(self, one, two))
 
     def admissible(self) -> list[str]:
-        """Return the currently admissible commands, sorted."""
+        """Return the sorted list of commands that are currently admissible."""
         return list(self.spot.commands)
 
     def fork(self) -> HouseholdEngine:
@@ -182,10 +188,10 @@ class HouseholdEngine:
         return twin
 
     def state_key(self) -> str:
-        """Return the state's key; two states of a problem share a key if and only if their futures are equal.
+        """Return the key of the state. Two states of a problem have equal keys if and only if their futures are equal.
 
-        Whether a thing is sliced or on counts only if the thing can be held, since the texts show it in no other case.
-        For a used lamp, only its location counts.
+        Whether a thing is sliced or on matters only if the thing can be held, because otherwise no text shows it. For a
+        used lamp, only its location matters.
         """
         held = self.tables.pickupable
         flags = (self.at, self.holding, self.opened, self.clean, self.hot, self.cool)
@@ -209,7 +215,7 @@ class HouseholdEngine:
         return bool(placed & self.ready())
 
     def ready(self) -> int:
-        """Return the mask of the things that are in the required state, in any place."""
+        """Return the mask of the things that are in the required state, regardless of their location."""
         tables, task_type = self.tables, self.tables.problem.task_type
         if task_type is TaskType.CLEAN:
             return tables.targets & tables.transformable & self.clean
@@ -220,7 +226,10 @@ class HouseholdEngine:
         return tables.targets
 
     def milestones(self, held_before: int) -> list[str]:
-        """Return the milestones reached by a command; `held_before` is the thing held before it."""
+        """Return the milestones reached by a command.
+
+        `held_before` is the thing that the agent held before the command.
+        """
         tables, at, ready = self.tables, self.at, self.ready()
         held = self.holding >= 0 and bool(tables.targets >> self.holding & 1)
         seen = at >= 0 and self.is_open(at) and bool(self.contents[at] & tables.targets)
@@ -257,7 +266,7 @@ class HouseholdEngine:
 
     def _look(self, _one: int = 0, _two: int = 0) -> str:
         if self.at < 0:
-            # Only the introduction lists the receptacles; ALFWorld's grammar gives this answer from then on.
+            # Only the introduction lists the receptacles. After it, ALFWorld's grammar returns this text.
             return _ROOM.format("nothing")
         # ALFWorld does not list the contents here, and nothing ever lies next to a receptacle.
         return f"You are facing the {self.tables.receptacles[self.at].name}. Next to it, you see nothing."
@@ -347,7 +356,7 @@ Action: TypeAlias = tuple[Effect, int, int]
 
 
 def _make_spot(engine: HouseholdEngine) -> _Spot:
-    """Collect the possible actions at the agent's location, by the preconditions of the domain."""
+    """Collect the possible actions at the agent's location, according to the preconditions of the domain."""
     tables, at, holding = engine.tables, engine.at, engine.holding
     actions = dict(tables.anywhere)
     if holding >= 0:
@@ -361,8 +370,8 @@ def _make_spot(engine: HouseholdEngine) -> _Spot:
         actions[f"open {place.name}"] = (HouseholdEngine._open, at, 0)
     elif place.openable:
         actions[f"close {place.name}"] = (HouseholdEngine._close, at, 0)
-    # A closed door prevents neither using a lamp nor slicing. A thing in a receptacle cannot be examined, because a
-    # misspelled type in ALFWorld's domain restricts `examine` to the thing in the agent's hand.
+    # A closed door does not prevent the agent from using a lamp or slicing. A thing in a receptacle cannot be examined,
+    # because a misspelled type in ALFWorld's domain restricts `examine` to the thing in the agent's hand.
     for number in tables.members(engine.contents[at]):
         thing = tables.things[number]
         if thing.pickupable and holding < 0 and is_open:
@@ -372,7 +381,7 @@ def _make_spot(engine: HouseholdEngine) -> _Spot:
         if thing.sliceable and holding >= 0 and tables.things[holding].type in KNIVES:
             knife = tables.things[holding].name
             actions[f"slice {thing.name} with {knife}"] = (HouseholdEngine._slice, number, holding)
-    # A sink, microwave or fridge works whether closed or open.
+    # A sink, microwave or fridge works regardless of whether it is open.
     if holding >= 0:
         thing = tables.things[holding]
         if is_open and tables.can_hold(at, holding):
@@ -389,7 +398,7 @@ def _make_spot(engine: HouseholdEngine) -> _Spot:
 class _State(NamedTuple):
     """The part of a state that affects a plan. `holding` and the bits of `ready` are indices of the tracked things.
 
-    `ready` marks the things that are clean, hot or cool as the task requires, and the lamps already used.
+    `ready` marks the things that are clean, hot or cool as the task requires, and the lamps that have been used.
     """
 
     at: int
@@ -403,17 +412,19 @@ _Errand: TypeAlias = tuple[list[str], _State]
 
 
 def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
-    """Return the commands of a shortest path to the goal; [] if the goal is reached already, None if it is unreachable.
+    """Return the commands of a shortest path to the goal.
 
-    The algorithm is a uniform-cost search over *errands*: an errand goes to a receptacle, opens it if necessary, and
-    takes, puts, treats or uses one thing there. The search is exact, because:
+    The result is [] if the goal has already been reached, and None if it is unreachable.
+
+    The algorithm is a uniform-cost search over *errands*. In an errand, the agent goes to a receptacle, opens it if
+    necessary, and takes, puts, treats or uses one thing there. The search is exact for these reasons:
 
     - Going and opening serve only the next action at that receptacle, so they can be delayed until just before it.
       Closing, looking and slicing never serve the goal.
     - Only things that the goal requires need to be taken. A held thing that can still serve the goal is put down only
       at its destination, since putting it down elsewhere never shortens a plan.
     - Receptacles of the same type and door state are interchangeable if they contain nothing relevant to the goal and
-      the agent is not at any of them. For putting down an unneeded thing, their type does not matter either.
+      the agent is not at any of them. When an unneeded thing is put down, their type does not matter either.
     """
     search = _PlanSearch(engine)
     order = count()
@@ -507,8 +518,9 @@ class _PlanSearch:
         return bool(self.tables.transformable >> self.tracked[k] & 1)
 
     def _reach(self, state: _State, place: int, *, inside: bool) -> tuple[list[str], int]:
-        """Return the commands that lead to a receptacle, opened if `inside` is true, and the mask of open
-        receptacles.
+        """Return the commands that lead to a receptacle, and the mask of open receptacles after these commands.
+
+        If `inside` is true, the commands also open the receptacle.
         """
         commands = [] if state.at == place else [self.tables.go[place]]
         receptacle = self.tables.receptacles[place]
@@ -517,7 +529,7 @@ class _PlanSearch:
         return [*commands, f"open {receptacle.name}"], state.opened | 1 << place
 
     def _places_to_put(self, state: _State, k: int) -> list[int]:
-        """Return receptacles in which to put the held thing, one for each set of interchangeable receptacles."""
+        """Return receptacles in which to put the held thing, one from each set of interchangeable receptacles."""
         tables = self.tables
         possible = [place for place in range(len(tables.receptacles)) if tables.can_hold(place, self.tracked[k])]
         special = {state.at, *state.places}

@@ -1,6 +1,6 @@
 """Household problems of ALFWorld's domain (`alfred.pddl` of the PyPI package `alfworld`), and a seeded generator.
 
-The containment table in `data/household.json` follows that of ALFRED. A layout is a room with the number of receptacles
+The containment table in `data/household.json` follows that of ALFRED. A layout is a room and the number of receptacles
 of each type. The hash of a layout determines its split, so no layout occurs in two splits. Every problem is solvable,
 and no problem is solved at the start.
 """
@@ -22,7 +22,7 @@ from reward_kit.errors import ConfigError, did_you_mean
 
 
 class TaskType(StrEnum):
-    """The six task types of ALFWorld, by the names its game files use."""
+    """The six task types of ALFWorld. The values are the names that its game files use."""
 
     PICK_AND_PLACE = "pick_and_place_simple"
     LOOK_IN_LIGHT = "look_at_obj_in_light"
@@ -43,11 +43,11 @@ OPENABLE, CLEANABLE, HEATABLE, COOLABLE, SLICEABLE, KNIVES, LAMPS = (
     for name in ("openable", "cleanable", "heatable", "coolable", "sliceable", "knives", "lamps")
 )
 HOLDS = {receptacle: frozenset(objects.split()) for receptacle, objects in _DATA["holds"].items()}
-"""The object types that can be moved to a receptacle, by receptacle type."""
+"""The object types that can be moved to a receptacle, keyed by receptacle type."""
 LAMP_PLACES = {lamp: tuple(places) for lamp, places in _DATA["lamp_places"].items()}
 """Receptacle types on which a lamp may stand. Lamps are never moved, so `HOLDS` does not list them."""
 ROOMS = {room: tuple((kind, *bounds) for kind, bounds in kinds.items()) for room, kinds in _DATA["rooms"].items()}
-"""The receptacle types of each room, with the minimum and maximum number of each."""
+"""The receptacle types of each room, and the minimum and maximum number of receptacles of each type."""
 ROOM_OBJECTS = {room: frozenset(objects.split()) for room, objects in _DATA["room_objects"].items()}
 TASK_ROOMS = {
     TaskType.PICK_AND_PLACE: ("bathroom", "bedroom", "kitchen", "livingroom"),
@@ -74,14 +74,17 @@ def can_hold(receptacle_type: str, object_type: str) -> bool:
 
 
 def pddl_name(name: str) -> str:
-    """Return the PDDL name of "mug 1": `mug_01`. PDDL names sort by type and number, up to 99 objects of a type."""
+    """Return a PDDL name, such as `mug_01` for "mug 1".
+
+    The names sort by type and number if there are at most 99 objects of each type.
+    """
     kind, number = name.split(" ")
     return f"{kind}_{int(number):02d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Receptacle:
-    """A place that holds objects, at its own location. `name` is "<type> <number>"."""
+    """An object that can hold other objects and has its own location. `name` is "<type> <number>"."""
 
     name: str
     type: str
@@ -90,7 +93,7 @@ class Receptacle:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """An object. `name` is "<type> <number>"; `at` is the name of the receptacle that it is in or on at the start."""
+    """An object. `name` is "<type> <number>"; `at` is the name of the receptacle that contains it at the start."""
 
     name: str
     type: str
@@ -107,8 +110,9 @@ class Thing:
 class Problem:
     """A household problem.
 
-    `target` is the type of the requested object. `destination` is the type of the receptacle to put it in or, for
-    `look_at_obj_in_light`, of the lamp. `receptacles` and `things` are sorted by name. `id` is unique over all splits.
+    `target` is the type of the requested object. `destination` is the type of the receptacle to put the object in or,
+    for `look_at_obj_in_light`, the type of the lamp. `receptacles` and `things` are sorted by name. `id` is unique
+    across all splits.
     """
 
     id: str
@@ -122,7 +126,7 @@ class Problem:
 
     @property
     def goal(self) -> str:
-        """The task as shown to the agent."""
+        """The task as the agent sees it."""
         if self.task_type is TaskType.LOOK_IN_LIGHT:
             return f"look at {self.target} under the {self.destination}."
         if self.task_type is TaskType.PICK_TWO:
@@ -137,7 +141,7 @@ class Problem:
         """Parse the result of `to_json`.
 
         Raises:
-            ConfigError: a field is missing or unknown, or a name or type is not a plain word.
+            ConfigError: a field is missing or unknown, or a name or type is not in the required form.
         """
         try:
             receptacles = tuple(Receptacle(**item) for item in data["receptacles"])
@@ -158,7 +162,9 @@ class Problem:
 
 
 def generate_problem(split: str, index: int, seed: int = 0, task_type: TaskType | str | None = None) -> Problem:
-    """Generate one problem, which is determined by the arguments. By default the task types alternate with `index`.
+    """Generate the problem that the arguments determine.
+
+    By default, the task types alternate with `index`.
 
     Raises:
         ConfigError: the split or the task type is unknown.
@@ -212,7 +218,10 @@ def _hash(text: str) -> int:
 
 
 def _draw_layout(rng: random.Random, split: str, rooms: Sequence[str]) -> tuple[str, dict[str, int], str]:
-    """Draw layouts until one belongs to the split; return its room, its receptacle counts by type, and its name."""
+    """Draw layouts until one belongs to the split.
+
+    Return its room, the number of receptacles of each type, and its name.
+    """
     while True:
         room = rng.choice(rooms)
         size = rng.randint(SMALLEST_ROOM, LARGEST_ROOM)
@@ -227,7 +236,10 @@ def _draw_layout(rng: random.Random, split: str, rooms: Sequence[str]) -> tuple[
 
 
 def _draw_task(rng: random.Random, task_type: TaskType, room: str, present: Sequence[str]) -> tuple[str, str]:
-    """Draw the target and destination. The destination is drawn first, because otherwise most would be countertops."""
+    """Draw the target and the destination.
+
+    The destination is drawn first, because otherwise most destinations would be countertops.
+    """
     objects = sorted(ROOM_OBJECTS[room])
     if task_type is TaskType.LOOK_IN_LIGHT:
         lamps = [lamp for lamp, places in LAMP_PLACES.items() if any(kind in places for kind in present)]
@@ -257,7 +269,7 @@ def _place_things(
     room: str,
     receptacles: Sequence[Receptacle],
 ) -> list[tuple[str, str]]:
-    """Return the targets, the lamps and the distractors, each with the receptacle where it starts."""
+    """Return the targets, the lamps and the distractors. Each is returned with the receptacle where it starts."""
     wanted = rng.randint(FEWEST_THINGS, MOST_THINGS)
     homes = [item for item in receptacles if can_hold(item.type, target)]
     away = [item.name for item in homes if item.type != destination]

@@ -2,8 +2,8 @@
 
 The requests (see `engine_worker`) are `{"op": "load", "problem": {...}}`, `{"op": "load", "path": "game.tw-pddl"}`,
 `{"op": "step", "command"}` and `{"op": "expert"}`. The engine lists everything in the order of the PDDL names, which
-are the problem's names with padded numbers. The texts show the problem's names, which are assigned to the engine's
-entities after loading.
+are the names in the problem with padded numbers. The texts show the names in the problem, which are assigned to the
+engine's entities after loading.
 """
 
 from __future__ import annotations
@@ -31,19 +31,22 @@ _TRANSFORMED = {
 
 
 def game_data(problem: Problem, domain: str, grammar: str) -> dict[str, Any]:
-    """Return the content of a `game.tw-pddl` file, from the texts of ALFWorld's `alfred.pddl` and `alfred.twl2`."""
+    """Return the content of a `game.tw-pddl` file.
+
+    It contains the text of ALFWorld's `alfred.pddl` and `alfred.twl2`.
+    """
     grammar = grammar.replace("UNKNOWN GOAL.", problem.goal)
     return {"pddl_domain": domain, "grammar": grammar, "pddl_problem": pddl_problem(problem), "solvable": True}
 
 
 def entity_names(problem: Problem) -> dict[str, str]:
-    """Return a mapping from PDDL names to the names of all receptacles and things."""
+    """Return a mapping from the PDDL names of all receptacles and things to their names in the problem."""
     names = [*(item.name for item in problem.receptacles), *(item.name for item in problem.things)]
     return {pddl_name(name): name for name in names}
 
 
 def pddl_problem(problem: Problem) -> str:
-    """Return the PDDL problem text for ALFWorld's domain."""
+    """Return the problem in PDDL, for ALFWorld's domain."""
     place_of = {item.name: f"loc_{number:02d}" for number, item in enumerate(problem.receptacles, 1)}
     receptacle_types = sorted({item.type for item in problem.receptacles} | _NAMED_BY_DOMAIN)
     object_types = sorted({item.type for item in problem.things} | KNIVES | {problem.target})
@@ -103,7 +106,7 @@ class Game:
             )
         infos = import_module("textworld").EnvInfos(won=True, admissible_commands=True)
         self._env = import_module("textworld.envs.pddl").PddlEnv(infos)
-        # The demangler assigns the names in published games; generated problems define their own names.
+        # The demangler assigns the names in published games. Generated problems define their own names.
         demangler = import_module("alfworld.agents.environment.alfred_tw_env").AlfredDemangler
         self._published = demangler(self._env)
         data = resources.files("alfworld.data")
@@ -127,7 +130,7 @@ class Game:
         return _view(self._env.step(request["command"])[0])
 
     def expert(self, request: Mapping[str, Any]) -> list[str]:
-        """Return the planner's commands from the current state; [] if it finds no plan."""
+        """Return the planner's commands from the current state, or [] if it finds no plan."""
         return list(self._env._pddl_state.replan(self._env._entity_infos))
 
 

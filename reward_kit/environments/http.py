@@ -1,7 +1,7 @@
-"""An environment on an HTTP server with four endpoints (start, step, end, health), in any language.
+"""An environment on an HTTP server, which may be written in any language and has four endpoints.
 
-`docs/guides/environments.md` documents the exact JSON. If the task has a `resource_server`, that server is started
-first. `openenv` also uses `JsonClient`, `connect_server` and `parse_answer`.
+The endpoints are start, step, end and health. `docs/guides/environments.md` documents the exact JSON. If the task has a
+`resource_server`, that server is started first. `openenv` also uses `JsonClient`, `connect_server` and `parse_answer`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from reward_kit.telemetry.current import trace_headers
 _END_S = 5.0
 _PARSED_IN_A_THREAD = 2**20
 _EXCERPT = 200
-# Shorter than a server's own timeout, so that a connection that the server is closing is not reused.
+# Shorter than the timeout of servers, so that a connection that the server is closing is not reused.
 _KEEP_ALIVE_S = 1.0
 logger = logging.getLogger("reward_kit.environments")
 
 
 class ServerConfig(ResourceConfig):
-    """The configuration keys that all resources on a server share."""
+    """The configuration keys that all resources on a server have in common."""
 
-    base_url: str | None = Field(default=None, description="by default the address of the task's resource_server")
+    base_url: str | None = Field(default=None, description="by default, the address of the task's resource_server")
     headers: dict[str, str] = Field(default_factory=dict)
     headers_env: dict[str, str] = Field(
         default_factory=dict, description="maps header names to the environment variables that contain their values"
@@ -64,15 +64,16 @@ class HttpConfig(ServerConfig):
     step_endpoint: str = "/step"
     end_episode_endpoint: str = "/end_episode"
     health_endpoint: str | None = Field(
-        default="/health", description="requested once per resource without a resource_server; null disables the check"
+        default="/health",
+        description="checked once per resource unless there is a resource_server; null disables it",
     )
-    timeout: float = Field(default=30.0, gt=0, description="seconds to wait for each answer")
+    timeout: float = Field(default=30.0, gt=0, description="seconds to wait for each response")
     config: dict[str, Any] | None = Field(default=None, description="sent to the server at each start")
-    tools: list[dict[str, Any]] | None = Field(default=None, description="tools in OpenAI form")
+    tools: list[dict[str, Any]] | None = Field(default=None, description="tools in OpenAI format")
     tools_endpoint: str | None = Field(default=None, description="an endpoint that returns a list of tools on GET")
     action_form: Literal["call", "value"] = Field(
         default="call",
-        description="body of a step: call sends {name, arguments}, value sends only the value of the one argument",
+        description="the body of a step: call sends {name, arguments}; value sends only the value of the argument",
     )
     fork: Literal["replay", "none"] = "replay"
     deterministic: bool = True
@@ -80,7 +81,10 @@ class HttpConfig(ServerConfig):
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The base URL of a resource's server, the headers of every request, and the server if the task started it."""
+    """The base URL of a resource's server and the headers of every request.
+
+    `started` is the server if the task started it.
+    """
 
     url: str
     headers: dict[str, str]
@@ -89,18 +93,21 @@ class ServerAddress:
     async def failure(
         self, problem: str, kind: type[EnvironmentFailure | DeadlineError] = EnvironmentFailure
     ) -> EnvironmentFailure | DeadlineError:
-        """Return the error for a broken connection, with the exit status of a server that the task started."""
+        """Return the error for a broken connection.
+
+        If the task started the server, the message includes the exit status of the server.
+        """
         return kind(f"{problem}{await self.started.describe_exit() if self.started is not None else ''}")
 
 
 async def connect_server(
     settings: ServerConfig, resource: str, exits: AsyncExitStack, schemes: tuple[str, ...] = ("http", "https")
 ) -> ServerAddress:
-    """Return the address of the configured or newly started server; `exits` ends a server that is not shared.
+    """Return the address of the configured or newly started server. `exits` stops a server that is not shared.
 
     Raises:
-        ConfigError: the address is missing or invalid, or a header's variable is missing or not allowed for the
-            address.
+        ConfigError: the address is missing or invalid, or the environment variable of a header is not set or may not be
+            sent to the address.
         EnvironmentFailure: the server does not start.
     """
     server = None
@@ -122,7 +129,7 @@ async def connect_server(
     if "{port}" in url:
         if server is None or not server.port:
             raise ConfigError(
-                f"{where}: {{port}} needs a resource_server that uses {{port}}, which the task does not have"
+                f"{where}: {{port}} needs a resource_server that uses {{port}}, but the task has no such server"
             )
         url = url.replace("{port}", str(server.port))
     headers = {**settings.headers, **headers_from_environment(settings.headers_env, url, resource, started)}
@@ -130,7 +137,7 @@ async def connect_server(
 
 
 class HttpResource(ReplayForkResource):
-    """An episode on a server. A fork starts a new episode there and repeats the same actions."""
+    """An episode on a server. A fork starts a new episode on the server and repeats the same actions."""
 
     takes_task_folder = True
     takes_resource_server = True
@@ -234,11 +241,12 @@ class HttpResource(ReplayForkResource):
 
     def _read_answer(self, answer: HttpAnswer, fields: Mapping[str, Any]) -> None:
         if "observation" not in fields:
-            raise answer.error(f"observation: missing; the answer has {', '.join(map(str, fields)) or 'no fields'}")
+            raise answer.error(f"observation: missing; the response has {', '.join(map(str, fields)) or 'no fields'}")
         key = answer.field("state_key", str, "text")
         if key is None and self._given_key is not None:
-            raise answer.error("state_key: missing, but an earlier answer had one; send it always or never")
+            raise answer.error("state_key: missing, but an earlier response had one; send it either always or never")
         self._given_key, self._observation, self._state = key, fields["observation"], fields.get("state")
+        self.state_key_covers_results = key is not None
 
     @property
     def _connection(self) -> JsonClient:
@@ -253,7 +261,10 @@ class HttpResource(ReplayForkResource):
         return list(self._tools)
 
     async def state_key(self) -> str:
-        """Return a hash of the server's `state_key`, else of its `state`, else of all actions since the reset."""
+        """Return a hash of the server's `state_key`.
+
+        If the server sends no `state_key`, its `state` is hashed instead, or else all actions since the reset.
+        """
         if self._given_key is not None:
             return hash_key("given", self._given_key)
         if self._state is not None:
@@ -270,7 +281,7 @@ class HttpResource(ReplayForkResource):
             await self._exits.aclose()
 
     async def _end_episode(self) -> None:
-        """End the episode on the server; ignore errors if the server is unreachable or rejects the request."""
+        """End the episode on the server. Errors are ignored if the server is unreachable or rejects the request."""
         episode, self._episode = self._episode, None
         if episode is None or self._client is None:
             return
@@ -282,7 +293,7 @@ class HttpResource(ReplayForkResource):
 
 
 def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure], where: str) -> list[ToolSpec]:
-    """Return tools in OpenAI form, adding the outer `function` that older servers omit."""
+    """Return tools in OpenAI format, adding the outer `function` that older servers omit."""
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         raise error_type(f"{where}: expected a list of tools, got {listed!r:.80}")
     specs: list[ToolSpec] = []
@@ -302,9 +313,9 @@ def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure],
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """A server's JSON answer; `source` is the method and address of the request.
+    """A server's JSON response. `source` is the method and the address of the request.
 
-    `refusal` is the reason for a rejected request (status 4xx with `{"error": …}`).
+    `refusal` is the reason why the server rejected the request (status 4xx and `{"error": …}`).
     """
 
     source: str
@@ -312,10 +323,10 @@ class HttpAnswer:
     refusal: str | None = None
 
     def fields(self) -> Mapping[str, Any]:
-        """Return the answer's JSON object.
+        """Return the JSON object of the response.
 
         Raises:
-            EnvironmentFailure: the server rejected the request or sent another value.
+            EnvironmentFailure: the server rejected the request or sent a value that is not an object.
         """
         if self.refusal is not None:
             raise self.error(f"rejected: {self.refusal}")
@@ -324,7 +335,7 @@ class HttpAnswer:
         return self.value
 
     def field(self, name: str, kinds: type | tuple[type, ...], expected: str) -> Any:
-        """Return a field of the object, or None if it is missing; a boolean is not accepted as a number."""
+        """Return a field of the object, or None if the field is missing. A boolean is not accepted as a number."""
         value = self.fields().get(name)
         if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
             raise self.error(f"{name}: expected {expected}, got {value!r:.80}")
@@ -335,10 +346,10 @@ class HttpAnswer:
 
 
 class JsonClient:
-    """The connection of one resource to its server, created in the running loop.
+    """The connection of one resource to its server. Create it in the running event loop.
 
-    `timeout` applies to each answer, in seconds. Every failure of the server raises an `EnvironmentFailure` with the
-    address.
+    `timeout` is the maximum number of seconds to wait for each response. Every failure of the server raises an
+    `EnvironmentFailure` that includes the address.
     """
 
     def __init__(self, server: ServerAddress, timeout: float) -> None:
@@ -360,7 +371,11 @@ class JsonClient:
         return await self._request("POST", endpoint, json.dumps(body, allow_nan=False).encode())
 
     async def check_health(self, endpoint: str) -> None:
-        """Send a GET request to an endpoint; raise an `EnvironmentFailure` unless the status is 2xx."""
+        """Send a GET request to an endpoint.
+
+        Raises:
+            EnvironmentFailure: the status is not 2xx, or the server cannot be reached.
+        """
         source, status, body = await self._exchange("GET", endpoint, None)
         if not 200 <= status < 300:
             raise EnvironmentFailure(f"{source}: status {status}: {_excerpt(body)}")
@@ -397,7 +412,7 @@ class JsonClient:
             ) as response:
                 return source, response.status, await read_body(response, ENVIRONMENT_ANSWER_BYTES)
         except TooLargeError as error:
-            raise EnvironmentFailure(f"{source}: the answer is larger than the limit of {error}") from None
+            raise EnvironmentFailure(f"{source}: the response is larger than the limit of {error}") from None
         except TimeoutError as error:
             raise await self._server.failure(f"{source}: no response within {self._timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -406,14 +421,18 @@ class JsonClient:
 
 
 def parse_answer(body: str | bytes, source: str) -> Any:
-    """Return the JSON value of a server's answer; raise an `EnvironmentFailure` if it is not JSON or too large."""
+    """Return the JSON value of a server's response.
+
+    Raises:
+        EnvironmentFailure: the response is not JSON or is too large.
+    """
     try:
         check_values(body, ENVIRONMENT_ANSWER_VALUES)
         return parse_json(body)
     except TooLargeError as error:
-        raise EnvironmentFailure(f"{source}: the answer is larger than the limit of {error}") from None
+        raise EnvironmentFailure(f"{source}: the response is larger than the limit of {error}") from None
     except (ValueError, RecursionError) as error:
-        raise EnvironmentFailure(f"{source}: the answer is not JSON ({error}): {_excerpt(body)}") from None
+        raise EnvironmentFailure(f"{source}: the response is not JSON ({error}): {_excerpt(body)}") from None
 
 
 def _excerpt(body: str | bytes) -> str:

@@ -1,9 +1,10 @@
-"""A server of the Model Context Protocol as an environment.
+"""A server that speaks the Model Context Protocol as an environment.
 
-The server's tools are the agent's tools, with one session per episode. By default, the resource cannot be forked and is
-not deterministic. A server that is started by `command` may be declared `fork: replay` if all its changes stay in its
-memory or its `working_copy`. An error from the server counts as a rejected call. A call without an answer leads to a
-new state key, since its effect is unknown. The SDK is imported only at setup.
+The agent's tools are the server's tools, and each episode has its own session. By default, the resource cannot be
+forked and is not deterministic. A server that is started by `command` may be declared as `fork: replay` if all its
+changes stay in its memory or its `working_copy`. If the server returns an error, the call counts as rejected. If a call
+receives no response, the state key changes, because the effect of the call is unknown. The SDK is imported only at
+setup.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from reward_kit.environments.mcp_session import FillForm, McpSession, StdioServer
 
 SHOWN_PATH = "/working_copy"
-"""The path shown to agents for every working copy, so that identical episodes have identical texts."""
+"""The path that agents see for every working copy, so that identical episodes have identical texts."""
 PYTHON, TASK_FOLDER, WORKING_COPY = "{python}", "{task_folder}", "{working_copy}"
 _PLACEHOLDERS = (PYTHON, TASK_FOLDER, WORKING_COPY)
 _ONLY_WITH_COMMAND = ("env", "pass_env", "cwd")
@@ -60,7 +61,9 @@ _MAX_FILE_BYTES = 256_000_000
 _MAX_RECORDED_CHARS = 64 * 1024
 _SHOWN_PATH = re.compile(rf"{SHOWN_PATH}(?![\w-])")
 _NO_BACK_CHANNEL = "no back-channel for server-initiated requests"
-"""Part of the error of the SDK if a tool asks in a connection that cannot carry requests from the server."""
+"""Part of the SDK's error message if a tool asks the user over a connection that carries no requests from the
+server.
+"""
 _numbers = itertools.count(1)
 logger = logging.getLogger("reward_kit.environments.mcp")
 
@@ -73,33 +76,36 @@ class ExpertCall(ResourceConfig):
 
 
 class McpConfig(ResourceConfig):
-    """The configuration of `mcp`: exactly one of `command` (a server over stdio) and `url` (streamable HTTP)."""
+    """The configuration of `mcp`. Set exactly one of `command` (a server over stdio) and `url` (streamable HTTP)."""
 
     command: list[Word] | None = Field(
         default=None, description="a list, or a string that is split like a shell command"
     )
     env: dict[str, Word] = Field(default_factory=dict, description="variables added to the server's environment")
-    pass_env: list[str] = Field(default_factory=list, description="names of further variables to pass on")
-    cwd: str | None = Field(default=None, description="relative to the task's directory, which is also the default")
+    pass_env: list[str] = Field(
+        default_factory=list, description="names of environment variables to pass to the server"
+    )
+    cwd: str | None = Field(default=None, description="relative to the task's directory; defaults to this directory")
     url: str | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     headers_env: dict[str, str] = Field(
         default_factory=dict, description="maps header names to the environment variables that contain their values"
     )
     tools: list[str] | None = Field(
-        default=None, min_length=1, description="names of the tools to offer, by default all"
+        default=None, min_length=1, description="names of the tools to offer; defaults to all tools"
     )
     protocol: Literal["auto", "legacy"] = Field(
-        default="auto", description="legacy: use at most version 2025-11-25, in which a server may ask during a call"
+        default="auto",
+        description="legacy: use at most version 2025-11-25, in which the server may ask the user during a call",
     )
     start_timeout_s: float = Field(default=60.0, gt=0)
     call_timeout_s: float = Field(default=50.0, gt=0)
     fork: Literal["none", "replay"] = "none"
-    working_copy: str | None = Field(default=None, description="a directory of which each episode gets a private copy")
+    working_copy: str | None = Field(default=None, description="a directory; each episode gets a private copy of it")
     state_key: Literal["history", "files"] | None = Field(
-        default=None, description="what the state key covers; by default the files if there is a working copy"
+        default=None, description="what the state key covers; defaults to the files if there is a working copy"
     )
-    expert_calls: list[ExpertCall] = Field(default_factory=list, description="the calls of an expert, in order")
+    expert_calls: list[ExpertCall] = Field(default_factory=list, description="the calls that an expert makes, in order")
     task_folder: str | None = None
 
     @field_validator("command", mode="before")
@@ -111,7 +117,7 @@ class McpConfig(ResourceConfig):
     @classmethod
     def _is_http(cls, value: str | None) -> str | None:
         if value is not None and not re.match(r"https?://[^/]", value):
-            raise ValueError("must begin with http:// or https://")
+            raise ValueError("must start with http:// or https://")
         return value
 
     @model_validator(mode="after")
@@ -124,17 +130,17 @@ class McpConfig(ResourceConfig):
                 raise ValueError(f"{key} does not apply to {needed}")
         if self.url and (self.fork == "replay" or self.working_copy):
             key = "fork: replay" if self.fork == "replay" else "working_copy"
-            raise ValueError(f"{key} needs a private server, started by command")
+            raise ValueError(f"{key} needs a private server; start the server with command instead of url")
         if self.state_key == "files" and not self.working_copy:
             raise ValueError("state_key: files needs a working_copy")
         return self
 
     def header_values(self) -> dict[str, str]:
-        """Return the headers of every request, including those from the environment."""
+        """Return the headers of every request, including those from environment variables."""
         return {**self.headers, **headers_from_environment(self.headers_env, self.url or "", "mcp")}
 
     def source_folder(self) -> Path:
-        """Return the directory to copy for each episode."""
+        """Return the directory that is copied for each episode."""
         folder = task_path(self.working_copy or "", self.task_folder, "mcp resource: working_copy")
         if not folder.is_dir():
             raise ConfigError(f"mcp resource: working_copy: no such directory: {folder}")
@@ -142,7 +148,7 @@ class McpConfig(ResourceConfig):
 
 
 def _stdio_server(settings: McpConfig, working_copy: Path | None) -> StdioServer:
-    """Return the private server of one episode, with all placeholders filled in."""
+    """Return the private server of one episode. All placeholders in its settings are filled in."""
     from reward_kit.environments.mcp_session import StdioServer
 
     values = {PYTHON: sys.executable, TASK_FOLDER: settings.task_folder or str(Path.cwd())}
@@ -175,7 +181,7 @@ def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -
         by_name.setdefault(tool.name, tool)
     if len(by_name) < len(listed):
         (twice, _), *_ = Counter(tool.name for tool in listed).most_common(1)
-        logger.warning("the server lists several tools named %.100r; using the first", twice)
+        logger.warning("the server lists multiple tools named %.100r; using the first one", twice)
     names = [name for name in by_name if wanted is None or name in wanted]
     shown = {name: name for name in names if re.fullmatch(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}", name)}
     taken, numbers = set(shown), Counter[str]()
@@ -198,7 +204,11 @@ def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -
 
 
 def result_text(result: mcp_types.CallToolResult) -> str:
-    """Return a result as one text: its text blocks, else its structured content, and one line for each other item."""
+    """Return a result as one string.
+
+    It contains the text blocks, or the structured content if there are no text blocks, and one line for each other
+    item.
+    """
     texts = []
     if result.structured_content is not None and not any(block.type == "text" for block in result.content):
         texts.append(canonical_json(result.structured_content))
@@ -227,6 +237,7 @@ class McpResource(ReplayForkResource):
     fork_kind = "none"
     deterministic = False
     takes_task_folder = True
+    state_key_covers_results = False
     per_sample_keys = frozenset({"expert_calls"})
 
     def __init__(self) -> None:
@@ -259,7 +270,7 @@ class McpResource(ReplayForkResource):
         await self._open()
 
     async def _reset(self, seed: int) -> None:
-        # A server that has not been called yet need not be restarted.
+        # A server that has not received any calls need not be restarted.
         self._expert_next = 0
         if not self._is_fresh:
             await self._shut()
@@ -282,7 +293,7 @@ class McpResource(ReplayForkResource):
         check_schema(spec, action_params)
         self._is_fresh = False
         before, call = self._key, (action_name, canonical_json(action_params))
-        # The effect of a call is unknown until its answer.
+        # The effect of a call is unknown until the server responds.
         self._key = hash_key(before, *call, "unanswered")
         try:
             result = await session.call(tool, _with_path(dict(action_params), self._folder), self._form_filler())
@@ -302,14 +313,17 @@ class McpResource(ReplayForkResource):
         return StepOutcome(text, info=self._record(result, forms))
 
     def _form_filler(self) -> FillForm | None:
-        """Return the function that answers the forms of a call: from the record in a replay, else by the user."""
+        """Return the function that answers the forms of a call.
+
+        In a replay, the answers come from the record. Otherwise, they come from the user.
+        """
         if self._replayed is not None:
             recorded = iter(self._replayed.info.get("forms", ()))
 
             async def repeat(message: str, schema: Mapping[str, Any]) -> FormAnswer:
                 form = next(recorded, None)
                 if form is None:
-                    raise EnvironmentFailure("replay: the server asks for more input than before")
+                    raise EnvironmentFailure("replay: the server asked for more input than in the recording")
                 content = _with_path(form.get("content"), self._folder)
                 return FormAnswer(form["action"], content, form.get("reason", ""), form.get("user", {}))
 
@@ -324,12 +338,15 @@ class McpResource(ReplayForkResource):
         return fill
 
     def _unsent_form_hint(self, message: str) -> str:
-        """Return a note for a server that could not ask the simulated user, and warn of it once per run."""
+        """Return a note for a call in which the server could not ask the simulated user.
+
+        Also log a warning once per run.
+        """
         if _NO_BACK_CHANNEL not in message or CURRENT_USER.get() is None:
             return ""
         if self._settings.protocol == "auto":
             cause = "ctx.elicit needs a version of the protocol before 2026-07-28"
-            fix = "set protocol: legacy in the mcp resource, or let the tool ask with Resolve and Elicit"
+            fix = "set protocol: legacy in the mcp resource, or use Resolve and Elicit in the tool"
         else:
             cause = "the server has no session"
             fix = "start it without stateless_http"
@@ -337,7 +354,7 @@ class McpResource(ReplayForkResource):
         return f" (the simulated user was not asked: {cause}; {fix})"
 
     def _record(self, result: mcp_types.CallToolResult, forms: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return what the record keeps of a result beside its text."""
+        """Return what the record contains of a result in addition to its text."""
         info: dict[str, Any] = {"forms": forms} if forms else {}
         if result.structured_content is None:
             return info
@@ -356,7 +373,7 @@ class McpResource(ReplayForkResource):
         return [spec for _, spec in self._tools.values()]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the next of the configured `expert_calls`; None after the last."""
+        """Return the next of the configured `expert_calls`, or None after the last one."""
         for call in self._settings.expert_calls[self._expert_next :]:
             return {"type": "tool_call", "name": call.name, "arguments": dict(call.arguments)}
         return None
@@ -453,13 +470,13 @@ class McpResource(ReplayForkResource):
 
 
 def _refusals(forms: Sequence[Mapping[str, Any]]) -> str:
-    """Return a note with the reasons why forms of a failed call were not filled in."""
+    """Return a note that explains why forms of a failed call were not filled in."""
     reasons = [form["reason"] for form in forms if form.get("reason")]
     return f" (the server asked for input, but {'; '.join(reasons)})" if reasons else ""
 
 
 def _with_path(value: Any, folder: Path | None) -> Any:
-    """Replace `SHOWN_PATH` with the path of the working copy in all texts of `value`."""
+    """Replace `SHOWN_PATH` with the path of the working copy in all strings of `value`."""
     if folder is None:
         return value
     if isinstance(value, str):
@@ -470,7 +487,7 @@ def _with_path(value: Any, folder: Path | None) -> Any:
 
 
 def _copy(source: Path) -> Path:
-    """Copy the files and directories below `source` to a private directory, without links."""
+    """Copy the files and directories below `source` to a private directory. Links are not copied."""
     if not SUPPORTED:
         raise ConfigError("working_copy needs openat and O_NOFOLLOW, which this system does not have")
     folder = temporary_folder("mcp-")

@@ -1,9 +1,9 @@
 """A session with an MCP server, and its two transports: a child process (stdio) and a URL (streamable HTTP).
 
 The SDK's client must be entered and exited in the same asyncio task, but a resource is set up, used and closed in
-several tasks. The session therefore owns a task that runs the client. `StdioServer` replaces the SDK's `stdio_client`,
-which reads a message of n bytes in O(n²), hides the exit status, and starts processes that the process guardian does
-not track.
+different tasks. The session therefore owns a task that runs the client. `StdioServer` replaces the SDK's
+`stdio_client`, which reads a message of n bytes in O(n²), hides the exit status, and starts processes that the process
+guardian does not track.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ _LOGGED_CHARS = 2_000
 _CLOSE_S = 20.0
 _SESSION_GONE = "Session terminated"
 
-# The SDK logs a traceback for an invalid answer, in addition to the session's own error.
+# The SDK logs a traceback for an invalid response, in addition to the error that the session raises.
 logging.getLogger("mcp").addHandler(logging.NullHandler())
 
 logger = logging.getLogger("reward_kit.environments.mcp")
 
 
 FillForm = Callable[[str, Mapping[str, Any]], Awaitable[FormAnswer]]
-"""A function that answers a form, given its message and its schema."""
+"""A function that takes the message and the schema of a form and returns an answer."""
 
 
 class McpServer(ABC):
@@ -75,21 +75,21 @@ class McpServer(ABC):
         """Yield the message streams from and to the server."""
 
     async def exited(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the server to exit and return True if it did; always False for a URL."""
+        """Wait up to `seconds` for the server to exit. Return True if it did; for a URL, always return False."""
         return False
 
     def describe(self) -> str:
-        """Describe how the server ended, for messages."""
+        """Return a description of how the server ended, for use in messages."""
         return ""
 
 
 class McpSession:
-    """A session with a server: `start` it, list and call tools, then `close` it.
+    """A session with a server. Call `start` first, then list and call tools, and finally call `close`.
 
-    `tools_changed` is set when the server reports that its tools have changed; `list_tools` clears it. `forms` contains
-    the forms that the server asked for during the last call, with their answers. Without `takes_forms`, the server is
-    not offered to ask for any. With the protocol `legacy`, versions without requests from
-    the server are not used.
+    `tools_changed` is set when the server reports that its tools have changed, and cleared by `list_tools`. `forms`
+    contains the forms that the server requested during the last call, with their answers. Unless `takes_forms` is true,
+    the client does not declare that it supports forms. If `protocol` is "legacy", only versions of the protocol that
+    allow requests from the server are used.
     """
 
     def __init__(
@@ -176,18 +176,19 @@ class McpSession:
     async def call(
         self, tool: str, arguments: dict[str, Any], fill: FillForm | None = None
     ) -> mcp_types.CallToolResult:
-        """Call a tool, and wait until its task ends if it is one.
+        """Call a tool and return its result. If the call continues as a task, wait until the task ends.
 
         Args:
-            tool: the server's name of the tool.
-            arguments: its arguments.
-            fill: answers the forms of the server. Its time does not count.
+            tool: the server's name for the tool.
+            arguments: the arguments of the call.
+            fill: a function that answers the forms of the server. The time that it takes does not count towards the
+                timeout.
 
         Raises:
             ToolError: the server rejected the call.
-            UnknownEffectError: the answer violates the protocol.
-            DeadlineError: the answer did not arrive in time; the call was cancelled, and the session continues.
-            EnvironmentFailure: the connection to the server was lost, or the answer violates the tool's output schema.
+            UnknownEffectError: the response violates the protocol.
+            DeadlineError: the response did not arrive in time. The call was cancelled, and the session continues.
+            EnvironmentFailure: the connection to the server was lost, or the result violates the tool's output schema.
             RewardKitError: `fill` failed.
         """
         client = self._client()
@@ -211,7 +212,7 @@ class McpSession:
             raise ToolError(f"{tool}: {error.message}") from error
         except pydantic.ValidationError as error:
             raise UnknownEffectError(
-                f"{tool}: the server's answer is not a valid result: {error.errors()[0]['msg']}"
+                f"{tool}: the server's response is not a valid result: {error.errors()[0]['msg']}"
             ) from error
         except InputRequiredRoundsExceededError as error:
             raise UnknownEffectError(f"{tool}: the server asked for input more than {_MAX_ROUNDS} times") from error
@@ -227,7 +228,10 @@ class McpSession:
             raise self._user_failure
 
     async def _check_result(self, name: str, result: mcp_types.CallToolResult) -> None:
-        """Validate a result against the tool's output schema, instead of the SDK, which sets no bounds."""
+        """Validate a result against the tool's output schema.
+
+        The SDK's own validation is not used, because it is unbounded.
+        """
         schema = self._output_schemas.get(name)
         if schema is None:
             return
@@ -237,7 +241,9 @@ class McpSession:
             else:
                 problem = schema_violation(result.structured_content, schema)
         except TooLargeError as error:
-            logger.warning("%s: a result of %r was not checked: the check is limited to %s", self._name, name, error)
+            logger.warning(
+                "%s: a result of %r was not validated, because validation is limited to %s", self._name, name, error
+            )
             return
         except ValueError as error:
             raise EnvironmentFailure(f"{self._name}: the output schema of {name!r} is invalid: {error}") from None
@@ -245,7 +251,7 @@ class McpSession:
             raise EnvironmentFailure(f"{self._name}: a result of {name!r} violates its output schema: {problem}")
 
     async def close(self) -> None:
-        """End the session and its server, even during cancellation."""
+        """End the session and its server, even if the current task is being cancelled."""
         task, ready = self._task, self._ready
         if task is None or ready is None:
             return
@@ -290,7 +296,7 @@ class McpSession:
                 raise first from group
 
     async def _listen(self, client: Client) -> None:
-        """Subscribe to changes of the tools, if the protocol version requires it."""
+        """Subscribe to changes of the tools if the protocol version requires a subscription."""
         offered = client.server_capabilities.tools
         if offered is None or not offered.list_changed:
             return
@@ -306,7 +312,7 @@ class McpSession:
                         self.tools_changed = True
                         wait = _RELISTEN_S
             except ListenNotSupportedError:
-                return  # older versions report changes without a subscription
+                return  # older versions of the protocol report changes without a subscription
             except (MCPError, TimeoutError) as error:
                 logger.debug("%s: the server does not report changes of its tools: %s", self._name, error)
                 return
@@ -323,7 +329,7 @@ class McpSession:
         return self._ready.result()
 
     async def _lost(self, what: str) -> RewardKitError:
-        """Return the failure for a lost server."""
+        """Return the error to raise after the connection to the server was lost."""
         assert self._task is not None
         if not await self._server.exited(1.0):
             await asyncio.wait({self._task}, timeout=0.2)
@@ -360,12 +366,12 @@ class McpSession:
     async def _on_form(
         self, context: Any, params: mcp_types.ElicitRequestParams
     ) -> mcp_types.ElicitResult | mcp_types.ErrorData:
-        """Let the user answer a form, one at a time."""
+        """Let the user answer a form. Forms are answered one at a time."""
         async with self._one_form:
             if self._fill is None or self._user_failure is not None:
-                return mcp_types.ErrorData(code=mcp_types.INVALID_REQUEST, message="No user can answer now")
+                return mcp_types.ErrorData(code=mcp_types.INVALID_REQUEST, message="No user can answer at the moment")
             if len(self.forms) == _MAX_FORMS:
-                message = f"More than {_MAX_FORMS} requests for input in one call"
+                message = f"There were more than {_MAX_FORMS} requests for input in one call"
                 return mcp_types.ErrorData(code=mcp_types.INVALID_REQUEST, message=message)
             if isinstance(params, mcp_types.ElicitRequestURLParams):
                 answer = FormAnswer("decline", reason="a simulated user cannot open a URL")
@@ -392,7 +398,7 @@ async def _awaited(answer: Awaitable[FormAnswer]) -> FormAnswer:
 
 
 _CHUNK_BYTES = 1 << 20
-_TOOL_MARK = b'"inputSchema"'  # counted before parsing: a tool takes 4 kB of memory when parsed
+_TOOL_MARK = b'"inputSchema"'  # tools are counted before they are parsed, because a parsed tool takes 4 kB of memory
 _FLUSH_S = 0.5
 _GRACE_S = 2.0
 _SHOWN_CHARS = 200
@@ -400,7 +406,10 @@ _CLOSED_INPUT = "it closed its standard input"
 
 
 class StdioServer(McpServer):
-    """A server in a child process; messages are lines on its standard input and output, and its errors go to a log."""
+    """A server in a child process.
+
+    Messages are lines on its standard input and standard output. Its standard error is written to a log.
+    """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], cwd: Path | None, log_name: str) -> None:
         self.command, self._environment, self._cwd, self._log_name = command, environment, cwd, log_name
@@ -411,7 +420,7 @@ class StdioServer(McpServer):
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[TransportStreams, None]:
-        """Start the server, exchange messages with it, and end it with all processes that it started."""
+        """Start the server and exchange messages with it. Finally, stop it and all processes that it started."""
         child = self._child = await start_process(
             self.command, cwd=self._cwd, env=self._environment, log_name=self._log_name, piped=True
         )
@@ -423,7 +432,7 @@ class StdioServer(McpServer):
                 stdin, stdout = child.pipes
                 reader = asyncio.StreamReader(limit=_CHUNK_BYTES)
                 await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stdout)
-                # The write end needs a protocol with flow control; its reader is not used.
+                # The write end needs a protocol with flow control, but the reader of this protocol is not used.
                 transport, protocol = await loop.connect_write_pipe(
                     lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), stdin
                 )
@@ -449,7 +458,7 @@ class StdioServer(McpServer):
             await child.end(_GRACE_S)
 
     async def exited(self, seconds: float) -> bool:
-        """Wait for the process to exit by itself; return True if it did."""
+        """Wait for the process to exit by itself. Return True if it did."""
         with anyio.move_on_after(seconds):
             # The status can only be polled, because the process is not reaped yet.
             while self._child is not None and self._child.returncode is None:  # noqa: ASYNC110
@@ -509,7 +518,7 @@ class StdioServer(McpServer):
                     writer.write(f"{text}\n".encode())
                     await writer.drain()
         except OSError:
-            # The server no longer reads. Waiting callers get an error from the closed stream.
+            # The server no longer reads its input. The closed stream raises an error in waiting callers.
             self._problem = self._problem or _CLOSED_INPUT
             arrive.close()
         finally:
@@ -517,7 +526,11 @@ class StdioServer(McpServer):
 
 
 async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yield each line without its line ending; raise a `TooLargeError` if a line has too many bytes or JSON values."""
+    """Yield each line without its line ending.
+
+    Raises:
+        TooLargeError: a line has too many bytes or JSON values.
+    """
     line = bytearray()
     while chunk := await reader.read(_CHUNK_BYTES):
         *ended, rest = chunk.split(b"\n")
@@ -534,7 +547,7 @@ async def _limited_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _message(line: bytes) -> SessionMessage | None:
-    """Parse the message of a line, with lone surrogates replaced by U+FFFD."""
+    """Parse the message in a line. Lone surrogates are replaced by U+FFFD."""
     with suppress(ValueError):
         return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
     try:
@@ -546,12 +559,12 @@ def _message(line: bytes) -> SessionMessage | None:
 
 
 class HttpServer(McpServer):
-    """A server at a URL (streamable HTTP). Answers are checked for their size before the SDK reads them."""
+    """A server at a URL (streamable HTTP). The size of each response is checked before the SDK reads it."""
 
     def __init__(self, url: str, headers: dict[str, str], call_timeout_s: float) -> None:
-        # A small compressed answer could decompress to any size.
+        # A small compressed response could decompress to any size.
         self._url, self._headers = url, {**headers, "Accept-Encoding": "identity"}
-        # No timeout: the call's deadline ends it with the protocol's cancellation.
+        # There is no timeout here, because the deadline of the call cancels the request as the protocol requires.
         self._timeout = httpx2.Timeout(30.0, read=call_timeout_s + 30.0)
 
     @asynccontextmanager
@@ -565,29 +578,32 @@ class HttpServer(McpServer):
 
 
 class AnswerTooLargeError(httpx2.SSEError):
-    """An answer exceeds its limit. The SDK re-raises errors of this base class with their message."""
+    """A response exceeds its size limit. The SDK re-raises errors of this base class with their message."""
 
 
 async def _limit(response: httpx2.Response) -> None:
-    """Limit the size of an answer's body while it is read."""
+    """Limit the size of a response body while it is read."""
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
-        raise AnswerTooLargeError(f"the answer is compressed ({encoding:.20}), which was not requested")
+        raise AnswerTooLargeError(f"the response is compressed ({encoding:.20}), but compression was not requested")
     assert isinstance(response.stream, httpx2.AsyncByteStream)
-    if response.request.method == "DELETE":  # the end of the session, whose answer has no content
+    if response.request.method == "DELETE":  # the response to the end of the session has no content
         await response.stream.aclose()
         response.stream = httpx2.ByteStream(b"")
         return
     if not response.headers.get("Content-Type", "").lower().startswith("text/event-stream"):
         response.stream = _CountedStream(response.stream, MCP_MESSAGE_BYTES, is_events=False)
     else:
-        # The stream of a GET lasts as long as the session; each of its events has its own limit.
+        # The stream of a GET request lasts as long as the session, so the limit applies to each of its events.
         most = None if response.request.method == "GET" else MCP_STREAM_BYTES
         response.stream = _CountedStream(response.stream, most, is_events=True)
 
 
 class _CountedStream(httpx2.AsyncByteStream):
-    """A body that raises an error if it is too large; JSON values are counted per event, and None means no limit."""
+    """A body that raises an error if it is too large.
+
+    JSON values are counted per event. A limit of None means that there is no limit.
+    """
 
     def __init__(self, body: httpx2.AsyncByteStream, most_bytes: int | None, *, is_events: bool) -> None:
         self._body, self._most_bytes, self._is_events = body, most_bytes, is_events
@@ -597,14 +613,14 @@ class _CountedStream(httpx2.AsyncByteStream):
         async for piece in self._body:
             size += len(piece)
             if self._most_bytes is not None and size > self._most_bytes:
-                raise AnswerTooLargeError(f"the answer is larger than the limit of {format_size(self._most_bytes)}")
+                raise AnswerTooLargeError(f"the response is larger than the limit of {format_size(self._most_bytes)}")
             end = piece.rfind(b"\n\n") + 1 if self._is_events else 0
             values = sum(piece.count(mark, end) for mark in (b",", b"[", b"{")) + (0 if end else values)
             if values > MCP_MESSAGE_VALUES:
-                raise AnswerTooLargeError(f"the answer has more than {MCP_MESSAGE_VALUES:,} JSON values")
+                raise AnswerTooLargeError(f"the response has more than {MCP_MESSAGE_VALUES:,} JSON values")
             tools += piece.count(_TOOL_MARK)
             if tools > MCP_TOOLS:
-                raise AnswerTooLargeError(f"the answer lists more than {MCP_TOOLS:,} tools")
+                raise AnswerTooLargeError(f"the response lists more than {MCP_TOOLS:,} tools")
             yield piece
 
     async def aclose(self) -> None:

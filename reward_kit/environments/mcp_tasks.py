@@ -1,8 +1,8 @@
-"""The tasks extension of the Model Context Protocol: a tool call whose result is polled.
+"""The tasks extension of the Model Context Protocol: a tool call whose result the client polls.
 
-A server of version 2026-07-28 may answer a call with a task. The client polls it at the interval of the server, answers
-its requests for input, and cancels it if the call ends before the task does. The SDK has no implementation.
-Specification: https://modelcontextprotocol.io/extensions/tasks
+A server of version 2026-07-28 may respond to a call with a task. The client polls the task at the interval that the
+server sets, answers its requests for input, and cancels it if the call ends before the task does. The SDK does not
+implement this extension. Specification: https://modelcontextprotocol.io/extensions/tasks
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from mcp.client.session import ClientRequestContext
 from reward_kit.errors import ToolError
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.05, 2.0
-"""The interval of polls if the server gives none: it doubles from the first to the second."""
+"""The polling interval in seconds if the server sets none. It doubles from the first value up to the second."""
 _MIN_POLL_S = 0.01
 _CANCEL_S = 2.0
 _SHOWN_CHARS = 2_000
 
 
 class UnknownEffectError(Exception):
-    """A call was sent, but its answer does not show whether the call took effect."""
+    """A call was sent, but the response does not show whether the call took effect."""
 
 
 class CreatedTask(mcp_types.Result):
-    """The answer to a call that continues as a task."""
+    """The response to a call that continues as a task."""
 
     result_type: Literal["task"]
     task_id: str
@@ -86,7 +86,7 @@ class TasksExtension(ClientExtension):
 
 
 async def _finish(created: CreatedTask, context: ClaimContext) -> mcp_types.CallToolResult:
-    """Poll a task until it ends, and return its result; if this is cancelled or fails, cancel the task.
+    """Poll a task until it ends, and return its result. If polling fails or is cancelled, cancel the task.
 
     Raises:
         ToolError: the task failed.

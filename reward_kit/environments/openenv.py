@@ -1,9 +1,9 @@
-"""An environment on an OpenEnv server: one session, one action per step, and the server's reward for each step.
+"""An environment on an OpenEnv server. It uses one session, one action per step, and the server's reward for each step.
 
 OpenEnv does not declare determinism, so the resource is deterministic and forkable only if the task sets
-`deterministic: true`. `done` counts as `terminated`, unless `truncated` is true in the observation or its metadata.
-OpenEnv 0.10's protocol is a few JSON messages over a WebSocket. They are implemented here, because the `openenv`
-package would add a hundred dependencies.
+`deterministic: true`. `done` counts as `terminated`, unless `truncated` is true in the observation or its metadata. The
+protocol of OpenEnv 0.10 consists of a few JSON messages over a WebSocket. They are implemented here, because the
+`openenv` package would add a hundred dependencies.
 """
 
 from __future__ import annotations
@@ -55,15 +55,17 @@ _MORE_SESSIONS = "; start it with a larger max_concurrent_envs, or lower the run
 class OpenEnvConfig(ServerConfig):
     """The configuration of `openenv`."""
 
-    timeout: float = Field(default=60.0, gt=0, description="seconds to wait for each answer")
+    timeout: float = Field(default=60.0, gt=0, description="seconds to wait for each response")
     connect_timeout: float = Field(default=10.0, gt=0, description="seconds to wait for a free session")
-    reset: dict[str, Any] = Field(default_factory=dict, description="passed to the environment's reset, with the seed")
+    reset: dict[str, Any] = Field(
+        default_factory=dict, description="passed to the environment's reset together with the seed"
+    )
     action_schema: dict[str, Any] | None = Field(
-        default=None, description="JSON schema of the only tool; by default the server's schema, or its MCP tools"
+        default=None, description="JSON schema of the only tool; defaults to the server's schema, or to its MCP tools"
     )
     action_tool: str = Field(default="act", pattern="^[a-zA-Z0-9_-]{1,64}$", description="the name of that tool")
     observation_field: str | None = Field(
-        default=None, description="show only this field of the observation; by default show all fields as JSON"
+        default=None, description="show only this field of the observation; by default, all fields are shown as JSON"
     )
     deterministic: bool = Field(
         default=False, description="declares that the seed and the actions determine everything"
@@ -76,7 +78,7 @@ class OpenEnvConfig(ServerConfig):
         default=["episode_id", "step_count"], description="fields of the server's state that do not affect the future"
     )
     execution_errors: Literal["failure", "refusal"] = Field(
-        default="failure", description="refusal: a failed action has not changed anything on the server"
+        default="failure", description="refusal: a failed action does not change anything on the server"
     )
 
 
@@ -144,7 +146,7 @@ class OpenEnvResource(ReplayForkResource):
                 "set action_schema to a JSON schema of type object"
             )
         description = schema.get("description") or "Take one action."
-        # The metadata of an action is not for the agent.
+        # The metadata of an action is not meant for the agent.
         spec = tool_spec(settings.action_tool, description, _object_schema(schema, without="metadata"))
         self._tools = {settings.action_tool: spec}
 
@@ -192,7 +194,11 @@ class OpenEnvResource(ReplayForkResource):
         return outcome
 
     async def _ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Return the server's answer; raise an `EnvironmentFailure` if the server rejects the message."""
+        """Return the server's response.
+
+        Raises:
+            EnvironmentFailure: the server rejects the message.
+        """
         try:
             return await self._open_session.ask(kind, data)
         except OpenEnvRefusedError as refusal:
@@ -218,8 +224,9 @@ class OpenEnvResource(ReplayForkResource):
         return hash_key(named, canonical_json([seen, self._is_over]))
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return the server's state, the last observation, whether the episode is over, and the history if it is the
-        state key.
+        """Return the server's state, the last observation, and whether the episode is over.
+
+        If the history is the source of the state key, also return the history.
         """
         seen = {"state": await self._state(), "observation": self._observation, "done": self._is_over}
         history = {"history": self._history_key} if self._settings.state_key == "history" else {}
@@ -253,7 +260,7 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
     is_truncated = done and (seen.get("truncated") is True or metadata.get("truncated") is True)
     fields = {name: value for name, value in seen.items() if name != "metadata"}
     info = metadata
-    if fields.keys() == {"tool_name", "result", "error"}:  # the answer of an MCP tool
+    if fields.keys() == {"tool_name", "result", "error"}:  # the response of an MCP tool
         error = fields["error"]
         if error is None:
             shown = result = fields["result"]
@@ -277,7 +284,7 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
 
 
 class OpenEnvRefusedError(Exception):
-    """The server answered with an error such as "VALIDATION_ERROR"; the session stays open."""
+    """The server responded with an error such as "VALIDATION_ERROR". The session stays open."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -300,13 +307,13 @@ class OpenEnvSession:
         self._has_begun = False
 
     async def open(self) -> None:
-        """Connect and wait for an environment; retry while the server is full."""
+        """Connect and wait for an environment. Retry while the server is full."""
         full: OpenEnvRefusedError | None = None
         with anyio.move_on_after(self._connect_timeout):
             while True:
                 await self._connect()
                 try:
-                    # A full server sends an unrequested error, which would be mistaken for the first answer.
+                    # A full server sends an unrequested error, which would be mistaken for the first response.
                     await self.ask("state")
                     return
                 except OpenEnvRefusedError as refusal:
@@ -350,26 +357,26 @@ class OpenEnvSession:
         finally:
             problem = f": {socket.exception()}" if socket.exception() else ""
             if socket.close_code == _TOO_BIG:
-                problem = f": the answer is larger than the limit of {format_size(ENVIRONMENT_ANSWER_BYTES)}"
+                problem = f": the response is larger than the limit of {format_size(ENVIRONMENT_ANSWER_BYTES)}"
             code = f" (code {socket.close_code})" if socket.close_code else ""
             self._ended = f"the connection was closed{code}{problem}"
             answers.put_nowait(None)
 
     async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Send one message and return the `data` of the server's answer.
+        """Send one message and return the `data` of the server's response.
 
-        A session becomes unusable after an unrequested message, and after an answer that was late or not awaited, which
-        could be mistaken for the next answer.
+        A session becomes unusable after an unrequested message, and after a response that was late or that was no
+        longer awaited. Such a message could be mistaken for the next response.
 
         Raises:
-            OpenEnvRefusedError: the server answered with an error.
-            DeadlineError: the server did not answer in time.
-            EnvironmentFailure: the connection was lost, or the answer has the wrong form.
+            OpenEnvRefusedError: the server responded with an error.
+            DeadlineError: the server did not respond in time.
+            EnvironmentFailure: the connection was lost, or the response has the wrong form.
         """
         source = f"{kind} at {self._url}"
         if self._socket is None or self._broken:
             raise EnvironmentFailure(f"{source}: the session is closed{f': {self._broken}' if self._broken else ''}")
-        # A full server may send its error before the first request; later, such a message would shift all answers by
+        # A full server may send its error before the first request. Later, such a message would shift all responses by
         # one.
         if self._has_begun and not self._answers.empty():
             unasked = self._answers.get_nowait()
@@ -382,7 +389,7 @@ class OpenEnvSession:
         message = json.dumps({"type": kind, **({} if data is None else {"data": dict(data)})}, allow_nan=False)
         try:
             with anyio.fail_after(self._timeout):
-                # A server that disconnects may have sent the reason before that.
+                # A server may have sent the reason before it disconnected.
                 with suppress(ConnectionError):
                     await self._socket.send_str(message)
                 text = await self._answers.get()
@@ -401,7 +408,9 @@ class OpenEnvSession:
             raise EnvironmentFailure(f"{source}: expected {shape}, got {text[:200]}")
         if received == "error":
             reason, errors = str(data.get("message", "no message")), data.get("errors")
-            if isinstance(errors, list) and errors:  # for a rejected action, each field and its problem
+            if (
+                isinstance(errors, list) and errors
+            ):  # if an action was rejected, these are the fields and their problems
                 listed = [error for error in errors if isinstance(error, Mapping)]
                 reason = "; ".join(
                     f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}" for error in listed
@@ -410,7 +419,7 @@ class OpenEnvSession:
         return data
 
     async def schemas(self) -> Mapping[str, Any]:
-        """Return the JSON schemas of the server's actions, observations and state, keyed by these names."""
+        """Return a mapping with the JSON schemas of the server's actions, observations and state."""
         client = JsonClient(self._server, self._timeout)
         try:
             return (await client.get("/schema")).fields()
@@ -418,12 +427,12 @@ class OpenEnvSession:
             await client.close()
 
     async def close(self) -> None:
-        """End the environment on the server, and wait until its session is free."""
+        """End the environment on the server, and wait until the server has freed the session."""
         client, socket, reader = self._client, self._socket, self._reader
         self._client = self._socket = self._reader = None
         with anyio.CancelScope(shield=True):
             if socket is not None and reader is not None:
-                # A busy server does not read; it notices the closed connection.
+                # A busy server does not read messages, but it notices the closed connection.
                 with anyio.move_on_after(0.0 if self._broken or self._ended else _CLOSE_S), suppress(ConnectionError):
                     await socket.send_str('{"type": "close"}')
                     await asyncio.wait([reader])
@@ -435,7 +444,7 @@ class OpenEnvSession:
 
 
 async def _refuse_redirect(session: aiohttp.ClientSession, context: object, params: Any) -> None:
-    """Reject a redirect, since the headers may contain a key for the configured server."""
+    """Reject a redirect, because the headers may contain a key that is meant for the configured server."""
     import aiohttp
 
     params.response.close()

@@ -58,7 +58,9 @@ class PythonStateConfig(ResourceConfig):
     """The configuration of `python_state`."""
 
     initial_state: dict[str, Any] = Field(default_factory=dict)
-    tools: list[str] | None = Field(default=None, description="names of the built-in tools to offer, by default all")
+    tools: list[str] | None = Field(
+        default=None, description="names of the built-in tools to offer; defaults to all of them"
+    )
 
     @field_validator("initial_state")
     @classmethod
@@ -78,10 +80,11 @@ class PythonStateConfig(ResourceConfig):
 
 
 class PythonStateResource(ForkableResource):
-    """A private JSON state with four built-in tools, or the tools of a subclass's `registry`."""
+    """A private JSON state. Its tools are four built-in tools, or the tools in a subclass's `registry`."""
 
     fork_kind = "native"
     has_cheap_state = True
+    state_key_covers_results = False
     per_sample_keys = frozenset({"initial_state"})
     registry: ClassVar[ToolRegistry | None] = None
 
@@ -94,7 +97,7 @@ class PythonStateResource(ForkableResource):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state itself, not a copy; changes take effect at once."""
+        """The state itself, not a copy. Changes to it take effect immediately."""
         # The caller may change the state, so the cached key may be outdated.
         self._key = None
         return self._state
@@ -182,7 +185,7 @@ def copy_json(value: Any, levels: int = 2 * _MAX_DEPTH) -> Any:
     """Return an independent copy of a finite JSON value of bounded depth.
 
     Raises:
-        ToolError: the value has another type, is not finite, or is nested too deeply.
+        ToolError: the value is not a JSON value, is not finite, or is nested too deeply.
     """
     if value is None or isinstance(value, str | bool | int):
         return value

@@ -1,4 +1,4 @@
-"""Random arguments that are valid for a JSON schema, used by the checker and random policies.
+"""Random arguments that are valid for a JSON schema. They are used by the checker and by random policies.
 
 The keyword `pattern` is ignored.
 """
@@ -21,7 +21,7 @@ def sample_arguments(schema: Mapping[str, Any], rng: random.Random) -> dict[str,
 
 
 def sample_value(schema: Any, rng: random.Random, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
-    """Return a random value that is valid for `schema`; references are resolved in `root`."""
+    """Return a random value that is valid for `schema`. References are resolved in `root`."""
     if not isinstance(schema, Mapping):
         schema = {}
     root = schema if root is None else root
@@ -64,7 +64,7 @@ def sample_value(schema: Any, rng: random.Random, root: Mapping[str, Any] | None
 
 
 def _resolved(schema: Mapping[str, Any], rng: random.Random, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `schema` with references resolved, `allOf` merged and one random branch of `anyOf` or `oneOf` chosen."""
+    """Resolve references in `schema`, merge `allOf`, and choose a random branch of `anyOf` or `oneOf`."""
     for _ in range(32):
         if "$ref" in schema:
             rest = {key: value for key, value in schema.items() if key != "$ref"}

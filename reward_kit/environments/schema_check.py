@@ -1,8 +1,8 @@
-"""Bounded validation against a JSON schema from a server, which is untrusted.
+"""Bounded validation against a JSON schema that an untrusted server sent.
 
-jsonschema can be made to run for years: by a regular expression, by references that double at each level, or by unique
-items. Here, each keyword costs one step and one for each item that it may visit, patterns are not matched, and a check
-ends after a fixed number of steps.
+jsonschema can be made to run for years by a regular expression, by references that double at each level, or by unique
+items. Here, each keyword costs one step, and one more for each item that it may visit. Patterns are not matched, and a
+check ends after a fixed number of steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PATTERN_KEYWORDS = ("pattern", "patternProperties", "unevaluatedProperties")
 
 
 class _Steps:
-    """The steps that are left to the running check; checks run one at a time, since they do not await."""
+    """The number of steps that the running check has left. Checks run one at a time, because they never await."""
 
     left = 0
 

@@ -1,7 +1,7 @@
-"""Servers that are started for resources. Equal specifications share one server, and all servers are stopped at the
-end.
+"""Servers that are started for resources.
 
-A server that died is restarted for the next resource, so that only the episodes that used it fail.
+Resources with equal specifications share one server, and all servers are stopped at the end. If a server died, it is
+restarted for the next resource, so only the episodes that used it fail.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _PORT_TAKEN = ("address already in use", "address in use", "eaddrinuse", "port i
 
 @dataclass(slots=True)
 class Server:
-    """A server that was healthy when it was leased; `address` is the address of its health check, `port` the value of
-    `{port}`.
+    """A server that was healthy when it was leased.
+
+    `address` is the address of its health check, and `port` is the value of `{port}`.
     """
 
     address: str
@@ -40,7 +41,7 @@ class Server:
     process: ChildProcess
 
     async def describe_exit(self) -> str:
-        """Return the exit code and last lines of the server as a message suffix; "" while it runs."""
+        """Return the exit code and last lines of the server as a message suffix, or "" while the server is running."""
         with anyio.move_on_after(0.3):
             # A connection breaks shortly before the process exits.
             while self.process.returncode is None:  # noqa: ASYNC110
@@ -62,8 +63,9 @@ _open_pool: ContextVar[ServerPool | None] = ContextVar("_open_pool", default=Non
 
 
 class ServerPool:
-    """A set of servers that run as long as the pool is open. Entering a pool inside an open one returns the open
-    pool.
+    """A set of servers that run as long as the pool is open.
+
+    If a pool is already open, entering a new pool returns the open one.
     """
 
     def __init__(self) -> None:
@@ -90,12 +92,12 @@ class ServerPool:
             await self.close()
 
     async def lease(self, config: ResourceServerConfig, folder: Path) -> Server:
-        """Return a healthy server for a specification; start it in `folder` unless it is running already.
+        """Return a healthy server for a specification. Start it in `folder` unless it is running already.
 
         Raises:
-            ConfigError: the command cannot be run, or its fixed port is taken.
-            EnvironmentFailure: the server exited or did not become healthy in time; the message contains its last
-                lines. After three such failures in a row, the pool does not try again.
+            ConfigError: the command cannot be run, or its fixed port is already in use.
+            EnvironmentFailure: the server exited or did not become healthy in time. The message contains the last lines
+                of its output. After three such failures in a row, the pool does not try again.
         """
         slot = self._slots.setdefault(canonical_json([str(folder), config.model_dump()]), _Slot())
         async with slot.lock:
@@ -115,7 +117,7 @@ class ServerPool:
             return slot.server
 
     async def close(self) -> None:
-        """Stop all servers and the processes that they started, concurrently."""
+        """Stop all servers and the processes that they started. The servers are stopped concurrently."""
         servers = [slot.server for slot in self._slots.values() if slot.server is not None]
         self._slots.clear()
         with anyio.CancelScope(shield=True):
@@ -125,7 +127,7 @@ class ServerPool:
 
 
 async def _start(config: ResourceServerConfig, folder: Path) -> Server:
-    """Start a server; try another port if the free port was taken in the meantime."""
+    """Start a server. If the free port has been taken in the meantime, try a different port."""
     has_free_port = "{port}" in config.health_check_url
     for attempt in range(_STARTS):
         port = _free_port() if has_free_port else 0
@@ -136,7 +138,7 @@ async def _start(config: ResourceServerConfig, folder: Path) -> Server:
         except (ValueError, KeyError):
             number = 0
         if not number or not parts.hostname:
-            raise ConfigError(f"resource_server: health_check_url: {url!r} is not an http address")
+            raise ConfigError(f"resource_server: health_check_url: {url!r} is not an http URL")
         address = f"{parts.scheme}://{f'[{parts.hostname}]' if ':' in parts.hostname else parts.hostname}:{number}"
         if not has_free_port:
             await _refuse_used_port(parts.hostname, number, address)
@@ -169,7 +171,10 @@ async def _start(config: ResourceServerConfig, folder: Path) -> Server:
 
 
 async def _until_healthy(process: ChildProcess, url: str, seconds: float) -> str:
-    """Poll the health check until its status is 2xx or the server exits; return "" or a description of the problem."""
+    """Poll the health check until its status is 2xx or the server exits.
+
+    Return "" if the server is healthy, or else a description of the problem.
+    """
     import aiohttp
 
     async def stop_at_the_end() -> None:
@@ -181,7 +186,7 @@ async def _until_healthy(process: ChildProcess, url: str, seconds: float) -> str
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_HEALTH_ANSWER_S)) as session:
         with anyio.move_on_after(seconds):
             async with anyio.create_task_group() as tasks:
-                # If another program uses the port, the server exits without an answer.
+                # If a different program uses the port, the server exits without responding.
                 tasks.start_soon(stop_at_the_end)
                 while True:
                     try:
@@ -215,11 +220,16 @@ def _free_port() -> int:
 
 
 async def _refuse_used_port(host: str, port: int, address: str) -> None:
-    """Reject a fixed port that is taken, since the other program would be mistaken for the server."""
+    """Reject a fixed port that is already in use.
+
+    Otherwise, the program that uses the port would be mistaken for the server.
+    """
     try:
         with anyio.fail_after(_HEALTH_ANSWER_S):
             stream = await anyio.connect_tcp(host, port)
     except (OSError, TimeoutError):
         return
     await stream.aclose()
-    raise ConfigError(f"resource_server: another program already listens at {address}; use {{port}} to get a free port")
+    raise ConfigError(
+        f"resource_server: another program is already listening at {address}; use {{port}} to get a free port"
+    )

@@ -1,4 +1,4 @@
-"""Stored final states, opened for reward functions: JSON values, databases, files, or a combination of them."""
+"""The stored final states that reward functions open: JSON values, databases, files, or a combination of these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALLOWED = frozenset(
 
 
 class SqliteState(AbstractContextManager["SqliteState"]):
-    """The database as the agent left it, read-only. Close it, or use it in a `with` statement.
+    """The database as the agent left it. It is read-only. Close it, or use it in a `with` statement.
 
     Example:
         ```python
@@ -44,10 +44,10 @@ class SqliteState(AbstractContextManager["SqliteState"]):
         self._connection.set_authorizer(_authorize)
 
     def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of one SELECT statement, with `params` bound to its placeholders.
+        """Return the rows of one SELECT statement whose placeholders are bound to `params`.
 
         Raises:
-            EnvironmentFailure: the query fails, writes, or takes longer than 30 s.
+            EnvironmentFailure: the query fails, tries to write, or takes longer than 30 s.
         """
         self._deadline = time.monotonic() + _QUERY_TIME_S
         try:
@@ -56,7 +56,7 @@ class SqliteState(AbstractContextManager["SqliteState"]):
             raise EnvironmentFailure(f"query on the final state: {error}: {sql}") from error
 
     def tables(self) -> list[str]:
-        """Return the names of the tables, sorted."""
+        """Return the sorted names of the tables."""
         return [name for (name,) in self.query("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
 
     def serialize(self) -> bytes:
@@ -64,7 +64,7 @@ class SqliteState(AbstractContextManager["SqliteState"]):
         return self._connection.serialize()
 
     def close(self) -> None:
-        """Release the database; a second call has no effect."""
+        """Release the database. Calling this method again has no effect."""
         self._connection.close()
 
     def __exit__(self, *error: object) -> None:
@@ -78,7 +78,7 @@ def _authorize(action: int, first: str | None, second: str | None, _db: str | No
 
 
 class FilesState(Mapping[str, str | bytes]):
-    """The files as the agent left them: path to text, or to bytes if a file is not UTF-8 text."""
+    """The files as the agent left them. Maps each path to a string, or to bytes if the file is not UTF-8 text."""
 
     def __init__(self, payload: bytes) -> None:
         try:
@@ -103,7 +103,9 @@ class FilesState(Mapping[str, str | bytes]):
 
 
 class CompositeState(Mapping[str, Any], AbstractContextManager["CompositeState"]):
-    """The final states of a task's resources, by name. Close it, or use it in a `with` statement.
+    """The final states of a task's resources, keyed by resource name.
+
+    Close it, or use it in a `with` statement.
 
     Example:
         ```python
@@ -133,7 +135,7 @@ class CompositeState(Mapping[str, Any], AbstractContextManager["CompositeState"]
         return len(self._states)
 
     def close(self) -> None:
-        """Release the parts' states; a second call has no effect."""
+        """Release the states of the parts. Calling this method again has no effect."""
         for state in self._states.values():
             close_state(state)
 
@@ -142,7 +144,7 @@ class CompositeState(Mapping[str, Any], AbstractContextManager["CompositeState"]
 
 
 def compose(parts: Mapping[str, StateSnapshot]) -> StateSnapshot:
-    """Combine the snapshots of several resources into one of kind "composite"."""
+    """Combine the snapshots of multiple resources into one snapshot of kind "composite"."""
     value = {
         name: {"kind": part.kind, "payload": base64.b64encode(part.payload).decode("ascii")}
         for name, part in parts.items()
@@ -151,7 +153,11 @@ def compose(parts: Mapping[str, StateSnapshot]) -> StateSnapshot:
 
 
 def decompose(snapshot: StateSnapshot) -> dict[str, StateSnapshot]:
-    """Return the parts of a composite snapshot, by name; raise an `EnvironmentFailure` for any other snapshot."""
+    """Return the parts of a composite snapshot, keyed by name.
+
+    Raises:
+        EnvironmentFailure: the snapshot is not a composite.
+    """
     try:
         return {
             name: StateSnapshot(part["kind"], base64.b64decode(part["payload"], validate=True))
@@ -165,8 +171,8 @@ def open_snapshot(snapshot: StateSnapshot) -> Any:
     """Open a final state for a reward function.
 
     Returns:
-        The value itself for "json", a `FilesState` for "files", a `SqliteState` for "sqlite", and a `CompositeState`
-        for "composite". The caller must close the last two.
+        The value itself if the kind is "json", a `FilesState` for "files", a `SqliteState` for "sqlite", and a
+        `CompositeState` for "composite". The caller must close a `SqliteState` or `CompositeState`.
 
     Raises:
         EnvironmentFailure: the kind is unknown, or the payload is corrupt.
@@ -183,6 +189,6 @@ def open_snapshot(snapshot: StateSnapshot) -> Any:
 
 
 def close_state(state: Any) -> None:
-    """Release the resources of an opened state, if it has any."""
+    """Release the resources that an opened state holds, if any."""
     if isinstance(state, SqliteState | CompositeState):
         state.close()

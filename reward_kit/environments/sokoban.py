@@ -60,7 +60,10 @@ class Level:
         return {"up": -self.width, "down": self.width, "left": -1, "right": 1}
 
     def move(self, position: Position, step: int) -> Position | None:
-        """Return the position after one step of the player, who pushes a box in the way; None if nothing can move."""
+        """Return the position after the player takes one step and pushes any box in the way.
+
+        Return None if the player cannot move.
+        """
         player, boxes = position
         target = player + step
         if not self.floor >> target & 1:
@@ -76,7 +79,7 @@ class Level:
         return not position.boxes & ~self.goals
 
     def text(self, position: Position) -> str:
-        """Return the board in XSB notation, one line per row."""
+        """Return the board in XSB notation, with one line per row."""
         shown = []
         for cell in range(self.width * self.height):
             goal = self.goals >> cell & 1
@@ -90,7 +93,7 @@ class Level:
 
 
 def cells(members: int) -> Iterator[int]:
-    """Yield the cells of a set, in order."""
+    """Yield the cells of a set in ascending order."""
     while members:
         lowest = members & -members
         yield lowest.bit_length() - 1
@@ -98,10 +101,9 @@ def cells(members: int) -> Iterator[int]:
 
 
 def read_level(text: str) -> Level:
-    """Parse a level in XSB notation (http://sokobano.de/wiki/index.php?title=Level_format). `-` and `_` also mean
-    floor.
+    """Parse a level in XSB notation (http://sokobano.de/wiki/index.php?title=Level_format).
 
-    Cells that the player can never reach become wall.
+    `-` and `_` also represent floor. Cells that the player can never reach become walls.
 
     Raises:
         ConfigError: the level is invalid.
@@ -110,7 +112,8 @@ def read_level(text: str) -> Level:
     width, height = max((len(row) for row in rows), default=0), len(rows)
     if not 3 <= width <= LARGEST_SIDE or not 3 <= height <= LARGEST_SIDE:
         raise ConfigError(
-            f"sokoban resource: level: it has {width} columns and {height} rows; both must be from 3 to {LARGEST_SIDE}"
+            f"sokoban resource: level: it has {width} columns and {height} rows; "
+            f"both numbers must be between 3 and {LARGEST_SIDE}"
         )
     floor = goals = boxes = 0
     players = []
@@ -142,7 +145,7 @@ def read_level(text: str) -> Level:
 
 
 def connected(free: int, cell: int, width: int) -> int:
-    """Return the part of `free` that is connected to `cell`; `free` must not contain the border of the grid."""
+    """Return the part of `free` that is connected to `cell`. `free` must not contain the border of the grid."""
     region = 1 << cell & free
     while True:
         wider = (region | region << 1 | region >> 1 | region << width | region >> width) & free
@@ -156,10 +159,12 @@ _Arrival = tuple[Position, int]  # the position before a push, and the direction
 
 
 def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
-    """Return a shortest solution in moves, found by A*; () if the level is solved, None if it cannot be solved.
+    """Find a solution with the fewest moves, using A*.
+
+    The result is () if the level is already solved, and None if it cannot be solved.
 
     Raises:
-        LimitError: `node_limit` positions were expanded without finding a solution or proving the level unsolvable.
+        LimitError: `node_limit` positions were expanded without finding a solution or proving that none exists.
     """
     bounds: dict[int, float] = {}
     order = count()
@@ -188,15 +193,16 @@ def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
                 if bounds[after.boxes] == math.inf or total >= cost.get(after, math.inf):
                     continue
                 cost[after], arrivals[after] = total, (position, step)
-                # Among equally promising positions, the one nearer to the end comes first.
+                # Of two equally promising positions, the one that is closer to the end comes first.
                 heapq.heappush(frontier, (total + bounds[after.boxes], -total, next(order), after))
     return None
 
 
 def pushes_left(level: Level, boxes: int) -> float:
-    """Return a lower bound on the pushes to a solution, ignoring collisions between boxes; inf if the level is lost.
+    """Return a lower bound on the number of pushes to a solution, or inf if the level can no longer be solved.
 
-    The bound is the cheapest assignment of boxes to goals, found by dynamic programming over the sets of used goals.
+    Collisions between boxes are ignored. The bound is the cost of the cheapest assignment of boxes to goals, which is
+    found by dynamic programming over the sets of used goals.
     """
     tables = _push_distances(level.width, level.floor, level.goals)
     best: dict[int, float] = {0: 0}
@@ -213,7 +219,7 @@ def pushes_left(level: Level, boxes: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _push_distances(width: int, floor: int, goals: int) -> tuple[dict[int, int], ...]:
-    """For each goal, return the cells from which a single box can be pushed to it, with the number of pushes."""
+    """For each goal, return the cells from which a single box can be pushed to it, and the number of pushes."""
     tables = []
     for goal in cells(goals):
         distances = {goal: 0}
@@ -221,7 +227,7 @@ def _push_distances(width: int, floor: int, goals: int) -> tuple[dict[int, int],
         while queue:
             cell = queue.popleft()
             for step in (-width, width, -1, 1):
-                # The box came from `before`, pushed by a player one cell further back.
+                # The box was pushed from `before` by a player who stood one cell further back.
                 before, player = cell - step, cell - 2 * step
                 if floor >> before & 1 and floor >> player & 1 and before not in distances:
                     distances[before] = distances[cell] + 1
@@ -231,7 +237,7 @@ def _push_distances(width: int, floor: int, goals: int) -> tuple[dict[int, int],
 
 
 def _walks(level: Level, position: Position) -> dict[int, int]:
-    """Return the cells that the player can reach without pushing a box, with the number of moves to each."""
+    """Return the cells that the player can reach without pushing a box, and the number of moves to each cell."""
     free = level.floor & ~position.boxes
     distances = {position.player: 0}
     queue = deque([position.player])
@@ -245,14 +251,14 @@ def _walks(level: Level, position: Position) -> dict[int, int]:
 
 
 def _moves(level: Level, start: Position, end: Position, arrivals: dict[Position, _Arrival]) -> Plan:
-    """Return the moves of a solution: each push, and a shortest walk to the cell behind its box."""
+    """Return the moves of a solution. Before each push, the player takes a shortest walk to the cell behind the box."""
     names = {step: name for name, step in level.steps().items()}
     backwards: list[int] = []
     position = end
     while position != start:
         before, step = arrivals[position]
         backwards.append(step)
-        # The player stands where the box was; the walk led to the cell behind it.
+        # The player now stands where the box was. The walk led to the cell behind the box.
         cell, distances = position.player - step, _walks(level, before)
         while cell != before.player:
             walked = next(step for step in names if distances.get(cell - step, math.inf) == distances[cell] - 1)
@@ -270,10 +276,10 @@ class SokobanConfig(ResourceConfig):
     width: int = Field(default=7, ge=5, le=20, description="columns, including the wall")
     height: int = Field(default=7, ge=5, le=20, description="rows, including the wall")
     boxes: int = Field(default=2, ge=1, le=6)
-    wall_density: float = Field(default=0.2, ge=0, le=0.5, description="share of the inner cells that are walls")
-    min_solution: int = Field(default=8, ge=1, description="minimum moves of the shortest solution")
-    max_solution: int = Field(default=30, ge=1, description="maximum moves of the shortest solution")
-    index: int | None = Field(default=None, ge=0, description="the board's number; by default drawn from the seed")
+    wall_density: float = Field(default=0.2, ge=0, le=0.5, description="fraction of the inner cells that are walls")
+    min_solution: int = Field(default=8, ge=1, description="minimum number of moves in the shortest solution")
+    max_solution: int = Field(default=30, ge=1, description="maximum number of moves in the shortest solution")
+    index: int | None = Field(default=None, ge=0, description="the number of the board; by default drawn from the seed")
     level: str | None = Field(default=None, description="your own level in XSB notation")
     max_moves: int | None = Field(default=None, ge=1, description="the episode is truncated after this many moves")
 
@@ -288,8 +294,9 @@ class SokobanConfig(ResourceConfig):
 
 
 class Board(NamedTuple):
-    """A level and one of its shortest solutions. The solution is `None` only if the solver gave up on a configured
-    level.
+    """A level and one of its shortest solutions.
+
+    The solution is `None` only if the solver gave up on a configured level.
     """
 
     level: Level
@@ -298,7 +305,7 @@ class Board(NamedTuple):
 
 @lru_cache(maxsize=512)
 def generate(spec: SokobanConfig, index: int) -> Board:
-    """Generate the level with this number, which is determined by the arguments.
+    """Generate the level that the arguments determine. `index` is the number of the level.
 
     Raises:
         ConfigError: no level with a solution of the required length was found in 300 rooms.
@@ -321,7 +328,7 @@ def generate(spec: SokobanConfig, index: int) -> Board:
 
 
 def _draw_room(rng: random.Random, spec: SokobanConfig) -> int:
-    """Return the largest connected piece of floor among random walls."""
+    """Return the largest connected area of floor among randomly placed walls."""
     floor = 0
     for row in range(1, spec.height - 1):
         for column in range(1, spec.width - 1):
@@ -364,7 +371,7 @@ _SPECS = tools_by_name(strict_tool("move", "Walk one cell, pushing the box that 
 
 
 class SokobanResource(CopyForkResource):
-    """A level; `move(direction)` is its only tool."""
+    """A level. `move(direction)` is its only tool."""
 
     per_sample_keys = frozenset(SokobanConfig.model_fields)
 
@@ -456,11 +463,11 @@ class SokobanResource(CopyForkResource):
         return [{"name": "move", "arguments": {"direction": name}} for name in possible]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the first move of a shortest solution; None if no solution was found within the limit."""
+        """Return the first move of a shortest solution, or None if no solution was found within the limit."""
         if self._is_over():
             return None
         if self._plan is None:
-            # The plan is not part of the state, since the solver would find it again.
+            # The plan is not part of the state, because the solver would find the same plan again.
             level, position = self._level, self._position
             self._plan = await anyio.to_thread.run_sync(_plan_from, level, position, abandon_on_cancel=True)
         if not self._plan:
@@ -481,7 +488,10 @@ class SokobanResource(CopyForkResource):
 
 
 def _plan_from(level: Level, position: Position, node_limit: int = _NODE_LIMIT) -> Plan | None:
-    """Return a shortest solution; () if the level is solved or lost, None if the search was given up."""
+    """Return a shortest solution.
+
+    The result is () if the level is solved or can no longer be solved, and None if the search was given up.
+    """
     try:
         return solve(level, position, node_limit) or ()
     except LimitError:

@@ -38,9 +38,13 @@ class SqliteConfig(SqliteLimits):
     seed_sql: str | None = Field(default=None, description="an SQL script")
     task_folder: str | None = Field(default=None, description="directory that contains seed_sql_file")
     max_rows: int = Field(
-        default=200, gt=0, description="maximum number of rows in a result; a longer result is truncated, with a note"
+        default=200,
+        gt=0,
+        description="maximum number of rows in a result; a longer result is truncated and gets a note",
     )
-    expert_queries: list[str] = Field(default_factory=list, description="an expert's statements, in order")
+    expert_queries: list[str] = Field(
+        default_factory=list, description="the statements that an expert executes, in order"
+    )
 
     @model_validator(mode="after")
     def _one_seed(self) -> SqliteConfig:
@@ -50,11 +54,12 @@ class SqliteConfig(SqliteLimits):
 
 
 class SqliteResource(ForkableResource):
-    """A private in-memory database with `execute_sql`, `list_tables` and `describe_table`."""
+    """A private in-memory database with the tools `execute_sql`, `list_tables` and `describe_table`."""
 
     fork_kind = "native"
     takes_task_folder = True
     has_cheap_state = True
+    state_key_covers_results = False
     per_sample_keys = frozenset({"seed_sql", "expert_queries", "now"})
 
     def __init__(self) -> None:
@@ -138,16 +143,16 @@ class SqliteResource(ForkableResource):
         return outcome
 
     async def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        """Run one SQL statement for a tool of the task, with `params` bound to its `?` placeholders.
+        """Run one SQL statement for a tool of the task. `params` are bound to its `?` placeholders.
 
-        The statement has the limits of `execute_sql`: the allowed actions, the time, and the size of the database.
+        The limits of `execute_sql` apply to the statement: the allowed actions, the time, and the size of the database.
 
         Returns:
-            All rows; an empty list for statements without rows, such as INSERT.
+            All rows. The list is empty for statements without rows, such as INSERT.
 
         Raises:
-            ValueError: the statement is invalid or not allowed, or does not fit `params`, which is a bug in the tool.
-            ToolError: the statement failed with these values, or took too long; it changed nothing.
+            ValueError: the statement is invalid or not allowed, or does not match `params`. This is a bug in the tool.
+            ToolError: the statement failed with these values, or took too long. The database was not changed.
         """
 
         def run(database: GuardedConnection) -> list[tuple[Any, ...]]:
@@ -163,7 +168,7 @@ class SqliteResource(ForkableResource):
         return await anyio.to_thread.run_sync(run, self._open)
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the next of the configured `expert_queries`; None once all have been executed."""
+        """Return the next of the configured `expert_queries`, or None once all have been executed."""
         for query in self._settings.expert_queries[self._expert_next :]:
             return {"type": "tool_call", "name": "execute_sql", "arguments": {"query": query}}
         return None
@@ -203,7 +208,7 @@ _COMMENTS = re.compile(r"--[^\n]*|/\*.*?(?:\*/|$)", re.DOTALL)
 
 
 def split_statements(script: str) -> list[str]:
-    """Return the statements of an SQL script, except those that consist only of a comment."""
+    """Return the statements of an SQL script. Statements that consist only of a comment are omitted."""
     statements, start = [], 0
     for token in _TOKEN.finditer(script):
         # The body of a trigger contains semicolons, so ask SQLite whether the statement is complete.
@@ -291,7 +296,8 @@ def _schema_text(database: GuardedConnection) -> str:
 def _content_hash(connection: sqlite3.Connection) -> str:
     """Return a hash of the schema and of every row in a fixed order.
 
-    Row ids are included, because they determine the order of an unordered query and the next id; free pages are not.
+    Row ids are included, because they determine the order of an unordered query and the next id. Free pages are
+    excluded.
     """
     digest = hashlib.blake2b(digest_size=16)
     factory = connection.text_factory

@@ -1,7 +1,7 @@
-"""A private in-memory SQLite database; an agent's SQL can only read and change this database.
+"""A private in-memory SQLite database. An agent's SQL can read and change only this database.
 
 An authorizer rejects every action that is not explicitly allowed. Statements have a time limit; databases, rows and
-statements have a size limit. Outcomes depend only on the database and the seed: `random()` restarts from the seed at
+statements have a size limit. Results depend only on the database and the seed: `random()` restarts from the seed at
 each tool call, 'now' is a fixed time, and functions that reveal earlier actions of the connection are rejected.
 """
 
@@ -26,8 +26,8 @@ from reward_kit.errors import ToolError
 
 SeedSource = Literal["data", "file"]
 """The origin of a seed script. A "data" script may come from a dataset row. It may therefore create no virtual tables
-and set only the pragmas that dumps need, since both could corrupt a database. No script may attach databases or change
-the process.
+and set only the pragmas that dumps need, since virtual tables and other pragmas could corrupt a database. No script may
+attach databases or change the process.
 """
 
 
@@ -40,7 +40,7 @@ def _actions(names: str) -> frozenset[int]:
 
 
 _ATTACHING = _actions("ATTACH DETACH")
-"""The actions of ATTACH and DETACH; VACUUM INTO counts as ATTACH."""
+"""The actions of ATTACH and DETACH. VACUUM INTO counts as ATTACH."""
 _READS = _actions("SELECT READ FUNCTION RECURSIVE")
 # Creating an index on a table that has rows also requires REINDEX.
 _WRITES = _actions(
@@ -62,8 +62,8 @@ _REASONS = {
     sqlite3.SQLITE_SAVEPOINT: "savepoints are not allowed; each call takes effect completely or not at all",
     sqlite3.SQLITE_CREATE_VTABLE: "virtual tables are not allowed",
 }
-# They load code, access files or take memory addresses (`fts3_tokenizer`). Even the package's own statements may not
-# call them.
+# These functions load code, access files or take memory addresses (`fts3_tokenizer`). Even the package's own statements
+# may not call them.
 _DANGEROUS_FUNCTIONS = _words("load_extension readfile writefile edit lsmode fsdir zipfile fts3_tokenizer")
 _REFUSED_FUNCTIONS = _DANGEROUS_FUNCTIONS | _words(
     "fts5 sqlite_log sqlite_offset sqlite_compileoption_get sqlite_compileoption_used last_insert_rowid changes "
@@ -89,7 +89,7 @@ _TRUSTED_TIME_S = 60.0
 
 
 class SqliteLimits(ResourceConfig):
-    """The limits of an agent's statements, and the time that they see as 'now'."""
+    """The limits of an agent's statements, and the time that the statements see as 'now'."""
 
     statement_time_s: float = Field(default=5.0, gt=0)
     max_database_bytes: int = Field(default=64_000_000, ge=65_536)
@@ -112,7 +112,8 @@ class GuardedConnection:
         self.limits = limits
         self.seed = 0
         self._lock = threading.RLock()
-        # No statement cache: an agent's statement must not reuse one that we prepared from the same text.
+        # There is no statement cache, because an agent's statement must not reuse a statement that the package prepared
+        # from the same text.
         self.connection = sqlite3.connect(
             ":memory:", check_same_thread=False, isolation_level=None, cached_statements=0
         )
@@ -143,8 +144,8 @@ class GuardedConnection:
         builder = cls(limits)
         builder._seeding = source
         try:
-            # A dump may be one long script, so these two limits are raised. It may still not attach databases or exceed
-            # the value size.
+            # A dump may be one long script, so these two limits are raised. It may still not attach databases or
+            # exceed the value size.
             builder.connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, 1_000_000_000)
             builder.connection.setlimit(sqlite3.SQLITE_LIMIT_VDBE_OP, 250_000_000)
             builder._deadline = time.monotonic() + time_s
@@ -172,7 +173,10 @@ class GuardedConnection:
         return made
 
     def copy(self) -> GuardedConnection:
-        """Return an independent database in the same state, copied by the backup API without attached databases."""
+        """Return an independent database in the same state.
+
+        The backup API copies it, so no database needs to be attached.
+        """
         with self._lock, self.trusted():
             twin = GuardedConnection(self.limits)
             twin.seed = self.seed
@@ -190,7 +194,7 @@ class GuardedConnection:
             return self.connection.serialize()
 
     def pragmas(self) -> dict[str, int]:
-        """Return the connection's settings that a seed script may change and that a copy must share."""
+        """Return the settings of the connection that a seed script may change and that a copy must have as well."""
         with self._lock, self.trusted():
             return {name: self._pragma(name) for name in _CONNECTION_PRAGMAS}
 
@@ -202,10 +206,10 @@ class GuardedConnection:
 
     @contextmanager
     def trusted(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection for the package's own statements, which may not attach or load anything either."""
+        """Yield the connection for the package's own statements. These may not attach databases or load code either."""
         with self._lock:
             before = self._trusted, self._deadline
-            # The package's own reads also compute an agent's generated columns, which must not block them forever.
+            # Reads by the package also compute generated columns that an agent defined. These must not block forever.
             self._trusted, self._deadline = True, min(self._deadline, time.monotonic() + _TRUSTED_TIME_S)
             try:
                 yield self.connection
@@ -214,7 +218,10 @@ class GuardedConnection:
 
     @contextmanager
     def atomic(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection for an agent's statements, within the time limit; roll back all of them if one fails."""
+        """Yield the connection for an agent's statements, and apply the time limit.
+
+        If a statement fails, roll back all of them.
+        """
         with self._lock:
             with self.trusted():
                 self.connection.execute("SAVEPOINT tool_call")
@@ -296,7 +303,7 @@ class GuardedConnection:
         return sqlite3.SQLITE_DENY if problem else sqlite3.SQLITE_OK
 
     def _seed_problem(self, action: int, first: str, function: str) -> str:
-        """Return the reason why an action of a seed script is not allowed; "" if it is allowed."""
+        """Return the reason why an action of a seed script is not allowed, or "" if it is allowed."""
         if action in _ATTACHING:
             return "ATTACH, DETACH and VACUUM are not allowed; this is the only database"
         if function in _DANGEROUS_FUNCTIONS:
@@ -310,7 +317,7 @@ class GuardedConnection:
         return ""
 
     def _problem(self, action: int, first: str, second: str | None) -> str:
-        """Return the reason why an action of an agent's statement is not allowed; "" if it is allowed."""
+        """Return the reason why an action of an agent's statement is not allowed, or "" if it is allowed."""
         if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _REFUSED_FUNCTIONS:
             hint = "; use RETURNING" if second == "last_insert_rowid" else ""
             return f"the function {second}() is not allowed{hint}"
@@ -352,17 +359,18 @@ class GuardedConnection:
 def _heap_limit() -> int:
     """Return the memory limit of SQLite in this process, in bytes.
 
-    A short statement can occupy SQLite's parser indefinitely (a chain of common table expressions, each of which refers
-    to the previous one twice) before any code runs that could be interrupted. Only this limit stops it.
+    A short statement can keep SQLite's parser busy indefinitely before any code that could be interrupted runs. An
+    example is a chain of common table expressions, each of which refers to the previous one twice. Only this limit
+    stops such a statement.
     """
     memory = 16 << 30
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # not in a control group, or in one without a limit
+    with suppress(OSError, ValueError):  # the process is not in a control group, or the group has no limit
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
     return min(memory // 4, 4 << 30)
 
 
 def _readable(data: bytes) -> str:
-    """Decode text to show to an agent, since SQLite does not guarantee UTF-8."""
+    """Decode text to show to an agent. SQLite does not guarantee that text is valid UTF-8."""
     return data.decode("utf-8", "replace")

@@ -1,7 +1,8 @@
 """The changes between an episode's initial and final state, as a short list for its record.
 
-An agent may have written the states, so everything is bounded: the states, the number of changes, and their texts. Of a
-database, only stored columns of ordinary tables are read; views and generated columns could compute large values.
+An agent may have written the states, so the sizes of the states, the number of changes and the lengths of their texts
+are all bounded. In a database, only the stored columns of ordinary tables are read, because views and generated columns
+could compute large values.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from reward_kit.environments.snapshots import FilesState, SqliteState, close_sta
 from reward_kit.errors import EnvironmentFailure
 
 MOST_BYTES = 1_000_000
-"""The size of a state in bytes; larger ones are not compared."""
+"""The maximum size of a state in bytes. Larger states are not compared."""
 MOST_CHANGES = 100
 LONGEST_TEXT = 400
 _ABSENT = object()
 
 
 class StateChange(TypedDict):
-    """A changed value, added if it has no `old` and removed if it has no `new`. Values other than files are JSON.
+    """A changed value. It was added if `old` is missing, and removed if `new` is missing.
 
-    A moved file has only `to`, its new path.
+    Values other than files are JSON. A moved file has only `to`, its new path.
     """
 
-    at: str  # a JSON pointer, a path of a file, or a table, with the key of the row
+    at: str  # a JSON pointer, the path of a file, or a table and the key of the row
     old: NotRequired[str]
     new: NotRequired[str]
     to: NotRequired[str]
 
 
 def state_changes(before: StateSnapshot, after: StateSnapshot) -> dict[str, Any] | None:
-    """Return the `changes` from one state to another, and the number of `more` beyond the first 100.
+    """Return the first 100 `changes` from one state to another, and the number of `more` changes.
 
-    None if a state is too large or cannot be read, or if the kinds differ.
+    Return None if a state is too large or cannot be read, or if the kinds differ.
     """
     if before.kind != after.kind or max(len(before.payload), len(after.payload)) > MOST_BYTES:
         return None
@@ -102,7 +103,7 @@ def _json_changes(old: Any, new: Any, at: str) -> Iterator[StateChange]:
 
 
 def _list_changes(old: Sequence[Any], new: Sequence[Any], at: str) -> Iterator[StateChange]:
-    """Yield the items between the common beginning and the common end of two lists."""
+    """Yield the changed items between the common beginning and the common end of two lists."""
     shorter = min(len(old), len(new))
     begin = next((index for index in range(shorter) if old[index] != new[index]), shorter)
     rest = shorter - begin
@@ -114,7 +115,7 @@ def _list_changes(old: Sequence[Any], new: Sequence[Any], at: str) -> Iterator[S
 
 
 def _database_changes(old: SqliteState, new: SqliteState) -> Iterator[StateChange]:
-    """Yield the changed rows of two databases; rows with the same primary key are compared."""
+    """Yield the changed rows of two databases. Rows with the same primary key are compared."""
     tables = [_tables(state) for state in (old, new)]
     for table in sorted(tables[0].keys() | tables[1].keys()):
         if table not in tables[0] or table not in tables[1]:
@@ -127,7 +128,7 @@ def _database_changes(old: SqliteState, new: SqliteState) -> Iterator[StateChang
         for index, text in enumerate((rows[1] - rows[0]).elements()):
             row = json.loads(text)
             key = _key(row, keys)
-            added[key if keys and key not in added else f"{index}\0"] = row  # without a key, rows have no counterpart
+            added[key if keys and key not in added else f"{index}\0"] = row  # rows without a key cannot be matched
         for text in (rows[0] - rows[1]).elements():
             row = json.loads(text)
             key = _key(row, keys)
@@ -156,7 +157,7 @@ def _tables(state: SqliteState) -> dict[str, tuple[list[str], list[str]]]:
 
 
 def _rows(state: SqliteState, table: str, known: Mapping[str, tuple[list[str], list[str]]]) -> Counter[str]:
-    """Return the rows of a table as JSON objects, in order; none if it is missing."""
+    """Return the rows of a table as JSON objects, in order. If the table is missing, there are no rows."""
     if table not in known or not known[table][0]:
         return Counter()
     columns = known[table][0]
@@ -197,7 +198,7 @@ def _change(at: str, old: Any, new: Any) -> StateChange:
 
 
 def _short(text: str) -> str:
-    """Shorten a text, but not within a word, since redaction would not recognize part of a secret."""
+    """Shorten a string, but never within a word, because redaction would not recognize a part of a secret."""
     if len(text) <= LONGEST_TEXT:
         return text
     words = re.match(r'.*[\s",]', text[:LONGEST_TEXT], re.DOTALL)

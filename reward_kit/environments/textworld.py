@@ -1,9 +1,9 @@
 """TextWorld's games as a resource with one tool, `act(command)`, which takes the text commands of the game.
 
-A generated game is determined by a seed and its maker's options, which are those of `tw-make` in TextWorld 1.7 with
-underscores. The state of a game file is tracked if TextWorld's `.json` file is next to it; otherwise its state key is
-the history. The reward is the score gained by a command, divided by the maximum score. The state key ignores the number
-of turns, but includes a question of the game that has not been answered yet.
+A generated game is determined by a seed and the options of its maker. These are the options of `tw-make` in TextWorld
+1.7, written with underscores. The state of a game file is tracked if TextWorld's `.json` file is next to it; otherwise,
+its state key is the history. The reward is the score gained by a command, divided by the maximum score. The state key
+ignores the number of turns, but includes a question of the game that has not been answered yet.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _TITLES: dict[str, str] = {
     "admissible_commands": "Commands",
 }
 # Commands to the interpreter. They quit the game, change it without updating the tracked state, write files, change
-# later answers, or are left over from TextWorld's compiler (`print_state` reveals everything).
+# later responses, or are left over from TextWorld's compiler (`print_state` reveals everything).
 _REFUSED = (
     "quit q restart restore undo oops o save script unscript noscript transcript brief superbrief verbose short long "
     "normal notify verify version print_state enable disable restrict tw"
@@ -72,7 +72,10 @@ class _Options(ResourceConfig):
 
 
 class CookingOptions(_Options):
-    """A meal to cook according to the cookbook in the kitchen (from the First TextWorld Problems competition)."""
+    """The task is to cook a meal according to the cookbook in the kitchen.
+
+    The game comes from the First TextWorld Problems competition.
+    """
 
     recipe: int = Field(default=1, ge=1, le=5, description="number of ingredients")
     take: int = Field(default=0, ge=0, description="ingredients to find; the player starts with the other ingredients")
@@ -80,8 +83,10 @@ class CookingOptions(_Options):
     open: bool = Field(default=False, description="whether containers and doors start closed")
     cook: bool = False
     cut: bool = False
-    drop: bool = Field(default=False, description="whether to limit the number of things that can be carried")
-    recipe_seed: int = Field(default=0, ge=0, description="a value above 0 selects another recipe in the same house")
+    drop: bool = Field(default=False, description="whether to limit the number of things that the player can carry")
+    recipe_seed: int = Field(
+        default=0, ge=0, description="a value above 0 selects a different recipe in the same house"
+    )
     split: Literal["train", "valid", "test"] | None = Field(default=None, description="the split whose foods are used")
 
     @model_validator(mode="after")
@@ -89,12 +94,17 @@ class CookingOptions(_Options):
         if self.take > self.recipe:
             raise ValueError(f"take: {self.take} is more than the recipe's {self.recipe} ingredients")
         if self.recipe_seed and not self.take:
-            raise ValueError("recipe_seed: another recipe needs ingredients to find; set take")
+            raise ValueError(
+                "recipe_seed: a different recipe is possible only if there are ingredients to find; set take"
+            )
         return self
 
 
 class CoinCollectorOptions(_Options):
-    """A coin at the end of a chain of `(level - 1) % 100 + 1` rooms, with dead ends from level 101."""
+    """The task is to find a coin at the end of a chain of `(level - 1) % 100 + 1` rooms.
+
+    From level 101, the house has dead ends.
+    """
 
     level: int = Field(ge=1, le=300)
 
@@ -108,13 +118,16 @@ class CoinCollectorOptions(_Options):
 
 
 class TreasureHunterOptions(_Options):
-    """Take one of two things; from level 11 they are behind doors and in containers, from level 21 behind locks."""
+    """The task is to take one of two things.
+
+    From level 11, the things are behind doors and in containers. From level 21, the doors and containers are locked.
+    """
 
     level: int = Field(ge=1, le=30)
 
 
 class SimpleOptions(_Options):
-    """A fixed house with a locked bedroom to leave and food to put on the stove."""
+    """The task is to leave a locked bedroom and put food on the stove. The house is always the same."""
 
     rewards: Literal["dense", "balanced", "sparse"] = "dense"
     goal: Literal["detailed", "brief", "none"] = "detailed"
@@ -122,8 +135,9 @@ class SimpleOptions(_Options):
 
 
 class CustomOptions(_Options):
-    """A house and quests drawn at random. `ambiguous_instructions` is not offered, because it fails in TextWorld
-    1.7.
+    """A house and quests that are drawn at random.
+
+    `ambiguous_instructions` is not offered, because it fails in TextWorld 1.7.
     """
 
     world_size: int = Field(default=5, ge=1, le=_MOST_ROOMS)
@@ -163,10 +177,10 @@ class TextworldConfig(ResourceConfig):
     maker: Maker | None = None
     options: dict[str, Any] = Field(default_factory=dict, description="the options of the maker")
     game_seed: int | None = Field(
-        default=None, ge=0, lt=2**32, description="seed of the maker; by default the seed of the reset"
+        default=None, ge=0, lt=2**32, description="seed of the maker; defaults to the seed of the reset"
     )
     max_moves: int | None = Field(default=None, ge=1, description="the episode is truncated after this many commands")
-    show: list[Section] = Field(default_factory=list, description="sections to show after the answer")
+    show: list[Section] = Field(default_factory=list, description="sections to show after the response")
     task_folder: str | None = None
 
     @model_validator(mode="after")
@@ -180,10 +194,10 @@ class TextworldConfig(ResourceConfig):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An answer of the game; unknown and untracked values are `None`.
+    """A response of the game. Unknown and untracked values are `None`.
 
-    `moves` counts executed game actions, `expert` is the next command of a winning plan, `facts` are the true facts,
-    sorted, and `state` identifies the game's state.
+    `moves` is the number of executed game actions, `expert` is the next command of a winning plan, `facts` are the true
+    facts in sorted order, and `state` identifies the game's state.
     """
 
     observation: str
@@ -210,7 +224,7 @@ class View:
 
 
 class TextworldResource(ReplayForkResource):
-    """A game in its own worker process."""
+    """A game that runs in a separate worker process."""
 
     takes_task_folder = True
     # `game` is excluded: a game file runs in an interpreter, and its grammar is evaluated as Python.
@@ -277,7 +291,7 @@ class TextworldResource(ReplayForkResource):
         await self._engine.close()
 
     async def get_observation(self) -> Any:
-        """Return the introduction, and the answer to the last command."""
+        """Return the introduction and the response to the last command."""
         start = self._start.observation
         return self._shown(start if not self._commands else f"{start}\n\n{self._view.observation}")
 
@@ -287,7 +301,7 @@ class TextworldResource(ReplayForkResource):
     async def state_key(self) -> str:
         if self._view.state is None:
             return hash_key(self._game_id, *self._commands)
-        # "Which do you mean, …?": the next command is the answer.
+        # The game asked "Which do you mean, …?", and the next command is the answer.
         question = self._view.observation if self._view.observation.endswith("?") else ""
         return hash_key(self._game_id, self._view.state, question)
 
@@ -298,14 +312,14 @@ class TextworldResource(ReplayForkResource):
         return StateSnapshot.from_json({**facts, **ends, "commands": self._commands})
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]] | None:
-        """Return every command that has an effect now; None if the game is not tracked."""
+        """Return every command that has an effect in the current state, or None if the game is not tracked."""
         if self._is_over():
             return []
         commands = self._view.admissible_commands
         return None if commands is None else [{"name": "act", "arguments": {"command": name}} for name in commands]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the next command of TextWorld's plan for the current state; None if it has no plan.
+        """Return the next command of TextWorld's plan for the current state, or None if it has no plan.
 
         Games without such a plan (cooking with `drop`) use the maker's walkthrough until the agent deviates from it.
         """
@@ -314,7 +328,7 @@ class TextworldResource(ReplayForkResource):
         return {"type": "tool_call", "name": "act", "arguments": {"command": self._view.expert}}
 
     async def _make(self, seed: int) -> Path:
-        """Return the path of the game that the maker creates once per process."""
+        """Return the path of the maker's game, which is created once per process."""
         settings = self._settings
         game_seed = seed % 2**32 if settings.game_seed is None else settings.game_seed
         self._game_id = hash_key(str(settings.maker), canonical_json(settings.options), str(game_seed))

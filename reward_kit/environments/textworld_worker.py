@@ -1,7 +1,7 @@
-"""The worker process that generates TextWorld's games and plays one of them.
+"""The worker process that generates TextWorld games and plays one of them at a time.
 
 The requests (see `engine_worker`) are `{"op": "make", "maker", "options", "seed", "folder"}`, `{"op": "load", "path",
-"seed"}` and `{"op": "step", "command"}`. The answer to the last two is a view (`textworld.View`).
+"seed"}` and `{"op": "step", "command"}`. The worker answers the last two with a view (`textworld.View`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def answer_text(feedback: str) -> str:
 
 
 def make(request: Mapping[str, Any]) -> str:
-    """Generate a game in a directory, as `game.z8` and `game.json`; leave an existing directory unchanged."""
+    """Generate a game in a directory, as `game.z8` and `game.json`. An existing directory is left unchanged."""
     folder = Path(request["folder"])
     aside = folder.with_name(f"{folder.name}.{os.getpid()}")
     aside.mkdir()
@@ -46,7 +46,7 @@ def make(request: Mapping[str, Any]) -> str:
             _make(maker, options, seed, aside / "game.z8")
         aside.rename(folder)
     except OSError:
-        # If another worker has generated the same game in the meantime, use that one.
+        # If a different worker has generated the same game in the meantime, use that game.
         if not folder.is_dir():
             raise
     finally:
@@ -56,7 +56,7 @@ def make(request: Mapping[str, Any]) -> str:
 
 def _make(maker: str, options: Mapping[str, Any], seed: int, path: Path) -> None:
     textworld = import_module("textworld")
-    # Makers also use this global generator.
+    # The makers also use this global random number generator.
     textworld.g_rng.set_seed(seed)
     settings = textworld.GameOptions()
     settings.seeds, settings.path, settings.file_ext = seed, str(path), ".z8"

@@ -1,12 +1,12 @@
-"""`ToolRegistry`, which makes tools of typed Python functions.
+"""`ToolRegistry`, which creates tools from typed Python functions.
 
-The JSON schema is derived from the signature and the docstring by pydantic; a parameter is required only if it has no
+Pydantic derives the JSON schema from the signature and the docstring. A parameter is required only if it has no
 default. Arguments are validated before the function runs, so a function always receives the annotated types. A
 parameter annotated with `ForkableResource` or a subclass receives the episode's resource (the matching one if the task
-has several) and is hidden from the agent.
+has multiple resources) and is hidden from the agent.
 
-A tool raises a `ToolError` to report a mistake to the agent. Any other exception is a bug of the tool and ends the
-episode with an error.
+A tool raises a `ToolError` to report a mistake to the agent. Any other exception counts as a bug in the tool and ends
+the episode with an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ToolFunction = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function with the schema of its arguments."""
+    """A function and the schema of its arguments."""
 
     name: str
     function: ToolFunction
@@ -40,7 +40,11 @@ class Tool:
     resource_parameters: Mapping[str, type[ForkableResource]]
 
     def parse(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments converted to the signature's types; raise a `ToolError` that names the invalid ones."""
+        """Return the arguments, converted to the types in the signature.
+
+        Raises:
+            ToolError: an argument is invalid. The message names all invalid arguments.
+        """
         try:
             parsed = self.arguments.model_validate(dict(arguments))
         except pydantic.ValidationError as error:
@@ -49,7 +53,7 @@ class Tool:
         return {name: getattr(parsed, name) for name in self.arguments.model_fields}
 
     async def call(self, arguments: Mapping[str, Any], resource: ForkableResource | None = None) -> Any:
-        """Validate `arguments` and run the function; a synchronous function runs in a thread.
+        """Validate `arguments` and run the function. A synchronous function runs in a thread.
 
         Raises:
             ToolError: the arguments are invalid, or the function raised a `ToolError`. The agent sees its message.
@@ -106,13 +110,14 @@ class ToolRegistry:
         description: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Register a function; usable as a decorator with or without arguments.
+        """Register a function. This method can be used as a decorator with or without arguments.
 
         Args:
-            function: the function, sync or async.
-            name: the tool's name, by default the function's name.
-            description: the text for the agent, by default the docstring's first paragraph.
-            parameters: a JSON schema to show instead of the derived one; the signature still validates the arguments.
+            function: the function, which may be synchronous or asynchronous.
+            name: the name of the tool. By default, the name of the function.
+            description: the text for the agent. By default, the first paragraph of the docstring.
+            parameters: a JSON schema to show instead of the derived one. The arguments are still validated against the
+                signature.
 
         Raises:
             ConfigError: the name is taken, or a parameter has no type or is positional-only or variadic.
@@ -131,27 +136,27 @@ class ToolRegistry:
         """Return the tool with this name.
 
         Raises:
-            ToolError: the tool is unknown; the message suggests the nearest name.
+            ToolError: the tool is unknown. The message suggests the nearest name.
         """
         if name not in self._tools:
             raise ToolError(f"unknown tool {name!r}{did_you_mean(name, self._tools)}")
         return self._tools[name]
 
     def get_tools(self) -> dict[str, Tool]:
-        """Return all tools by name."""
+        """Return all tools, keyed by name."""
         return dict(self._tools)
 
     def get_openai_tools(self) -> list[ToolSpec]:
-        """Return all tools in OpenAI form, in the order of registration."""
+        """Return all tools in OpenAI format, in the order of registration."""
         return [tool.spec for tool in self._tools.values()]
 
 
 class tool:
-    """Declare a typed method of a `ForkableResource` as a tool; the class then needs no `step` or `get_tools_spec`.
+    """Declare a typed method of a `ForkableResource` as a tool. The class then needs no `step` or `get_tools_spec`.
 
-    The schema is derived from the signature and the docstring, as in a `ToolRegistry`; the tool's name is that of the
-    method. Arguments are validated and converted to their annotations before the method runs. The method returns an
-    observation or a `StepOutcome`, and may be a coroutine; `ToolError` and other exceptions have the same meaning as in
+    The schema is derived from the signature and the docstring, as in a `ToolRegistry`. The tool has the name of the
+    method. Arguments are validated and converted to their annotated types before the method runs. The method returns an
+    observation or a `StepOutcome`, and may be a coroutine. `ToolError` and other exceptions have the same meaning as in
     `step`.
 
     Example:
@@ -182,7 +187,10 @@ class tool:
 
     @classmethod
     def methods(cls, kind: type) -> dict[str, Tool]:
-        """Return the tools that a class and its bases declare as methods, by name, starting with those of the bases."""
+        """Return the tools that a class and its bases declare as methods, keyed by name.
+
+        The tools of the bases come first.
+        """
         if "_method_tools" not in vars(kind):
             names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base))
             members = {name: inspect.getattr_static(kind, name) for name in names}
@@ -217,7 +225,7 @@ def make_tool(
     *,
     is_method: bool = False,
 ) -> Tool:
-    """Create a tool from a typed function; the first parameter of a method is skipped."""
+    """Create a tool from a typed function. The first parameter of a method is skipped."""
     hints = typing.get_type_hints(function, include_extras=True)
     summary, argument_docs = parse_docstring(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}
@@ -265,7 +273,7 @@ _ARGUMENT = re.compile(r"^\s+(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the first paragraph of a Google-style docstring, and its arguments' descriptions by name."""
+    """Return the first paragraph of a Google-style docstring, and the descriptions of its arguments, keyed by name."""
     summary: list[str] = []
     arguments: dict[str, str] = {}
     section, current, indent = "", "", 0

@@ -1,6 +1,6 @@
 """A small shop modeled on WebShop (Yao et al. 2022, arXiv 2207.01206), with the actions search, open, choose and buy.
 
-Unlike in WebShop, products are generated from a seed, every page allows a search, and tools are typed. Only the
+Unlike in WebShop, products are generated from a seed, a search is possible on every page, and tools are typed. Only the
 purchase is rewarded (`match_purchase`).
 """
 
@@ -44,7 +44,7 @@ _MATCHING_RATIO = 85
 _TOKEN = re.compile(r"[a-z0-9]+")
 _TERM = re.compile(r"[^\W_]+")
 _ID_LETTERS = "0123456789ABCDEFGHJKLMNPQRSTVWXYZ"
-# The weights of a term by its field: title, category, features, description, options (bm25 of FTS5).
+# The weights of a term, depending on its field: title, category, features, description, options (bm25 of FTS5).
 _RANKING = "bm25(products, 6.0, 3.0, 3.0, 1.0, 1.0)"
 _SEARCH = f"SELECT rowid FROM products WHERE products MATCH ? ORDER BY {_RANKING}, rowid LIMIT {MAX_RESULTS}"
 _SENTENCES = (
@@ -77,7 +77,7 @@ KINDS: tuple[Kind, ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ShoppingGoal:
-    """A shopping goal, with the fields of `final_state()["goal"]`.
+    """A shopping goal. It has the same fields as `final_state()["goal"]`.
 
     `product_id`, `query`, `category` and `nouns` describe a product that satisfies the goal. `attributes` is U_att,
     `options` is U_opt keyed by option name, and `price_upper` is in dollars.
@@ -95,7 +95,7 @@ class ShoppingGoal:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """A bought product with the chosen options, with the fields of `final_state()["purchase"]`."""
+    """A purchased product and the chosen options. It has the same fields as `final_state()["purchase"]`."""
 
     product_id: str
     title: str
@@ -111,7 +111,7 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The parts of a purchase's reward: the type factor, and the fulfilled and total number of requirements."""
+    """The parts of a purchase's reward: the type factor, and the number of requirements that were met and in total."""
 
     r_type: float
     attributes: int
@@ -159,10 +159,11 @@ def match_purchase(goal: ShoppingGoal, purchase: Purchase) -> Match:
 
 
 def type_factor(goal: ShoppingGoal, purchase: Purchase) -> float:
-    """Return r_type, given the share τ of the requested product's nouns that the bought product has.
+    """Return r_type. τ is the share of the requested product's nouns that the bought product has.
 
-    It is 0 if τ = 0; 0.1 if τ < 0.1; 0.5 if τ ≤ 0.2, another search lists the product, and fewer than two categories
-    are shared; else 1. The products list their nouns, while WebShop uses a tagger.
+    The factor is 0 if τ = 0. It is 0.1 if τ < 0.1. It is 0.5 if τ ≤ 0.2, the product is listed by a different search,
+    and fewer than two categories are shared. Otherwise, it is 1. The products list their nouns, whereas WebShop uses a
+    tagger.
     """
     shared = len(set(goal.nouns) & set(purchase.nouns))
     title = shared / len(goal.nouns) if goal.nouns else 0.2
@@ -176,7 +177,10 @@ def type_factor(goal: ShoppingGoal, purchase: Purchase) -> float:
 
 @lru_cache(maxsize=4096)
 def token_set_ratio(one: str, other: str) -> int:
-    """Return the similarity of two texts as sets of words, from 0 to 100, computed like thefuzz 0.19 with difflib."""
+    """Return the similarity of two strings as sets of words, from 0 to 100.
+
+    It is computed like in thefuzz 0.19 with difflib.
+    """
     first, second = set(_TOKEN.findall(one.lower())), set(_TOKEN.findall(other.lower()))
     common = " ".join(sorted(first & second))
     with_first = " ".join([common, *sorted(first - second)]).strip()
@@ -187,8 +191,9 @@ def token_set_ratio(one: str, other: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product and its available options. `query` is the name of its kind; `nouns` are the title's nouns in lower
-    case.
+    """A product and its available options.
+
+    `query` is the name of its kind; `nouns` are the nouns of its title in lower case.
     """
 
     product_id: str
@@ -231,8 +236,9 @@ def _draw_product(number: int, seed: int) -> Product:
 
 
 class Catalog:
-    """The products of one seed and their full-text index, usable in any thread. A smaller catalog is a prefix of a
-    larger one.
+    """The products of one seed and their full-text index. It can be used in any thread.
+
+    A smaller catalog is a prefix of a larger one.
     """
 
     def __init__(self, size: int, seed: int) -> None:
@@ -264,12 +270,15 @@ class Catalog:
         self._database.execute("PRAGMA query_only = ON")
 
     def search(self, query: str) -> tuple[int, ...]:
-        """Return the numbers of the best matches, at most 50, ranked by BM25; a product need not contain every word."""
+        """Return the numbers of the best matches, ranked by BM25. A product need not contain every word.
+
+        At most 50 numbers are returned.
+        """
         terms = tuple(dict.fromkeys(_TERM.findall(query.lower())))
         if not terms:
             raise ToolError("search: query contains no word")
         if len(terms) > MAX_TERMS:
-            raise ToolError(f"search: query: it has {len(terms)} different words; the limit is {MAX_TERMS}")
+            raise ToolError(f"search: query: it has {len(terms)} different words, but the limit is {MAX_TERMS}")
         expression = " OR ".join(f'"{term}"' for term in terms)
         with self._lock:
             return tuple(row for (row,) in self._database.execute(_SEARCH, (expression,)))
@@ -280,13 +289,13 @@ _made = lru_cache(maxsize=8)(Catalog)
 
 
 def catalog(size: int, seed: int) -> Catalog:
-    """Return the catalog for this size and seed, created once per process; concurrent callers wait for it."""
+    """Return the catalog for this size and seed. It is created once per process, and concurrent callers wait for it."""
     with _making:
         return _made(size, seed)
 
 
 def draw_goal(shop: Catalog, index: int) -> ShoppingGoal:
-    """Return the goal with this number, which is determined by the arguments. At least one product satisfies it.
+    """Return the goal that the arguments determine. At least one product satisfies it.
 
     As in WebShop, the price bound is the larger of two random picks from the next four multiples of ten dollars.
     """
@@ -315,7 +324,10 @@ def draw_goal(shop: Catalog, index: int) -> ShoppingGoal:
 
 
 def satisfies(product: Product, goal: ShoppingGoal) -> bool:
-    """Return True if the product, with the right options, earns the full reward; stricter than `match_purchase`."""
+    """Return True if the product, with the right options, earns the full reward.
+
+    This function is stricter than `match_purchase`.
+    """
     return (
         product.query == goal.query
         and product.price <= goal.price_upper
@@ -331,16 +343,17 @@ class WebshopConfig(ResourceConfig):
     catalogue_seed: int = Field(default=0, description="seed of the product generator")
     page_size: int = Field(default=10, ge=1, le=50, description="results per page")
     index: int | None = Field(
-        default=None, ge=0, description="the goal's number; by default drawn from the reset's seed"
+        default=None, ge=0, description="the number of the goal; by default drawn from the reset's seed"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The state of a visit, replaced by every action.
+    """The state of a visit. Every action replaces it.
 
     `results` are product numbers, or None before the first search. `page` counts from 0. `product` is the number of the
-    open product, `section` its open text, and `options` maps option names to the values chosen for it.
+    open product, `section` is the text of it that is open, and `options` maps option names to the values chosen for the
+    product.
     """
 
     results: tuple[int, ...] | None = None
@@ -367,7 +380,7 @@ _SPECS = tools_by_name(
 
 
 class WebshopResource(CopyForkResource):
-    """A visit with one goal, in a catalog shared by all environments of a process."""
+    """A visit with one goal. All environments of a process share the catalog."""
 
     per_sample_keys = frozenset({"index"})
 
@@ -424,7 +437,7 @@ class WebshopResource(CopyForkResource):
         return StateSnapshot.from_json(facts)
 
     async def admissible_actions(self) -> Sequence[Mapping[str, Any]]:
-        """Return the links of the page; on the start page, one search for each kind of product."""
+        """Return the links on the page. The start page has one search for each kind of product instead."""
         visit = self._visit
         if visit.bought:
             return []
@@ -470,7 +483,10 @@ class WebshopResource(CopyForkResource):
         return _expert_call("open", product_id=self._catalog.products[(visit.results or ())[rank]].product_id)
 
     def _expert_query(self) -> str | None:
-        """Return the first query that finds a satisfying product; the last candidate, a product title, always does."""
+        """Return the first query that finds a satisfying product.
+
+        The last candidate is a product title, which always finds one.
+        """
         goal, shop = self._goal, self._catalog
         features, options = " ".join(goal.attributes), " ".join(goal.options.values())
         title = shop.products[shop.numbers[goal.product_id]].title

@@ -17,6 +17,8 @@ from reward_kit.errors import EpisodeError
 from reward_kit.models import Message
 
 SCHEMA_VERSION = 1
+STATE_KEYS = ("state_key", "state_and_results")
+"""The keys of a step's info that identify the state before its action."""
 
 
 class Identity(TypedDict):
@@ -101,10 +103,11 @@ def environment_return(episode: SingleAgentEpisode) -> float | None:
 
 
 def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
-    """Return one step: observation, action, reward, `info` about the outcome, and the `state_key` before the action."""
+    """Return one step: observation, action, reward, `info` about the outcome, and the keys of the state before it."""
     before = dict(episode.get_infos(t))
     outputs = {key: column.get(t) for key, column in episode.extra_model_outputs.items()}
-    step: dict[str, Any] = {"state_key": before.pop("state_key", None)}
+    keys = {key: before.pop(key, None) for key in STATE_KEYS}
+    step = {key: value for key, value in keys.items() if value is not None or key == "state_key"}
     if t < len(episode.assistant_turns):
         step["assistant_turn"] = episode.assistant_turns[t]
     step |= _observation(episode, t)
@@ -159,8 +162,7 @@ def _read(record: Mapping[str, Any]) -> SingleAgentEpisode:
     parts = [*record["steps"], record["final"]] if "final" in record else []
     for t, part in enumerate(parts):
         info = from_json_value(part.get("info") or {})
-        if part.get("state_key") is not None:
-            info["state_key"] = part["state_key"]
+        info |= {key: part[key] for key in STATE_KEYS if part.get(key) is not None}
         known = "observation" in part
         observation = from_json_value(part["observation"]) if known else preceding_text(messages, turns, t)
         if t == 0:

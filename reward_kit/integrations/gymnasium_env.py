@@ -7,8 +7,8 @@ asynchronous resources run. An action has one of three forms:
 - `text`: the argument of the only tool, such as the command of a text game;
 - `tool_call`: a dict with the `name` of the tool and its `arguments` as a JSON string.
 
-An observation is the resource's text, or a JSON string. If an action is rejected, the environment still returns an
-observation. The reward is then 0.0, and `is_action_valid` in the infos is false.
+An observation is the text that the resource returns, or a JSON string. If an action is rejected, the environment still
+returns an observation. The reward is then 0.0, and `is_action_valid` in the infos is false.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _SharedLoop:
 
 
 _shared = _SharedLoop()
-# A forked child does not have the thread; it starts its own loop when it creates environments.
+# A forked child does not have the thread. It starts its own loop when it creates environments.
 os.register_at_fork(after_in_child=_shared.__init__)  # type: ignore[misc]
 
 
@@ -85,10 +85,11 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         render_mode: "ansi" if `render` should return the current observation.
 
     Attributes:
-        calls: the tool and the arguments for each number, if actions are discrete.
+        calls: if actions are discrete, the tool and the arguments for each number.
 
     Raises:
-        ConfigError: If the resource is unknown, its configuration is invalid, or its tools do not allow `actions`.
+        ConfigError: If the resource is unknown, if its configuration is invalid, or if its tools do not allow
+            `actions`.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
@@ -131,7 +132,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
                     "every argument must be a boolean or have an enum or bounds, "
                     f"and there can be at most {_MOST_CALLS} calls"
                 ),
-                "text": "it requires exactly one tool with exactly one argument, a string",
+                "text": "there must be exactly one tool, with exactly one argument that is a string",
             }
             names = ", ".join(spec["function"]["name"] for spec in specs)
             raise ConfigError(f"actions={asked!r} cannot be used with the tools {names}: {why[asked]}")
@@ -147,7 +148,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         """The resource.
 
         Raises:
-            EnvironmentFailure: If the environment is closed, or was created before this process was forked.
+            EnvironmentFailure: If the environment is closed or was created before this process was forked.
         """
         if self._world is None:
             raise EnvironmentFailure("the environment is closed")
@@ -160,7 +161,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Reset the resource with `seed`.
 
-        Without a seed, one is drawn from a generator that the last seed initialized.
+        If no seed is given, a seed is drawn from a generator that the last seed initialized.
 
         Raises:
             ConfigError: If `options` is not empty. Options are not supported.
@@ -207,7 +208,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         text = as_text(observation)
         if len(text) > self._max_text:
             raise EnvironmentFailure(
-                f"an observation has {len(text)} characters, more than {self._max_text}; raise max_text"
+                f"an observation has {len(text)} characters, but at most {self._max_text} are allowed; raise max_text"
             )
         return text
 
@@ -235,7 +236,7 @@ def _text_argument(specs: Sequence[ToolSpec]) -> tuple[str, str] | None:
 
 
 def _list_calls(specs: Sequence[ToolSpec]) -> list[tuple[str, Mapping[str, Any]]]:
-    """List all possible tool calls, or return [] if there are too many of them, or infinitely many."""
+    """List all possible tool calls. If there are too many or infinitely many of them, return []."""
     calls: list[tuple[str, Mapping[str, Any]]] = []
     for spec in specs:
         properties = spec["function"].get("parameters", {}).get("properties", {})

@@ -1,7 +1,7 @@
 """A pytest plugin that runs tasks and reward functions as tests with score thresholds.
 
-pytest loads the plugin if the package is installed. A marked test runs its task before the body of the test, and checks
-the threshold afterwards. If the test fails, the report shows the scores and the failed episodes:
+pytest loads the plugin if the package is installed. The task of a marked test runs before the body of the test, and the
+threshold is checked afterwards. If the test fails, the report shows the scores and the failed episodes:
 
     @pytest.mark.reward_kit("task.yaml", policies="expert", threshold=0.9, rollouts=4)
     def test_the_expert(reward_kit_run): ...
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-# The first marked test imports the package, so that other test runs are not slowed down.
+# The first marked test imports the package, so other test runs are not slowed down.
 if TYPE_CHECKING:
     from reward_kit.runs.finished import FinishedRun
 
@@ -35,7 +35,9 @@ _RUN = pytest.StashKey["FinishedRun"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("reward-kit")
     group.addoption(
-        "--reward-kit-log-dir", metavar="DIR", help="directory for the runs; default: pytest's temporary directory"
+        "--reward-kit-log-dir",
+        metavar="DIR",
+        help="directory for the runs (default: the temporary directory of pytest)",
     )
 
 
@@ -43,13 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         f"{MARK}(task, *, threshold, thresholds, lower_bound, max_errors, …): run a task file before the test and "
-        "check its mean scores afterwards; with reward= and data= instead of a task, score transcripts",
+        "check the mean scores of the task afterwards; with reward= and data= instead of a task, score transcripts",
     )
 
 
 @pytest.fixture
 def reward_kit_run(request: pytest.FixtureRequest) -> FinishedRun:
-    """The finished run of the task in the mark of the test."""
+    """The finished run of the task that the mark of the test names."""
     from reward_kit.errors import RewardKitError
     from reward_kit.runs.evaluation import evaluate, score_transcripts
 
@@ -73,7 +75,7 @@ def reward_kit_run(request: pytest.FixtureRequest) -> FinishedRun:
             run = score_transcripts(folder / arguments.pop("data"), folder=folder, log_dir=log_dir, **arguments)
     except RewardKitError as error:
         problem = _printable(str(error))
-    if problem:  # Outside of the handler, so that pytest reports the error only once.
+    if problem:  # This is outside the handler, so pytest reports the error only once.
         pytest.fail(f"{MARK}: {problem}", pytrace=False)
     request.node.stash[_RUN] = run
     request.node.user_properties += _properties(run)
@@ -105,7 +107,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show the scores of all marked tests, including those that passed."""
+    """Show the scores of all marked tests, including the tests that passed."""
     reports = (report for key in ("passed", "failed") for report in terminalreporter.stats.get(key, ()))
     called = ((report.nodeid, dict(report.user_properties)) for report in reports if report.when == "call")
     shown = sorted(((nodeid, facts) for nodeid, facts in called if "reward_kit_run" in facts), key=itemgetter(0))
@@ -148,10 +150,13 @@ def _printable(text: str) -> str:
 
 
 def _problem_with_gates(gates: Mapping[str, Any]) -> str:
-    """Return a description of an invalid gate, or "". This runs before the run, which may cost money."""
+    """Return a description of an invalid gate, or "" if all gates are valid.
+
+    This function is called before the run, because the run may cost money.
+    """
     thresholds = gates["thresholds"]
     if not isinstance(thresholds, Mapping) or not all(isinstance(name, str) for name in thresholds):
-        return f"thresholds={thresholds!r}): expected a dict from names of metrics to numbers"
+        return f"thresholds={thresholds!r}): expected a dict that maps the names of metrics to numbers"
     named = {f"thresholds={{{name!r}: …}}": value for name, value in thresholds.items()}
     for name, value in {"threshold": gates["threshold"], "max_errors": gates["max_errors"], **named}.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -168,7 +173,7 @@ def _problem_with_gates(gates: Mapping[str, Any]) -> str:
 
 
 def _check_metrics(task: Path, overrides: Mapping[str, Any] | None, metrics: Iterable[str]) -> None:
-    """Raise a ConfigError if it is known before the run that no reward returns one of the metrics."""
+    """Raise a ConfigError if it is clear before the run that no reward returns one of the metrics."""
     from reward_kit.errors import ConfigError
     from reward_kit.runs.summary import Threshold
     from reward_kit.runs.task_file import LocatedYaml, parse_task
@@ -182,7 +187,7 @@ def _check_metrics(task: Path, overrides: Mapping[str, Any] | None, metrics: Ite
 
 
 def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:
-    """Return the arguments of the mark that are passed to the run, without the gates."""
+    """Return the arguments of the mark that are passed to the run. The gates are not included."""
     from reward_kit.errors import ConfigError, did_you_mean
 
     given = {name: value for name, value in mark.kwargs.items() if name not in _GATES}

@@ -1,4 +1,4 @@
-"""Recording of exchanges with endpoints to a file, and replay without network access.
+"""The recording of exchanges with endpoints to a file, and their replay without network access.
 
 The file consists of JSON lines. The first line of each recording session is a header. Every other line is one exchange:
 
@@ -10,7 +10,7 @@ The file consists of JSON lines. The first line of each recording session is a h
 `occurrence` counts equal requests in the same scope. HTTP headers and API keys are not stored. Each line is flushed
 when its exchange is complete, so a killed run loses at most the line that it was writing.
 
-Only the offsets of the lines are kept in memory. A line is read again when it is needed.
+Only the offsets of the lines are kept in memory. A line is read from the file when it is needed.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class CassetteRequest(NamedTuple):
 
 
 class Cassette:
-    """A recording, which `record` or `replay` opens. Only one process may record to a file at a time.
+    """A recording that is open for recording or for replay. Only one process may record to a file at a time.
 
     Attributes:
-        held: the number of exchanges in the file when it was opened.
-        redact: a function that is applied to each line before it is written. A replay returns the redacted answer.
+        held: the number of exchanges that the file contained when it was opened.
+        redact: a function that is applied to each line before it is written. A replay returns the redacted response.
     """
 
     def __init__(self, path: Path, file: IO[bytes], index: CassetteIndex | None) -> None:
@@ -75,13 +75,13 @@ class Cassette:
 
     @classmethod
     def record(cls, path: str | Path) -> Cassette:
-        """Open a file to record to. Existing exchanges remain in the file.
+        """Open a file for recording. Existing exchanges remain in the file.
 
         If an episode runs again, its new exchanges replace the earlier ones.
 
         Raises:
-            ConfigError: If the file exists and is not a cassette, another process records to it, or it cannot be
-                written.
+            ConfigError: If the file exists and is not a cassette, if another process is recording to it, or if it
+                cannot be written.
         """
         path = Path(path)
         try:
@@ -94,10 +94,11 @@ class Cassette:
             try:
                 lock_file(file.fileno())
             except OSError as error:
-                raise ConfigError(f"the recording {path} is being written by another process") from error
+                raise ConfigError(f"the recording {path} is being written by a different process") from error
             cassette = cls(path, file, None)
             if path.stat().st_size:
-                # Continue an existing file: drop an incomplete last line, and count on from the recorded occurrences.
+                # Continue an existing file: drop an incomplete last line, and continue to count from the recorded
+                # occurrences.
                 index = CassetteIndex.read(path, file)
                 file.truncate(index.end)
                 cassette.held = len(index.exchanges)
@@ -111,10 +112,10 @@ class Cassette:
 
     @classmethod
     def replay(cls, path: str | Path) -> Cassette:
-        """Open a file to replay from.
+        """Open a file for replay.
 
         Raises:
-            ConfigError: If the file cannot be read, or is not a cassette.
+            ConfigError: If the file cannot be read or is not a cassette.
         """
         path = Path(path)
         try:
@@ -132,7 +133,7 @@ class Cassette:
 
     @property
     def is_replaying(self) -> bool:
-        """True if answers come from the file."""
+        """True if responses come from the file."""
         return self._index is not None
 
     def lookup(self, body: bytes, scope: str, url: str) -> CassetteRequest:
@@ -145,12 +146,13 @@ class Cassette:
         return CassetteRequest(key, scope, occurrence, url, request)
 
     def answer(self, question: CassetteRequest) -> tuple[Any, int]:
-        """Return the recorded answer to a request, and the number of retries that it took.
+        """Return the recorded response to a request, and the number of retries that were needed to get it.
 
-        The answer is that of the same episode. If none exists, it is the first unused answer to an equal request.
+        The response is the one recorded in the same episode. If there is none, it is the first unused response to an
+        equal request.
 
         Raises:
-            ProviderError: If the recording has no unused answer. A recorded error of any type is raised again.
+            ProviderError: If the recording has no unused response. A recorded error of any type is raised again.
         """
         assert self._index is not None, "this cassette is recording"
         line = self._index.take(question)
@@ -204,7 +206,7 @@ class CassetteIndex:
         """Read the index of an open file.
 
         Raises:
-            ConfigError: If the file is not a cassette, or is damaged before its last line.
+            ConfigError: If the file is not a cassette, or if a line other than the last is damaged.
         """
         index = cls(path, file)
         _check_header(path, file)
@@ -227,7 +229,7 @@ class CassetteIndex:
         except TooLargeError as error:
             where = f"{path}:{number + 1}"
             raise ConfigError(f"{where}: this line is larger than the limit of {error} for a recording") from None
-        # If several sessions recorded an episode, the last one started it again, so prefer that one.
+        # If multiple sessions recorded an episode, the last session started it again, so prefer that session.
         latest: dict[str, int] = {}
         for exchange in index.exchanges:
             index._by_key[exchange.key].append(exchange)
@@ -261,13 +263,16 @@ class CassetteIndex:
         return line
 
     def _miss(self, question: CassetteRequest, recorded: int) -> str:
-        """Describe a request that has no recorded answer, and how it differs from the most similar recorded request."""
+        """Describe a request that has no recorded response.
+
+        The description also shows how the request differs from the most similar recorded request.
+        """
         asked = question.request
-        what = f"{self._path} has no answer to {describe(asked, question.scope)}"
+        what = f"{self._path} has no response to {describe(asked, question.scope)}"
         if recorded:
             times = "once" if recorded == 1 else f"{recorded} times"
-            return f"{what}: it was recorded {times}, and all recorded answers have been used"
-        # The exchange that has most in common with it: first by episode and length, then by content.
+            return f"{what}: it was recorded {times}, and all recorded responses have been used"
+        # The exchange that has the most in common with the request: first by episode and length, then by content.
         count = len(_messages(asked))
         candidates = sorted(
             self.exchanges, key=lambda exchange: (exchange.scope != question.scope, abs(exchange.messages - count))
@@ -284,7 +289,7 @@ class CassetteIndex:
             return f"{what}: the recording is empty"
         exchange, request = nearest[0], nearest[1]["request"]
         near = f"in line {exchange.number}, {describe(request, exchange.scope)}"
-        return f"{what}; the most similar request is {near}; they differ{_difference(request, asked)}"
+        return f"{what}; the most similar request is {near}; the two requests differ{_difference(request, asked)}"
 
 
 def _check_header(path: Path, file: IO[bytes]) -> None:
@@ -294,7 +299,7 @@ def _check_header(path: Path, file: IO[bytes]) -> None:
     except OSError as error:
         raise ConfigError(f"the recording {path} cannot be read: {describe_read_error(path, error)}") from error
     if not first.endswith(b"\n") and _HEADER_START.startswith(first[: len(_HEADER_START)]):
-        return  # empty, or with a header whose writer was killed
+        return  # the file is empty, or its writer was killed while it wrote the header
     header = _parsed(first)
     if header is None or not isinstance(header.get("schema_version"), int):
         raise ConfigError(f"{path} is not a recording: its first line is {excerpt(first, limit=80)!r}")
@@ -308,7 +313,7 @@ def describe(request: Mapping[str, Any], scope: str) -> str:
     last = messages[-1] if messages and isinstance(messages[-1], Mapping) else {}
     content = last.get("content", last.get("output"))
     text = content if isinstance(content, str) else json.dumps(content if content else last.get("tool_calls"))
-    last_message = f"the last from {last.get('role') or last.get('type')}: {excerpt(text, limit=80)!r}"
+    last_message = f"the last one from {last.get('role') or last.get('type')}: {excerpt(text, limit=80)!r}"
     asker = f" of episode {scope}" if scope else ""
     return f"the request{asker} to {request.get('model')} with {len(messages)} messages, {last_message}"
 
@@ -329,7 +334,7 @@ def _messages(request: Mapping[str, Any]) -> Sequence[Any]:
 def _difference(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
     """Describe the first difference between two requests.
 
-    It may be in a message, in the number of messages, or in another field.
+    The difference may be in a message, in the number of messages, or in a different field.
     """
     before, now = _messages(recorded), _messages(asked)
     for number, (old, new) in enumerate(zip(before, now, strict=False)):

@@ -1,4 +1,7 @@
-"""Chat completions from an endpoint: sending, retrying, parsing and pricing. Its dialect is in `dialect.py`."""
+"""Chat completions from an endpoint: sending requests, retrying them, and parsing and pricing the responses.
+
+`dialect.py` contains the dialect of the endpoint.
+"""
 
 from __future__ import annotations
 
@@ -46,23 +49,23 @@ _PROVIDERS = {
     "api.mistral.ai": "mistral_ai",
     "openrouter.ai": "openrouter",
 }
-"""Providers with the dialect of another one, by host."""
+"""Providers that use the dialect of a different provider, keyed by host."""
 
 
 DIALECTS: Mapping[str, Dialect] = {"chat": Dialect(), "responses": Responses(), "messages": Messages()}
-"""The dialects, by the option `api`."""
+"""The dialects, keyed by the value of the option `api`."""
 _API_PATHS = tuple(dialect.path for dialect in DIALECTS.values())
 
 
 def _model_names(listed: Any) -> list[str]:
-    """Return the names of the models in an answer of `/models`. They are untrusted, so they are shortened."""
+    """Return the names of the models in a response from `/models`. The names are untrusted, so they are shortened."""
     rows = listed.get("data") if isinstance(listed, Mapping) else None
     found = [row.get("id") for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
     return [excerpt(name, limit=80) for name in found if isinstance(name, str)]
 
 
 class ChatEndpoint:
-    """An endpoint and its connections, which all of its users in a run share.
+    """An endpoint and its connections. All users of the endpoint in a run share them.
 
     Args:
         base_url: the base URL, such as "http://127.0.0.1:8000/v1". The path of the dialect is appended to its path.
@@ -74,10 +77,10 @@ class ChatEndpoint:
         prices: the prices for `Usage.cost`.
         trust_env: whether to use the proxies that are set in the environment.
         transport: the object that sends requests. The default is a `Transport` with the timeouts above.
-        traffic: the state that all endpoints of a run share: queues, outages and recordings. Without it and without
-            rates, requests wait neither for each other nor for an endpoint that is down.
+        traffic: the state that all endpoints of a run share: queues, outages and recordings. If neither this state nor
+            `rates` is set, requests wait neither for each other nor for an endpoint that is down.
         rates: the rate limits that the user has set for each model.
-        no_key: the reason why no key is sent. It is shown if the endpoint requires a key.
+        no_key: the reason why no key is sent. The reason is shown if the endpoint requires a key.
         headers: headers to send with each request. They replace headers with the same name, ignoring case.
         dialect: the API of the endpoint. The default is chat completions.
     """
@@ -132,7 +135,7 @@ class ChatEndpoint:
         """Return the queue for a model, or None if there is no `ProviderSession`.
 
         Raises:
-            ConfigError: If another endpoint in the same session has different rates for the model.
+            ConfigError: If a different endpoint in the same session has different rates for the model.
         """
         if self._traffic is None:
             return None
@@ -144,14 +147,14 @@ class ChatEndpoint:
         """Send a request and return the first choice of the completion.
 
         Args:
-            request: the body of a chat completion request. Its `messages` may be an `EncodedMessages`. With `stream:
-                true`, the answer is streamed, but it is returned as a whole.
-            scope: the sender, such as an episode id. Recordings are separated by scope.
+            request: the body of a chat completion request. Its `messages` may be an `EncodedMessages`. If `stream` is
+                true, the response is streamed, but it is returned as a whole.
+            scope: the sender, such as an episode id. Recordings are kept separately for each scope.
 
         Raises:
-            ProviderError: If the endpoint rejected the request, all retries failed, or a replay has no answer.
-            DeadlineError: If the request took too long. The message names the limit and says how to raise it.
-            LimitError: If the conversation no longer fits the context of the model.
+            ProviderError: If the endpoint rejected the request, if all retries failed, or if a replay has no response.
+            DeadlineError: If the request took too long. The message names the limit and explains how to raise it.
+            LimitError: If the conversation is now too long for the context of the model.
         """
         if (calls := MODEL_CALLS.get()) is None:
             return await self._complete(request, scope)
@@ -184,14 +187,14 @@ class ChatEndpoint:
         return completion
 
     async def _ask_for_advice(self, model: str) -> str:
-        """Return advice for a wrong URL or model. Requests that fail at the same time share it."""
+        """Return advice about a wrong URL or model. Requests that fail at the same time share the advice."""
         loop = asyncio.get_running_loop()
         if self._advice is None or self._advice.get_loop() is not loop:
             self._advice = loop.create_task(self._find_advice(model))
         return await asyncio.shield(self._advice)
 
     async def _find_advice(self, model: str) -> str:
-        """Request the list of models from the endpoint, and derive advice for a wrong URL or model from it."""
+        """Request the list of models from the endpoint, and derive advice about a wrong URL or model from the list."""
         if surplus := next((path for path in _API_PATHS if self._base.endswith(path)), None):
             return f"; remove {surplus} from the end of base_url"
         is_versioned = re.search(r"/v\d", urlsplit(self._base).path) is not None
@@ -204,9 +207,9 @@ class ChatEndpoint:
         return "; check base_url" if is_versioned else "; check base_url, which usually ends in /v1"
 
     def _to_completion(self, answer: Any, stream: AnswerStream | None) -> Any:
-        """Return an answer, or that of a stream, in the form of a chat completion."""
+        """Return a response, which may have been streamed, in the form of a chat completion."""
         try:
-            if stream is not None and answer is None:  # a server may ignore `stream` and answer in one piece
+            if stream is not None and answer is None:  # a server may ignore `stream` and return the response as a whole
                 answer = stream.result()
             if isinstance(answer, Mapping) and answer.get("error") and not answer.get("choices"):
                 raise error_in_body(answer["error"], self._url, self._secrets)
@@ -214,7 +217,7 @@ class ChatEndpoint:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             shown = excerpt(json.dumps(answer, ensure_ascii=False), self._secrets)
             reason = excerpt(f"{type(error).__name__}: {error}", self._secrets)
-            raise ProviderError(f"{self._url} returned an answer in an unknown format ({reason}): {shown}") from error
+            raise ProviderError(f"{self._url} returned a response in an unknown format ({reason}): {shown}") from error
 
     async def aclose(self) -> None:
         """Close the connections. Call this once, when no requests are in flight."""
@@ -223,7 +226,7 @@ class ChatEndpoint:
     async def _ask_cached(
         self, cache: ResponseCache, scope: str, request: Mapping[str, Any], body: bytes, facts: RequestFacts
     ) -> ChatCompletion:
-        """Return the cached answer of an earlier run, which costs nothing. If none exists, send the request."""
+        """Return the cached response of an earlier run, which costs nothing. If there is none, send the request."""
         key = cache.key(self._url, body, scope)
         if (known := cache.find(key)) is None:
             value, completion = await self._ask(request, body, facts)
@@ -235,7 +238,7 @@ class ChatEndpoint:
         return dataclasses.replace(completion, usage=dataclasses.replace(completion.usage, cost=0.0))
 
     async def _ask(self, request: Mapping[str, Any], body: bytes, facts: RequestFacts) -> tuple[Any, ChatCompletion]:
-        """Send a request, and return the JSON value of the answer and the completion in it."""
+        """Send a request, and return the JSON value of the response and the completion that it contains."""
         began = time.monotonic()
 
         async def attempt() -> tuple[Any, ChatCompletion]:

@@ -1,4 +1,4 @@
-"""A transport that uses a client of the user: an `AsyncOpenAI`, an `AsyncAzureOpenAI` or an `httpx.AsyncClient`.
+"""A transport that uses the user's client: an `AsyncOpenAI`, an `AsyncAzureOpenAI` or an `httpx.AsyncClient`.
 
 The client determines the proxies, certificates, headers and tokens. The run determines the retries and queues.
 """
@@ -17,11 +17,11 @@ from reward_kit.providers.transport import Transport, header_secrets, parse_answ
 from reward_kit.safe_input import ERROR_BODY_BYTES, MODEL_ANSWER_BYTES, TooLargeError, format_size
 
 Send = Callable[[str, Mapping[str, str], bytes, float], AbstractAsyncContextManager[Any]]
-"""A function that sends a body to a URL with headers and an idle timeout, and yields an unread response."""
+"""A function that sends a body to a URL with headers and an idle timeout, and yields the unread response."""
 
 
 class ClientTransport(Transport):
-    """A transport that sends requests with a client of the user. It does not close the client."""
+    """A transport that sends requests with the user's client. The transport does not close the client."""
 
     def __init__(self, send: Send, *, idle_timeout_s: float, total_timeout_s: float) -> None:
         super().__init__(idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
@@ -30,7 +30,7 @@ class ClientTransport(Transport):
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, on_chunk: Callable[[bytes], bool] | None = None
     ) -> Any:
-        """Send one request and return the answer; see `Transport.post`."""
+        """Send one request and return the response. See `Transport.post`."""
         try:
             with client_errors(url):
                 async with asyncio.timeout(self._total_timeout_s):
@@ -40,7 +40,7 @@ class ClientTransport(Transport):
             raise too_large_error(url, error) from None
         except TimeoutError as error:
             raise DeadlineError(
-                f"{url} did not finish its answer within total_timeout_s={self._total_timeout_s:g}; "
+                f"{url} did not finish its response within total_timeout_s={self._total_timeout_s:g}; "
                 "raise total_timeout_s, or lower max_tokens"
             ) from error
 
@@ -67,14 +67,14 @@ async def _read_answer(response: Any, url: str, secrets: list[str], on_chunk: Ca
             break
     if not is_answer:
         raise status_error(status, response.headers, bytes(body), url, secrets)
-    return parse_answer(bytes(body), f"{url} answered status {status}", kind, secrets)
+    return parse_answer(bytes(body), f"{url} returned status {status}", kind, secrets)
 
 
 def http_sender(client: Any, query: str = "") -> Send:
     """Return a function that sends requests with an `httpx.AsyncClient`.
 
     Raises:
-        ConfigError: If the client has another type.
+        ConfigError: If the client has a different type.
     """
     if not (hasattr(client, "stream") and hasattr(client, "__aenter__")):
         raise ConfigError(f"http_client: expected an httpx.AsyncClient, got {type_name(client)}")
@@ -92,10 +92,10 @@ def http_sender(client: Any, query: str = "") -> Send:
 
 
 def openai_sender(client: Any) -> Send:
-    """Return a function that sends requests with an `AsyncOpenAI` or `AsyncAzureOpenAI`.
+    """Return a function that sends requests with an `AsyncOpenAI` or an `AsyncAzureOpenAI`.
 
     Raises:
-        ConfigError: If the client has another type.
+        ConfigError: If the client has a different type.
     """
     if not (hasattr(client, "chat") and hasattr(client, "with_options") and hasattr(client, "__aenter__")):
         raise ConfigError(f"client: expected an AsyncOpenAI or AsyncAzureOpenAI, got {type_name(client)}")
@@ -104,7 +104,8 @@ def openai_sender(client: Any) -> Send:
     @asynccontextmanager
     async def send(_: str, __: Mapping[str, str], body: bytes, idle_timeout_s: float) -> AsyncIterator[Any]:
         request = json.loads(body)
-        # The body's keys take precedence, so the installed version of the package need not know all of them.
+        # The keys of the body take precedence, so the installed version of the package does not have to know all of
+        # them.
         asked = {"model": request["model"], "messages": [], "stream": request.get("stream", False)}
         async with create(**asked, extra_body=request, timeout=idle_timeout_s) as answer:
             yield answer.http_response

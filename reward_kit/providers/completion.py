@@ -1,4 +1,4 @@
-"""Parsing of chat completions from many servers, whose formats differ slightly, with or without streaming.
+"""The parser for streamed and non-streamed chat completions from many servers, whose formats differ slightly.
 
 A value that is missing, such as `usage` or `token_ids`, is `None` and never zero.
 """
@@ -35,11 +35,11 @@ class Usage:
     """The tokens and the cost of one completion.
 
     Attributes:
-        prompt_tokens: the number of tokens read, including cached ones.
-        completion_tokens: the number of tokens written, including reasoning.
+        prompt_tokens: the number of tokens read, including cached tokens.
+        completion_tokens: the number of tokens written, including reasoning tokens.
         cached_tokens: the number of prompt tokens that were in the cache of the provider.
         cost: the cost in US dollars according to the price file. If the file does not list the model, this is the cost
-            that the provider reported. None if both are missing.
+            that the provider reported. None if the provider did not report a cost either.
         cache_write_tokens: the number of prompt tokens that were written to the cache. None if not reported.
         reasoning_tokens: the number of tokens written as reasoning. None if not reported.
     """
@@ -52,7 +52,7 @@ class Usage:
     reasoning_tokens: int | None = None
 
     def to_json(self) -> dict[str, float]:
-        """Return the usage for the record of an episode, without unknown values and without caches of 0 tokens."""
+        """Return the usage for the record of an episode. Unknown values and cache counts of 0 are omitted."""
         figures: dict[str, float | None] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -66,18 +66,18 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """An answer of a model.
+    """A response from a model.
 
     Attributes:
-        message: the message of the assistant, with `tool_calls` and `reasoning_content` if it has any.
-        finish_reason: the reason why the answer ended, as the provider reports it ("stop", "length", "tool_calls",
+        message: the message of the assistant. If present, `tool_calls` and `reasoning_content` are included.
+        finish_reason: the reason why the response ended, as the provider reports it ("stop", "length", "tool_calls",
             "content_filter").
-        usage: the usage. None if the provider reports none.
+        usage: the usage. None if the provider does not report it.
         prompt_ids: (P,) the token ids of the prompt, as the model read it.
         token_ids: (N,) the ids of the sampled tokens.
-        logprobs: (N,) the log-probabilities of the sampled tokens, with the natural logarithm.
-        logprob_entries: (N,) the entries of the log-probabilities as the provider sent them.
-        retries: the number of attempts that failed before the answer.
+        logprobs: (N,) the natural log-probabilities of the sampled tokens.
+        logprob_entries: (N,) the entries of the log-probabilities, as the provider sent them.
+        retries: the number of attempts that failed before the response arrived.
     """
 
     message: Message
@@ -92,25 +92,25 @@ class ChatCompletion:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """The data about a request that is needed to parse its answer."""
+    """The data about a request that is needed to parse the response."""
 
     where: str  # the URL, for messages
     model: str  # the requested model, used to look up prices
-    message_count: int | None  # used to create missing call ids; None creates none
-    secrets: tuple[str, ...] = ()  # texts that must not appear in a message
+    message_count: int | None  # used to create missing call ids; if None, no ids are created
+    secrets: tuple[str, ...] = ()  # strings that must not appear in a message
 
 
 def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = None) -> ChatCompletion:
     """Parse the JSON value that a server returned as a completion.
 
     Raises:
-        ProviderError: If the value has no choice, or the choice is malformed.
+        ProviderError: If the value has no choice, or if the choice is malformed.
     """
     choices = data.get("choices") if isinstance(data, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, Mapping) or not isinstance(choice.get("message"), Mapping):
         shown = excerpt(json.dumps(data, ensure_ascii=False), facts.secrets)
-        missing = "an answer without choices" if choice is None else "a choice without a message"
+        missing = "a response without choices" if choice is None else "a choice without a message"
         raise ProviderError(f"{facts.where} returned {missing}: {shown}")
     logprobs, spelled_ids = _logprobs(choice.get("logprobs"))
     finish_reason = choice.get("finish_reason")
@@ -127,7 +127,7 @@ def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = 
 
 
 def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
-    # A refusal comes with a null content; it is the model's text.
+    # A refusal comes with null content. The refusal is the text of the model.
     content = raw.get("refusal") if raw.get("content") is None else raw["content"]
     calls: list[ToolCall] = []
     try:
@@ -157,7 +157,10 @@ def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
 
 
 def _clean(text: Any) -> Any:
-    """Make a string valid in UTF-8: join surrogate pairs that a stream has split, and replace lone surrogates."""
+    """Make a string valid in UTF-8.
+
+    Surrogate pairs that a stream has split are joined, and lone surrogates are replaced.
+    """
     if not isinstance(text, str):
         return text
     try:
@@ -215,7 +218,7 @@ _PIECE_BYTES = 56
 class EventReader:
     """A parser that extracts the `data` fields of server-sent events from a stream of bytes.
 
-    An event may span several chunks. Events follow the WHATWG standard (html.spec.whatwg.org, "Server-sent events"),
+    An event may span multiple chunks. Events follow the WHATWG standard (html.spec.whatwg.org, "Server-sent events"),
     but chat completions use only `data`.
     """
 
@@ -230,9 +233,9 @@ class EventReader:
         if len(self._rest) + self._data_bytes > MODEL_ANSWER_BYTES:
             raise TooLargeError(format_size(MODEL_ANSWER_BYTES))
         if b"\n" not in chunk and b"\r" not in chunk:
-            return []  # the line continues; scanning it again for each chunk would be slow for long lines
+            return []  # the line continues; scanning a long line again for each chunk would be slow
         lines = bytes(self._rest).splitlines(keepends=True)
-        # A last line that ends in CR may be half of CR LF.
+        # If the last line ends in CR, the CR may be the first half of CR LF.
         self._rest = bytearray(lines.pop() if lines and not lines[-1].endswith(b"\n") else b"")
         events = []
         for line in lines:
@@ -247,23 +250,23 @@ class EventReader:
 
 
 class EventStream:
-    """Reads the JSON events of a streamed answer, and bounds the memory that they need.
+    """A reader for the JSON events of a streamed response. It limits the memory that the events need.
 
-    Error messages name the URL `where`, and the `secrets` in them are masked. Subclasses define `add` and `result`.
+    Error messages contain the URL `where`, and the `secrets` are masked in them. Subclasses define `add` and `result`.
     """
 
     def __init__(self, where: str, secrets: Iterable[str] = ()) -> None:
         self._where = where
         self._secrets = tuple(secrets)
         self._events = EventReader()
-        # The remaining amounts that may be received and stored. All limits bound memory: a stored text also counts
-        # `_PIECE_BYTES`, Python's overhead per text.
+        # The remaining amounts that may be received and stored. All limits bound memory: a stored string also counts
+        # `_PIECE_BYTES`, Python's overhead per string.
         self._stream_left, self._bytes_left = MODEL_STREAM_BYTES, MODEL_ANSWER_BYTES
         self._values_left = MODEL_ANSWER_VALUES
         self._done = False
 
     def feed(self, chunk: bytes) -> bool:
-        """Process bytes of the stream, and return True after the end of the answer.
+        """Process bytes of the stream, and return True after the end of the response.
 
         Raises:
             ProviderError: If the stream contains an error, an event that is not JSON, or more data than `safe_input`
@@ -304,7 +307,7 @@ class EventStream:
             raise ProviderError(f"{self._where} sent a stream event in an unknown format: {shown}") from error
 
     def keep_text(self, text: str) -> str:
-        """Return a text that will be stored, after checking the limits."""
+        """Return a string that will be stored, after checking the limits."""
         self._bytes_left -= len(text) + _PIECE_BYTES
         if self._bytes_left < 0:
             raise TooLargeError(format_size(MODEL_ANSWER_BYTES))
@@ -328,12 +331,12 @@ class EventStream:
         return values
 
     def closed_early(self, missing: str) -> TransientError:
-        """Return the error for a stream that ended before the answer did."""
+        """Return the error for a stream that ended before the response was complete."""
         return TransientError(f"{self._where} closed the stream early, without {missing}")
 
 
 class StreamedCompletion(EventStream):
-    """Combines the chunks of a streamed completion into the JSON value of an answer without streaming."""
+    """A reader that combines the chunks of a streamed completion into the JSON value of a non-streamed response."""
 
     def __init__(self, where: str, secrets: Iterable[str] = ()) -> None:
         super().__init__(where, secrets)
@@ -382,7 +385,7 @@ class StreamedCompletion(EventStream):
             if delta.get(key) is not None:
                 self._texts.setdefault(key, []).append(self.keep_text(_text(delta[key])))
         for call in delta.get("tool_calls") or []:
-            # It belongs to a call by index, else by id, else to the latest call.
+            # The delta belongs to the call with its index, else to the call with its id, else to the latest call.
             index, call_id, function = call.get("index"), call.get("id"), call.get("function") or {}
             if index is not None:
                 parts = next((one for one in self._calls if one.index == index), None)
@@ -397,7 +400,7 @@ class StreamedCompletion(EventStream):
                 self._calls.append(parts)
             parts.call_id = parts.call_id or call_id
             name = _text(function.get("name") or "")
-            # Some servers repeat the whole name in each delta; none is known to split it into equal pieces.
+            # Some servers repeat the whole name in each delta. No known server splits a name into equal pieces.
             if name and name != parts.name:
                 parts.name += self.keep_text(name)
             if arguments := function.get("arguments"):
@@ -421,5 +424,5 @@ class _CallParts:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"expected text, got {value!r}")
+        raise TypeError(f"expected a string, got {value!r}")
     return value

@@ -1,7 +1,7 @@
-"""The API that an endpoint speaks: how a chat request is sent, and how its answer is read.
+"""The API that an endpoint uses. It determines how a chat request is sent and how the response is read.
 
-Requests and answers have the form of chat completions everywhere else in this package. A dialect converts them at the
-endpoint. `Dialect` is chat completions itself; `responses.py` and `messages.py` contain the others.
+Everywhere else in this package, requests and responses have the form of chat completions. A dialect converts them at
+the endpoint. `Dialect` is the chat completions API itself. `responses.py` and `messages.py` contain the other APIs.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def encode_json(value: Any) -> str:
 
 
 class AnswerStream(Protocol):
-    """A parser of a streamed answer."""
+    """A parser for a streamed response."""
 
     def feed(self, chunk: bytes) -> bool:
-        """Process bytes of the stream, and return True after the end of the answer."""
+        """Process bytes of the stream, and return True after the end of the response."""
         ...
 
     def result(self) -> Any:
-        """Return the answer as if it had not been streamed."""
+        """Return the response as if it had not been streamed."""
         ...
 
 
 class Dialect:
-    """Chat completions, and the base class of the other dialects.
+    """The chat completions API, and the base class of the other dialects.
 
     Attributes:
         path: the path that is appended to the base URL.
@@ -62,11 +62,11 @@ class Dialect:
         return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def encode_message(self, message: Mapping[str, Any]) -> str:
-        """Return a message in chat form as JSON, in a form that `join_messages` accepts."""
+        """Return a message in chat form, encoded as a JSON string that `join_messages` accepts."""
         return encode_json({key: value for key, value in message.items() if key != PROVIDER_ITEMS})
 
     def join_messages(self, encoded: Sequence[str]) -> dict[str, str]:
-        """Return the keys of the body that contain the conversation, with their JSON."""
+        """Return the keys of the body that contain the conversation, and their JSON."""
         return {"messages": f"[{','.join(encoded)}]"}
 
     def to_body(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,20 +88,20 @@ class Dialect:
         return f"{rest[:-1]}{',' if len(rest) > 2 else ''}{','.join(parts)}}}".encode("ascii")
 
     def stream(self, where: str, secrets: Iterable[str]) -> AnswerStream:
-        """Return the parser for a streamed answer from the URL `where`."""
+        """Return the parser for a streamed response from the URL `where`."""
         return StreamedCompletion(where, secrets)
 
     def to_completion(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the JSON value of an answer in the form of a chat completion.
+        """Return the JSON value of a response in the form of a chat completion.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: If the answer is malformed.
+            KeyError, TypeError, ValueError, AttributeError: If the response is malformed.
         """
         return answer
 
 
 class EncodedMessages:
-    """A conversation as JSON strings, one for each message, so that a message is encoded only once.
+    """A conversation as JSON strings, one for each message. Each message is therefore encoded only once.
 
     Args:
         dialect: the dialect of the endpoint.
@@ -133,13 +133,13 @@ class EncodedMessages:
 
 
 def text_parts(content: Any) -> list[Mapping[str, Any]]:
-    """Return the content of a message as a list of parts, without empty texts."""
+    """Return the content of a message as a list of parts, without empty strings."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
     return [part for part in parts if part.get("type") != "text" or part.get("text")]
 
 
 def stored_items(message: Mapping[str, Any], api: str) -> list[Any] | None:
-    """Return the items in which an API returned a message, or None if the message comes from elsewhere."""
+    """Return the items in which an API returned a message, or None if the message has a different origin."""
     stored = message.get(PROVIDER_ITEMS)
     items = stored.get(api) if isinstance(stored, Mapping) else None
     return items if isinstance(items, list) else None

@@ -1,8 +1,8 @@
-"""Errors of endpoints. Their types say whether a retry may help, and their messages suggest a fix.
+"""Errors of endpoints. Their types indicate whether a retry may help, and their messages suggest a fix.
 
 These types are used between a transport and a `ChatEndpoint`. When the `ChatEndpoint` gives up, it raises an ordinary
-`ProviderError` or `DeadlineError`. Secrets are masked before a message is shortened, so that no part of a secret
-remains in it.
+`ProviderError` or `DeadlineError`. Secrets are masked before a message is shortened, so no part of a secret remains in
+the message.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from reward_kit.errors import DeadlineError, LimitError, ProviderError, RewardKi
 from reward_kit.safe_input import TooLargeError
 
 RETRIED_STATUSES = frozenset({408, 409, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
-"""HTTP statuses that are retried: timeouts, conflicts, rate limits and server errors; 520 and above are used by
+"""HTTP statuses that are retried: timeouts, conflicts, rate limits and server errors. 520 and above are used by
 Cloudflare and Anthropic.
 """
 EndpointError = ProviderError | DeadlineError | LimitError
 """The errors that a request to an endpoint raises."""
 ENDPOINT_ERRORS = (ProviderError, DeadlineError, LimitError)
 _CONTEXT_CODES = ("context_length_exceeded", "string_above_max_length")
-# Messages of OpenAI and vLLM, Anthropic, llama.cpp, and Gemini, which have no error code in common.
+# Messages from OpenAI and vLLM, Anthropic, llama.cpp, and Gemini. They have no error code in common.
 _CONTEXT_TEXT = re.compile(
     r"maximum context length|prompt is too long|exceeds? the available context size|"
     r"exceeds the (maximum number of tokens|context window)",
     re.IGNORECASE,
 )
-# Codes of OpenAI and litellm and types of Anthropic, which they send in a stream instead of a status.
+# Codes of OpenAI and litellm, and types of Anthropic. They are sent in a stream instead of a status.
 _TRANSIENT_CODES = {
     **{str(status): status for status in RETRIED_STATUSES},
     **{"rate_limit_exceeded": 429, "server_error": 500},
@@ -52,7 +52,7 @@ class TransientError(ProviderError):
     """Raised for a failure that a retry may avoid.
 
     Attributes:
-        retry_after_s: the Retry-After of the endpoint in seconds. None if none exists.
+        retry_after_s: the Retry-After of the endpoint in seconds. None if the endpoint sent none.
         status: the HTTP status. None for other failures.
     """
 
@@ -63,7 +63,7 @@ class TransientError(ProviderError):
 
     @property
     def is_refusal(self) -> bool:
-        """True if the endpoint rejected the request because of its rate limit."""
+        """True if the endpoint rejected the request because of a rate limit."""
         return self.status == 429
 
     @property
@@ -84,18 +84,21 @@ class UnknownHostError(ProviderError):
 
 
 class WrongEndpointError(ProviderError):
-    """Raised if the URL is not that of a model endpoint, or the endpoint does not have the model (HTTP 404 or 405)."""
+    """Raised if the URL does not belong to a model endpoint, or if the endpoint does not have the model.
+
+    The HTTP status is 404 or 405.
+    """
 
 
 class HtmlError(TransientError):
-    """Raised if the answer is an HTML page. It may come from a proxy that recovers, or the URL may be wrong."""
+    """Raised if the response is an HTML page. It may come from a proxy that recovers, or the URL may be wrong."""
 
 
 class AccessError(ProviderError):
     """Raised if the key or the account was rejected.
 
     Attributes:
-        is_certain: True if all requests with this key will fail. Status 403 may concern only this request.
+        is_certain: True if all requests with this key will fail. Status 403 may concern only a single request.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -106,7 +109,7 @@ class AccessError(ProviderError):
     def explained(self, no_key: str) -> AccessError:
         """Return this error with the reason why no key was sent.
 
-        If a key was sent, or if the account has no credit, the error is returned unchanged.
+        If a key was sent, or if the account has no credit left, the error is returned unchanged.
         """
         is_about_key = no_key and self._status in (401, 403)
         return AccessError(f"{self}; no key was sent: {no_key}", self._status) if is_about_key else self
@@ -117,9 +120,9 @@ class IdleTimeoutError(DeadlineError):
 
 
 def too_large_error(where: str, limit: TooLargeError) -> ProviderError:
-    """Return the error for an answer that exceeds a limit of `safe_input`. A retry would not help."""
+    """Return the error for a response that exceeds a limit of `safe_input`. A retry would not help."""
     return ProviderError(
-        f"{where} sent an answer that exceeds the limit of {limit}; the rest was not read. Lower max_tokens "
+        f"{where} sent a response that exceeds the limit of {limit}; the rest was not read. Lower max_tokens "
         "or top_logprobs, or check that base_url is a model endpoint"
     )
 
@@ -127,7 +130,7 @@ def too_large_error(where: str, limit: TooLargeError) -> ProviderError:
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = (), advice: str = ""
 ) -> ProviderError | LimitError:
-    """Return the error for an HTTP status. It contains the message of the provider and the given advice."""
+    """Return the error for an HTTP status. The error contains the message of the provider and the given advice."""
     if 300 <= status < 400:
         return ProviderError(
             f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to that URL"
@@ -139,7 +142,7 @@ def status_error(
     else:
         error = data.get("error", data) if isinstance(data, Mapping) else data
         text, code = _text_of(error), error.get("code") if isinstance(error, Mapping) else None
-    message = f"{where} answered HTTP {status}: {excerpt(text, secrets, _PROVIDER_TEXT_CHARS) or '(no text)'}{advice}"
+    message = f"{where} returned HTTP {status}: {excerpt(text, secrets, _PROVIDER_TEXT_CHARS) or '(no text)'}{advice}"
     if 400 <= status < 500 and (code in _CONTEXT_CODES or _CONTEXT_TEXT.search(text)):
         return LimitError(message)
     # An account without credit also gets status 429, but waiting does not help.
@@ -154,11 +157,11 @@ def status_error(
 def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError | LimitError:
     """Return the error for a body `{"error": …}` that was sent with a successful status, or for an error event.
 
-    Servers and routers send them if the error occurs after they have begun to answer.
+    Servers and routers send such an error if it occurs after they have begun to respond.
     """
     code, kind = (error.get(key) for key in ("code", "type")) if isinstance(error, Mapping) else (None, None)
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
-    message = f"{where} answered with an error instead of a completion: {text}"
+    message = f"{where} returned an error instead of a completion: {text}"
     if code in _CONTEXT_CODES or _CONTEXT_TEXT.search(text):
         return LimitError(message)
     named = (_TRANSIENT_CODES.get(one) for one in (code, kind) if isinstance(one, str))
@@ -189,7 +192,7 @@ _LIMITS = ("requests", "tokens", "input-tokens", "output-tokens")
 
 
 def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
-    """Return the number of seconds to wait, at least 0. None if the headers contain no valid value."""
+    """Return the number of seconds to wait, which is at least 0. None if the headers contain no valid value."""
     milliseconds = _number(headers.get("Retry-After-Ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -198,7 +201,7 @@ def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = 
     until = _date(value) or _limit_reset(headers)
     if seconds is not None or until is None:
         return seconds
-    # A date is relative to the answer's own `Date`, so that the delay is correct even if the server's clock is wrong.
+    # A date is relative to the `Date` of the response, so the delay is correct even if the server's clock is wrong.
     sent = _date(headers.get("Date"))
     if sent is None:
         sent = time.time() if now is None else now
@@ -206,7 +209,10 @@ def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = 
 
 
 def _limit_reset(headers: Mapping[str, str] | Message) -> float | None:
-    """Return the time at which all exhausted rate limits of Anthropic's headers are reset. None without any."""
+    """Return the time at which all exhausted rate limits in Anthropic's headers are reset.
+
+    If no limit is exhausted, return None.
+    """
     resets: list[float] = []
     for name in (f"anthropic-ratelimit-{kind}" for kind in _LIMITS):
         if _number(headers.get(f"{name}-remaining")) == 0:
@@ -235,7 +241,7 @@ def _date(text: str | None) -> float | None:
 
 
 _PASSING = frozenset({408, 409, 425, 429})
-"""Statuses below 500 that another attempt may avoid (RFC 9110 section 15.5, RFC 6585, RFC 8470)."""
+"""Statuses below 500 that a further attempt may avoid (RFC 9110 section 15.5, RFC 6585, RFC 8470)."""
 _NO_ANSWER = frozenset(
     {
         *("ConnectionError", "TimeoutError", "Timeout", "TransportError"),  # Python, requests, httpx
@@ -245,29 +251,30 @@ _NO_ANSWER = frozenset(
 _NO_CONNECTION = frozenset({"ConnectionRefusedError", "ConnectError", "ClientConnectorError"})
 _ADVICE = {
     (400, 422): "; fix the request that the client sends",
-    (401, 402, 403): "; check the key that the client sends, and its account",
-    (404, 405): "; check the base URL of the client, and the model's name",
+    (401, 402, 403): "; check the key that the client sends, and the account of the key",
+    (404, 405): "; check the base URL of the client and the name of the model",
 }
 _LONGEST_CHAIN = 10
 
 
 class TransientFailure(NamedTuple):
-    """A temporary failure of an endpoint, with its Retry-After if it sent one."""
+    """A temporary failure of an endpoint. It includes the Retry-After if the endpoint sent one."""
 
     retry_after_s: float | None
 
 
 def find_transient_failure(error: BaseException) -> TransientFailure | None:
-    """Return the temporary failure that caused an error of any client, or None if none exists."""
+    """Return the temporary failure that caused an error of any client, or None if there was no such failure."""
     fault = client_error(error, "the endpoint")
     return TransientFailure(fault.retry_after_s) if isinstance(fault, TransientError) else None
 
 
 def client_error(error: BaseException, where: str) -> EndpointError | None:
-    """Return the endpoint error for an error of a model client or HTTP client. None if it is another error.
+    """Return the endpoint error that corresponds to an error of a model client or HTTP client.
 
-    The error or one of its causes is recognized by its HTTP status, by the HTTP status of its response, or by the name
-    of its class. This covers openai, anthropic, httpx, aiohttp, requests and others.
+    For any other error, return None. The error or one of its causes is recognized by its HTTP status, by the HTTP
+    status of its response, or by the name of its class. This covers openai, anthropic, httpx, aiohttp, requests and
+    other packages.
     """
     cause: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
@@ -311,7 +318,9 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 class client_errors:
-    """A block in which errors of model clients and HTTP clients become endpoint errors. Other errors do not change.
+    """A block in which errors of model clients and HTTP clients become endpoint errors.
+
+    Other errors stay unchanged.
 
     Args:
         where: the endpoint, for messages.
@@ -324,7 +333,7 @@ class client_errors:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        # A bare TimeoutError is a limit set by the caller.
+        # A bare TimeoutError means that a limit of the caller was exceeded.
         if not isinstance(error, Exception) or isinstance(error, RewardKitError) or type(error) is TimeoutError:
             return
         if (fault := client_error(error, self._where)) is not None:

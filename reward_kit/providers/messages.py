@@ -15,7 +15,7 @@ from reward_kit.safe_input import MODEL_ANSWER_CALLS, TooLargeError
 API = "messages"
 VERSION = "2023-06-01"
 MAX_TOKENS = 8192
-"""The `max_tokens` of a request that sets none; the API requires it."""
+"""The `max_tokens` of a request that does not set it. The API requires a value."""
 INVALID_ARGUMENTS = "invalid_arguments"
 """The key of the `input` of a call whose arguments are not a JSON object."""
 _NOT_SENT = (
@@ -46,7 +46,10 @@ class Messages(Dialect):
         return {"anthropic-version": VERSION, **({"x-api-key": api_key} if api_key else {})}
 
     def encode_message(self, message: Mapping[str, Any]) -> str:
-        """Return the role and the blocks of a message as `ROLE BLOCK,BLOCK`; `join_messages` joins equal roles."""
+        """Return the role and the blocks of a message as `ROLE BLOCK,BLOCK`.
+
+        `join_messages` joins consecutive messages with the same role.
+        """
         role, blocks = message["role"], stored_items(message, API)
         kind = {"system": "system", "developer": "system", "assistant": "assistant"}.get(role, "user")
         if kind == "system" and blocks:
@@ -60,8 +63,8 @@ class Messages(Dialect):
     def join_messages(self, encoded: Sequence[str]) -> dict[str, str]:
         """Return the keys `system` and `messages`.
 
-        A system message after the first other message has the role user, which all models support, unless it comes from
-        a client of this API.
+        A system message after the first other message gets the role user, which all models support. The role is kept if
+        the system message comes from a client of this API.
         """
         system: list[str] = []
         turns: list[tuple[str, list[str]]] = []
@@ -94,11 +97,14 @@ class Messages(Dialect):
         return body
 
     def stream(self, where: str, secrets: Iterable[str]) -> AnswerStream:
-        """Return the parser for a streamed answer."""
+        """Return the parser for a streamed response."""
         return _MessageStream(where, secrets)
 
     def to_completion(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a message as a chat completion. Blocks that are more than text and calls are kept."""
+        """Return a message as a chat completion.
+
+        If the message contains blocks other than text and calls, all blocks are kept.
+        """
         blocks = answer["content"]
         texts = [block["text"] for block in blocks if block["type"] == "text"]
         thinking = [block["thinking"] for block in blocks if block["type"] == "thinking"]
@@ -118,7 +124,7 @@ class Messages(Dialect):
 
 
 class _MessageStream(EventStream):
-    """Combines the events of a streamed message."""
+    """A reader that combines the events of a streamed message."""
 
     def __init__(self, where: str, secrets: Iterable[str]) -> None:
         super().__init__(where, secrets)
@@ -181,7 +187,10 @@ def _content_blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _parsed(arguments: str) -> Any:
-    """Return the JSON value of arguments, or the arguments if they are not JSON. No arguments are an empty object."""
+    """Return the JSON value of arguments, or the arguments if they are not JSON.
+
+    Empty arguments become an empty object.
+    """
     try:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError):
@@ -189,7 +198,7 @@ def _parsed(arguments: str) -> Any:
 
 
 def _with_object_input(block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a block whose `input`, if any, is an object, as the API requires."""
+    """Return a block whose `input`, if there is one, is an object. The API requires an object."""
     if isinstance(block.get("input", {}), dict):
         return dict(block)
     return {**block, "input": {INVALID_ARGUMENTS: block["input"]}}

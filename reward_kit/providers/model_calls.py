@@ -1,7 +1,7 @@
-"""Records of model calls: the time, the outcome and the usage of each request to an endpoint.
+"""Records of model calls. They contain the time, the outcome and the usage of each request to an endpoint.
 
-`ChatEndpoint` adds a record to the list in `MODEL_CALLS`. An episode and a reward call each have their own list, which
-is stored in their `timing`.
+`ChatEndpoint` adds a record to the list in `MODEL_CALLS`. Each episode and each reward call has a separate list, which
+is stored in its `timing`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class ModelCall:
         provider: the provider, as in the attribute `gen_ai.provider.name` of OpenTelemetry.
         server: the host and port of the endpoint.
         began: the start, in seconds of `time.monotonic`.
-        ended: the end.
+        ended: the end, in seconds of `time.monotonic`.
         caller: "user" for the simulated user, otherwise None.
-        finish_reason: the reason why the answer ended, if it is known.
+        finish_reason: the reason why the response ended, if it is known.
         usage: the tokens and the cost, if they are known.
-        retries: the number of attempts that failed before the answer.
-        error: the type of the error that ended the call, if any.
+        retries: the number of attempts that failed before the response arrived.
+        error: the type of the error that ended the call, if there was one.
     """
 
     model: str
@@ -43,18 +43,18 @@ class ModelCall:
     error: str | None = None
 
     def to_json(self, zero: float) -> dict[str, Any]:
-        """Return the call as a JSON object without unknown values, with times in seconds since `zero`."""
+        """Return the call as a JSON object. Times are in seconds since `zero`, and unknown values are omitted."""
         known = {name: value for name, value in asdict(self).items() if value}
         return known | {"began": round(self.began - zero, 6), "ended": round(self.ended - zero, 6)}
 
 
 MODEL_CALLS: ContextVar[list[ModelCall] | None] = ContextVar("MODEL_CALLS", default=None)
-"""The list that receives the model calls of the current episode or reward call; None outside of one."""
+"""The list that receives the model calls of the current episode or reward call. None outside of both."""
 
 
 @contextmanager
 def recorded_call(calls: list[ModelCall], model: str, provider: str, server: str) -> Iterator[ModelCall]:
-    """Add a model call to `calls`, with the time and the error of the block."""
+    """Add a model call to `calls`, and record the time and the error of the block in it."""
     call = ModelCall(model, provider, server, time.monotonic())
     try:
         yield call

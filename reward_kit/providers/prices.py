@@ -26,7 +26,8 @@ class Price:
         input: the price of prompt tokens.
         output: the price of completion tokens, including reasoning.
         cached: the price of prompt tokens that the provider read from its cache.
-        cache_write: the price of prompt tokens that the provider wrote to its cache. If None, that of `input`.
+        cache_write: the price of prompt tokens that the provider wrote to its cache. If None, the price of `input`
+            applies.
     """
 
     input: float
@@ -37,7 +38,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """The price of each model, by name."""
+    """The price of each model, keyed by name."""
 
     models: Mapping[str, Price]
 
@@ -108,7 +109,7 @@ def _price(value: Any, where: str) -> Price:
             raise ConfigError(f"{where}.{key}: missing; set a price in US dollars per million tokens")
         is_number = isinstance(price, int | float) and not isinstance(price, bool)
         if not (is_number and math.isfinite(price) and price >= 0):
-            wanted = "expected US dollars per million tokens, a number of at least 0"
+            wanted = "expected a price of at least 0 in US dollars per million tokens"
             raise ConfigError(f"{where}.{key}: {wanted}, got {price!r}")
         dollars[key] = float(price)
     return Price(**dollars)

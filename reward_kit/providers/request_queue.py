@@ -1,7 +1,8 @@
-"""The queue for one model at an endpoint: rate limits, concurrency, outages and retries for all requests of a run.
+"""The queue for one model at an endpoint. It handles rate limits, concurrency, outages and retries for a whole run.
 
-Each request has a `Permit` from its `RequestQueue`, with which it waits for its turn before each attempt. This wait
-counts neither as an attempt nor toward the retry budget. `development/traffic.md` explains the reasons.
+Each request has a `Permit` from its `RequestQueue`. With the permit, the request waits for its turn before each
+attempt. This wait counts neither as an attempt nor toward the retry budget. `development/traffic.md` explains the
+reasons.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from reward_kit.validation import check_number
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _EPSILON = 1e-9
-_MEMORY = 0.1  # the weight of the latest answer in a running average
+_MEMORY = 0.1  # the weight of the latest response in a running average
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Rates:
 
     Attributes:
         requests_per_minute: the maximum number of attempts that begin in a minute.
-        tokens_per_minute: the maximum number of prompt and answer tokens in a minute. `TokenEstimate` estimates the
+        tokens_per_minute: the maximum number of prompt and completion tokens in a minute. `TokenEstimate` estimates the
             tokens of a request in advance.
         max_connections: the maximum number of concurrent requests.
 
@@ -74,7 +75,7 @@ class RetryPolicy:
     Attributes:
         max_attempts: the maximum number of attempts, including the first.
         budget_s: the number of seconds after the first attempt during which further attempts may begin.
-        base_s: the upper bound in seconds for the first random wait. It doubles with each retry.
+        base_s: the upper bound in seconds for the first random wait. The bound doubles with each retry.
         cap_s: the upper bound in seconds for every random wait.
     """
 
@@ -89,14 +90,14 @@ class RetryPolicy:
         `retry` is the number of earlier retries. The random wait is uniform in [0, min(cap_s, base_s * 2**retry)], so
         that requests that were rejected together are not retried together.
         """
-        # Far beyond 2**64 the cap applies anyway; the bound keeps the power a float.
+        # Far beyond 2**64, the cap applies anyway. The bound ensures that the power fits a float.
         return (retry_after_s or 0.0) + jitter.uniform(0.0, min(self.cap_s, self.base_s * 2.0 ** min(retry, 64)))
 
 
 class Bucket:
-    """A token bucket that holds the supply of one second, but at least 1.
+    """A token bucket. Its capacity is the supply of one second, but at least 1.
 
-    In any window of w minutes, the total taken is at most `per_minute` * w plus one bucket, plus one amount that is
+    In any window of w minutes, the total taken is at most `per_minute` * w, plus one bucket, plus one amount that is
     larger than the bucket. A full bucket allows such an amount, and later requests wait until the overdraft is
     refilled.
     """
@@ -123,7 +124,8 @@ class Bucket:
 class TokenEstimate:
     """An estimate of the number of tokens in a request, based on the usage of earlier requests.
 
-    Before the first answer, it assumes that a token has 4 bytes and that the answer has the maximum length.
+    Before the first response, the estimate assumes that a token has 4 bytes and that the response has the maximum
+    length.
     """
 
     __slots__ = ("_completion", "_tokens_per_byte")
@@ -133,7 +135,7 @@ class TokenEstimate:
         self._completion: float | None = None
 
     def tokens(self, size: int, max_completion: float) -> float:
-        """Return the estimate for a request of `size` bytes with an answer of at most `max_completion` tokens."""
+        """Return the estimate for a request of `size` bytes with a response of at most `max_completion` tokens."""
         return size * self._tokens_per_byte + (max_completion if self._completion is None else self._completion)
 
     def learn(self, size: int, prompt_tokens: int, completion_tokens: int) -> None:
@@ -152,11 +154,11 @@ _LONGEST_PAUSE_S = 30.0
 class Concurrency:
     """The limit on concurrent requests, which is learned from rejections by the endpoint.
 
-    The rule is that of TCP (RFC 5681). A rejection cuts the limit: to 70% of the requests in flight, as in CUBIC (RFC
-    9438), or to the number of requests that the endpoint did not reject if that is lower. After that, the limit doubles
-    in each round trip until it reaches the 70%, and then grows by one in each round trip. As in BBRv2, rejections that
-    are rare and do not depend on the load cause no cut: once a request has been answered, the share of rejections,
-    averaged over about two round trips, must exceed 10%.
+    The rule is that of TCP (RFC 5681). A rejection reduces the limit to 70% of the requests in flight, as in CUBIC (RFC
+    9438), or to the number of requests that the endpoint did not reject if that number is lower. After that, the limit
+    doubles in each round trip until it reaches the 70%. From then on, it grows by one in each round trip. As in BBRv2,
+    rejections that are rare and do not depend on the load cause no cut: once a request has been answered, the limit is
+    cut only if the share of rejections, averaged over about two round trips, exceeds 10%.
 
     Attributes:
         limit: the current limit. It is infinite until the first rejection, unless `most` is set.
@@ -177,11 +179,11 @@ class Concurrency:
         self._cuts_in_a_row = 0
         self._unrefused = 0
         self._share = 0.0  # running average of the share of rejections since the last cut
-        self._has_answers = False  # since the last cut
-        self._rejections = 0  # that caused or followed the last cut
+        self._has_answers = False  # whether any request was answered since the last cut
+        self._rejections = 0  # rejections that caused or followed the last cut
 
     def answered(self, is_scarce: bool, in_flight: int = 1) -> None:
-        """Record an answer. If requests are waiting because of the limit (`is_scarce`), the limit grows."""
+        """Record a response. If requests are waiting because of the limit (`is_scarce`), the limit grows."""
         self._cuts_in_a_row = 0
         self._has_answers = True
         self._share -= self._weight(in_flight) * self._share
@@ -190,9 +192,10 @@ class Concurrency:
             self.limit = min(self.limit + step, self._most)
 
     def refused(self, number: int, latest: int, in_flight: int) -> bool:
-        """Record that the attempt with this number was rejected, and return True if this reduces the limit.
+        """Record that the attempt with this number was rejected, and return True if the rejection reduces the limit.
 
-        A burst of rejections reduces the limit once. Attempts that were sent before the cut do not reduce it again.
+        A burst of rejections reduces the limit only once. Rejections of attempts that were sent before the cut do not
+        reduce it again.
         """
         is_news = number > self._cut_at
         self.tolerates = False
@@ -213,12 +216,15 @@ class Concurrency:
 
     @property
     def is_isolated(self) -> bool:
-        """True if only the latest request was rejected, so that others in the same round trip may be accepted."""
+        """True if only the latest request was rejected, so other requests in the same round trip may be accepted."""
         return self._rejections == 1 and self._cuts_in_a_row <= 1 and self._unrefused > 0
 
     @staticmethod
     def _weight(in_flight: int) -> float:
-        """Return the weight of one answer in the share of rejections, which is averaged over about two round trips."""
+        """Return the weight of one response in the share of rejections.
+
+        The share is averaged over about two round trips.
+        """
         return min(0.2, 0.5 / max(in_flight, 1))
 
     def pause_s(self) -> float:
@@ -239,30 +245,35 @@ class Fault(Enum):
     """The problem that a failed attempt reveals."""
 
     REFUSED = "rate limited"
-    FAILED = "no answer, or not in time"
+    FAILED = "no response in time"
     UNREACHABLE = "no connection"
 
 
 class Outage:
-    """The failures of one endpoint since its last answer, which may amount to an outage.
+    """The failures of one endpoint since its last response, which may amount to an outage.
 
     An outage begins after `STREAK` consecutive failures of at least two different requests. If a single request keeps
-    failing while no other is in flight, that request is assumed to be the cause, and its retry limits end it. A failure
-    to connect is never attributed to a request.
+    failing while no other request is in flight, that request is assumed to be the cause, and its retry limits end it. A
+    failure to connect is never attributed to a request.
     """
 
     __slots__ = ("_first", "_interval_s", "count", "is_open", "is_shared", "next_probe", "since")
 
     def __init__(self) -> None:
-        self.is_open = False  # True while the endpoint is considered down
+        self.is_open = False  # True while the endpoint is considered to be down
         self.is_shared = False  # True if more than one request failed
-        self.since: float | None = None  # time of the first failure since the last answer
-        self.count, self._first = 0, -1  # failures since the last answer without rejections; the first failed request
-        self.next_probe: float | None = 0.0  # time of the next request that may test the endpoint; None while one does
+        self.since: float | None = None  # time of the first failure since the last response
+        self.count, self._first = (
+            0,
+            -1,
+        )  # failures other than rejections since the last response; the first failed request
+        self.next_probe: float | None = (
+            0.0  # time of the next request that may probe the endpoint; None while a request is probing it
+        )
         self._interval_s = _FIRST_PROBE_S
 
     def answered(self) -> float | None:
-        """Record an answer. If the endpoint was down, return the time since which it was, otherwise None."""
+        """Record a response. If the endpoint was down, return the time at which the outage began, otherwise None."""
         since = self.since if self.is_open else None
         self.is_open = self.is_shared = False
         self.since, self.count, self._first = None, 0, -1
@@ -272,7 +283,7 @@ class Outage:
     def failed(self, request: int, fault: Fault, now: float, *, is_last: bool = False) -> bool:
         """Record a failed attempt, and return True if an outage begins.
 
-        If it was the last attempt of its request, `is_last` is True.
+        `is_last` is True if it was the last attempt of its request.
         """
         if self.since is None:
             self.since, self._first = now, request
@@ -296,14 +307,14 @@ class Outage:
 
 _OUTAGE_S = 600.0
 _FIRST_OUTAGE_S = 60.0  # an endpoint that has never answered is more likely a wrong address than an outage
-_FIRST_REFUSAL_S = 3.0  # and if nothing listens there, waiting rarely helps
+_FIRST_REFUSAL_S = 3.0  # if nothing listens at the address, waiting rarely helps
 _TELL_AGAIN_S = 30.0
-_NOTICED_S = 5.0  # a program that waits this long for a retry looks as if it hung
+_NOTICED_S = 5.0  # a program that waits this long for a retry seems to hang
 _BURST_S = 1.0  # the rejections of one burst arrive within about this time
 
 
 WHILE_WAITING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("WHILE_WAITING", default=nullcontext)
-"""Context entered while a request of this task waits in a queue, such as the pause of an episode's clock."""
+"""A context that is entered while a request of this task waits in a queue. It may pause the clock of an episode."""
 
 
 class Timer(Protocol):
@@ -334,16 +345,16 @@ class EndpointWatcher(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Permit:
-    """The permission of one request to use a queue for all its attempts."""
+    """A permission for one request to use a queue. The permit covers all attempts of the request."""
 
     queue: RequestQueue
     request: int  # number of the request
     size: int  # bytes of the request's body
-    max_completion: float  # maximum number of answer tokens, 0 if unknown
-    budget_s: float  # the seconds during which rejections of only this request are retried
-    attempts: int = 0  # made so far
-    number: int = 0  # of the latest attempt; the queue numbers all its attempts as they are sent
-    tokens: float = 0.0  # estimated for the latest attempt
+    max_completion: float  # maximum number of completion tokens, 0 if unknown
+    budget_s: float  # the seconds during which rejections are retried if only this request is rejected
+    attempts: int = 0  # number of attempts made so far
+    number: int = 0  # number of the latest attempt; the queue numbers all its attempts as they are sent
+    tokens: float = 0.0  # number of tokens that were estimated for the latest attempt
     admitted: float = 0.0  # when the latest attempt was sent
     waited_s: float = 0.0  # seconds that do not count towards the retry budget
     is_in: bool = False
@@ -358,14 +369,14 @@ class Permit:
         await self.queue.enter(self)
 
     def answered(self, prompt_tokens: int | None = None, completion_tokens: int = 0) -> None:
-        """Report that the attempt was answered, with the usage if it is known."""
+        """Report that the attempt was answered. Pass the usage if it is known."""
         self.queue.answered(self, prompt_tokens, completion_tokens)
 
     def failed(self, error: EndpointError, *, is_last: bool) -> bool:
         """Report that the attempt failed.
 
         Returns:
-            True if the endpoint is the cause, so that the attempt does not count.
+            True if the endpoint is the cause. In that case, the attempt does not count.
         """
         return self.queue.failed(self, error, is_last)
 
@@ -412,12 +423,12 @@ class RequestQueue:
 
     @property
     def is_down(self) -> bool:
-        """True if the endpoint is down, so that requests wait."""
+        """True if the endpoint is down and requests must wait."""
         return self._outage.is_open
 
     @property
     def in_flight(self) -> int:
-        """The number of requests that have been sent and not answered."""
+        """The number of requests that have been sent but not answered."""
         return len(self._sending)
 
     def longest_wait(self) -> Wait | None:
@@ -428,13 +439,13 @@ class RequestQueue:
         return max(waits, default=None)
 
     def permit(self, size: int, max_completion: float = 0.0, budget_s: float = 300.0) -> Permit:
-        """Return a permit for one request, which has a body of `size` bytes."""
+        """Return a permit for one request whose body has `size` bytes."""
         self._known += 1
         return Permit(self, self._known, size, max_completion, budget_s)
 
     async def enter(self, permit: Permit) -> None:
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # requests in flight in another loop ended with that loop
+        if loop is not self._loop:  # requests in flight in a different loop ended with that loop
             self._loop, self._timer = loop, None
             self._sending.clear()
             self._waiting.clear()
@@ -484,7 +495,10 @@ class RequestQueue:
             self._waiting.popleft()
 
     def _wait_s(self, permit: Permit, now: float) -> float | None:
-        """Return the number of seconds until the request may be sent. None if it waits for a request in flight."""
+        """Return the number of seconds until the request may be sent.
+
+        Return None if it must wait until a request in flight ends.
+        """
         if self._outage.is_open:
             return None if self._outage.next_probe is None else max(0.0, self._outage.next_probe - now)
         if self.in_flight + 1 > self._concurrency.limit + _EPSILON:
@@ -544,7 +558,7 @@ class RequestQueue:
             self._patience.cancel()
             self._patience = None
         if since is not None:
-            self._watcher.tell(f"{self._name} answers again after {now - since:.0f} s; the run continues")
+            self._watcher.tell(f"{self._name} is responding again after {now - since:.0f} s; the run continues")
 
     def failed(self, permit: Permit, error: EndpointError, is_last: bool) -> bool:
         was_probe = self._release(permit)
@@ -557,7 +571,7 @@ class RequestQueue:
             return False
         if isinstance(error, TransientError) and error.is_overloaded:
             self._refused(permit.number, error.retry_after_s, now)
-        # Nothing that a first request could contain makes an endpoint refuse the connection.
+        # The content of a first request cannot make an endpoint refuse the connection.
         is_last = is_last or self._last_answer < 0
         if self._outage.failed(permit.request, fault, now, is_last=is_last):
             self._pause(error, now)
@@ -565,15 +579,15 @@ class RequestQueue:
             self._outage.probe_later(now)
         silent_s = now - self._first_sent
         if self._last_answer < 0 and isinstance(error, DeadlineError) and silent_s >= self._patience_s(error):
-            self._stop_soon(f"{self._name} has not answered for {silent_s:.0f} s: {self._what(str(error))}", fail=True)
+            self._stop_soon(f"{self._name} has not responded for {silent_s:.0f} s: {self._what(str(error))}", fail=True)
         excused = self._outage.is_open
         is_overloaded = isinstance(error, TransientError) and error.is_overloaded
-        # If nothing was answered since it was sent, a rejection concerns the endpoint, not this request.
+        # If no request has been answered since this one was sent, a rejection concerns the endpoint, not this request.
         if not excused and is_overloaded and self._last_answer < permit.admitted:
             waited_s = 0.0 if self._outage.since is None else now - self._outage.since
             if waited_s >= self._patience_s(error):
                 what = self._what(str(error))
-                self._stop_soon(f"{self._name} has not answered for {waited_s:.0f} s: {what}", fail=True)
+                self._stop_soon(f"{self._name} has not responded for {waited_s:.0f} s: {what}", fail=True)
             excused = self._outage.is_shared or waited_s < permit.budget_s
         if excused:
             permit.waited_s += now - permit.admitted
@@ -581,7 +595,7 @@ class RequestQueue:
         return excused
 
     def _rejected(self, error: EndpointError) -> None:
-        """Stop the run if all requests so far were rejected, because further ones would be too."""
+        """Stop the run if all requests so far were rejected, because further requests would be rejected too."""
         if self._has_completed or isinstance(error, AccessError | LimitError):
             return
         self._rejections += 1
@@ -609,8 +623,8 @@ class RequestQueue:
     def _refused(self, number: int, asked_s: float | None, now: float) -> None:
         """Reduce the concurrency after a rejection, and pause.
 
-        The pause is as long as the endpoint requests. If it requests none, the pause grows with each consecutive cut. A
-        rare rejection delays only its own request.
+        The pause is as long as the endpoint requests. If the endpoint requests no pause, the pause grows with each
+        consecutive cut. A rare rejection delays only the rejected request.
         """
         is_news = self._concurrency.refused(number, self._sent, self.in_flight + 1)
         if asked_s is not None:
@@ -641,7 +655,7 @@ class RequestQueue:
         return _FIRST_REFUSAL_S if self._is_first_refusal(error) else _FIRST_OUTAGE_S
 
     def _is_first_refusal(self, error: EndpointError) -> bool:
-        """Return True if nothing has ever listened at the address, and the user has not set how long to wait for it."""
+        """Return True if nothing has ever listened at the address and the user has not set how long to wait for it."""
         is_default = self._watcher.outage_time_s is None
         return is_default and self._last_answer < 0 and isinstance(error, UnreachableError)
 
@@ -653,30 +667,30 @@ class RequestQueue:
         what = self._what(str(error))
         patience_s = self._patience_s(error)
         if not self._is_first_refusal(error):
-            pause = "the run pauses and retries, first after 1 s, later every 30 s"
+            pause = "the run pauses and retries, first after 1 s and later every 30 s"
             self._watcher.tell(f"{self._name} has failed {times}; {pause}: {what}")
 
         def lose_patience() -> None:
             if self._outage.is_open and self._outage.since is not None:
                 waited_s = self._clock.now() - self._outage.since
                 advice = "; to wait longer, set run_limits.outage_time_s"
-                self._stop(f"{self._name} has not answered for {waited_s:.0f} s: {what}{advice}", fail=True)
+                self._stop(f"{self._name} has not responded for {waited_s:.0f} s: {what}{advice}", fail=True)
 
         left_s = max(0.0, patience_s - (now - began))
         self._patience = self._clock.call_later(left_s, lose_patience)
 
     def _what(self, message: str) -> str:
-        """Return the message of an error without the URL, which the name of this queue already contains."""
+        """Return the message of an error without the URL, because the name of this queue already contains the URL."""
         return message.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
 
     def _stop_soon(self, reason: str, *, fail: bool = False) -> None:
-        """Stop the run outside of any request, so that the request that revealed the problem can be cancelled."""
+        """Stop the run outside of any request. This way, the request that revealed the problem can be cancelled."""
         asyncio.get_running_loop().call_soon(lambda: self._stop(reason, fail=fail))
 
     def _stop(self, reason: str, *, fail: bool) -> None:
         """Notify the run, which may cancel the waiting requests.
 
-        If `fail` is true, requests that are still waiting after that raise an error.
+        If `fail` is true, requests that are still waiting after the notification raise an error.
         """
         self._watcher.give_up(reason)
         if not fail:
@@ -693,16 +707,16 @@ async def with_retries(
 ) -> tuple[T, int]:
     """Return the result of `attempt`, and the number of retries.
 
-    The number of attempts is limited, and so is the time in which they may begin. A wait that would exceed this time is
-    not started. A Retry-After is never shortened, because an earlier request would be rejected again.
+    The number of attempts is limited, and so is the period in which attempts may begin. A wait that would extend beyond
+    this period is not started. A Retry-After is never shortened, because an earlier request would be rejected again.
 
-    Only a `TransientError` or an `IdleTimeoutError` is retried. All other errors are raised at once. With a permit,
-    each attempt waits for its turn. A failure that is caused by an outage or an overload of the endpoint then counts
-    neither as an attempt nor as time. The caller must report an answer to the permit.
+    Only a `TransientError` or an `IdleTimeoutError` is retried. All other errors are raised immediately. If there is a
+    permit, each attempt waits for its turn. In that case, a failure that is caused by an outage or an overload of the
+    endpoint counts neither as an attempt nor as time. The caller must report a response to the permit.
 
     Raises:
-        ProviderError, DeadlineError: If all attempts failed or the time is used up. This is the last failure, and its
-            message says which limit was reached.
+        ProviderError, DeadlineError: If all attempts failed or the time is used up. The error is the last failure, and
+            its message names the limit that was reached.
         LimitError: If the attempt raises it.
     """
     started = time.monotonic()
@@ -728,7 +742,7 @@ async def with_retries(
             if is_last:
                 why = f"; gave up after {counted} attempts (max_attempts)" if counted > 1 else ""
             elif asked_s is not None and asked_s > left_s:
-                why = f"; its Retry-After of {asked_s:g} s exceeds what is left of {budget}"
+                why = f"; its Retry-After of {asked_s:g} s exceeds the time that is left of {budget}"
                 why += "; raise retry_budget_s to wait for it"
             else:
                 wait_s = policy.wait_s(counted - 1, asked_s, jitter)
@@ -739,5 +753,5 @@ async def with_retries(
                 raise final(f"{error}{why}") from error
             wait_s = min(wait_s, left_s)
             level = logging.WARNING if wait_s >= _NOTICED_S else logging.DEBUG
-            _log.log(level, "attempt %d failed, the next in %.2f s: %s", retries, wait_s, error)
+            _log.log(level, "attempt %d failed; the next attempt starts in %.2f s: %s", retries, wait_s, error)
         await asyncio.sleep(wait_s)

@@ -1,7 +1,7 @@
-"""A cache of model answers from earlier runs, so that a request that has not changed costs nothing.
+"""A cache of model responses from earlier runs. A request that has not changed therefore costs nothing.
 
 Unlike a cassette, which must contain every request, a cache sends the requests that it does not contain to the
-endpoint. The file is an SQLite database, which several runs may use at the same time.
+endpoint. The file is an SQLite database, which multiple runs may use at the same time.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from reward_kit.private_files import private_opener
 
 _log = logging.getLogger(__name__)
 _APPLICATION_ID = 0x7277_6B63  # identifies the file as a response cache
-_WAIT_S = 10.0  # to wait for another process that is writing
+_WAIT_S = 10.0  # maximum wait for a different process that is writing
 
 
 class ResponseCache:
-    """A cache of answers, keyed by a hash of the URL and the request. Errors are not stored.
+    """A cache of responses, keyed by a hash of the URL and the request. Errors are not stored.
 
     Args:
         path: the path of the file. If the file does not exist, it is created.
 
     Attributes:
         hits: the number of requests that were answered from the cache.
-        misses: the number of requests without a cached answer.
-        redact: a function that is applied to each answer before it is written.
+        misses: the number of requests that had no cached response.
+        redact: a function that is applied to each response before it is written.
 
     Raises:
-        ConfigError: If the file cannot be read or written, or is not a response cache.
+        ConfigError: If the file cannot be read or written, or if it is not a response cache.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -58,7 +58,7 @@ class ResponseCache:
         (mark,) = self._database.execute("PRAGMA application_id").fetchone()
         (tables,) = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and mark != _APPLICATION_ID:
-            raise ConfigError(f"{self.path} is an SQLite database, but not a response cache; choose another file")
+            raise ConfigError(f"{self.path} is an SQLite database but not a response cache; choose a different file")
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=NORMAL")
         self._database.execute(f"PRAGMA application_id={_APPLICATION_ID}")
@@ -67,8 +67,9 @@ class ResponseCache:
     def key(self, url: str, body: bytes, scope: str) -> bytes:
         """Return the key for a request that `scope`, such as an episode, sends to a URL.
 
-        With a seed or at temperature 0, the answer is the same for all scopes. Any other request is a new sample. Its
-        key also contains the scope, and the number of equal requests that the scope has already sent.
+        If the request has a seed or temperature 0, the response is the same for all scopes. Any other request is a new
+        sample. The key of such a request also contains the scope and the number of equal requests that the scope has
+        already sent.
         """
         request = json.loads(body)
         parts = [url, json.dumps(request, sort_keys=True, separators=(",", ":"))]
@@ -80,7 +81,7 @@ class ResponseCache:
         return hashlib.sha256("\n".join(parts).encode()).digest()
 
     def find(self, key: bytes) -> Any:
-        """Return the JSON value of a cached answer, or None if none exists."""
+        """Return the JSON value of a cached response, or None if there is none."""
         row = self._execute("SELECT answer FROM answers WHERE key = ?", key)
         if row is None:
             self.misses += 1
@@ -100,11 +101,14 @@ class ResponseCache:
         self._database.close()
 
     def _execute(self, statement: str, *values: bytes) -> tuple[bytes] | None:
-        """Run a statement and return its first row. If it fails, for example on a full disk, log a warning."""
+        """Run a statement and return its first row.
+
+        If it fails, for example because the disk is full, log a warning.
+        """
         try:
             with self._lock:
                 row: tuple[bytes] | None = self._database.execute(statement, values).fetchone()
             return row
         except sqlite3.Error as error:
-            _log.warning("response cache %s: %s; the request is sent without it", self.path, error)
+            _log.warning("response cache %s: %s; the request is sent without the cache", self.path, error)
             return None

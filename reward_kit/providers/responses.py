@@ -1,4 +1,4 @@
-"""OpenAI's Responses API. Conversations are not stored by the provider; reasoning is sent back encrypted."""
+"""OpenAI's Responses API. The provider does not store conversations, and the reasoning is sent back encrypted."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Responses(Dialect):
         return {"input": f"[{','.join(filter(None, encoded))}]"}
 
     def to_body(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the body without `input`. `seed` and `stop`, which the API does not have, are not sent."""
+        """Return the body without `input`. `seed` and `stop` are not sent, because the API does not have them."""
         body = {_RENAMED.get(key, key): value for key, value in request.items() if key not in _NOT_SENT}
-        body = {"store": False, "stream": False} | body  # the default of `transformers serve` is to stream
+        body = {"store": False, "stream": False} | body  # `transformers serve` streams by default
         include = [] if body["store"] else [_ENCRYPTED]
         include += [LOGPROBS] if request.get("logprobs") else []
         if include:
@@ -54,11 +54,14 @@ class Responses(Dialect):
         return body
 
     def stream(self, where: str, secrets: Iterable[str]) -> AnswerStream:
-        """Return the parser for a streamed answer."""
+        """Return the parser for a streamed response."""
         return _ResponseStream(where, secrets)
 
     def to_completion(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a response as a chat completion. Items that are more than text and calls are kept."""
+        """Return a response as a chat completion.
+
+        If the response contains items other than messages and calls, all items are kept.
+        """
         texts: list[str] = []
         refusals: list[str] = []
         reasons: list[str] = []
@@ -79,7 +82,7 @@ class Responses(Dialect):
                 function = {"name": item["name"], "arguments": item.get("arguments")}
                 calls.append({"id": item.get("call_id") or item.get("id"), "type": "function", "function": function})
             elif item["type"] == "reasoning":
-                # Open models return their reasoning, OpenAI's only a summary.
+                # Open models return their reasoning. OpenAI's models return only a summary.
                 parts = item.get("content") or item.get("summary") or []
                 reasons += [part["text"] for part in parts]
         message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts else None}
@@ -94,7 +97,10 @@ class Responses(Dialect):
 
 
 class _ResponseStream(EventStream):
-    """Reads the response from its last event, or its items from their events if the last event has none."""
+    """A reader that takes the response from its last event.
+
+    If the last event does not contain the items, they are taken from their events.
+    """
 
     def __init__(self, where: str, secrets: Iterable[str]) -> None:
         super().__init__(where, secrets)

@@ -81,7 +81,7 @@ class ProviderSession:
         wait, model = max(waits, default=(None, ""))
         if wait is None:
             return None
-        return wait.seconds, f"a queued request to {model}" if wait.is_queued else f"an answer from {model}"
+        return wait.seconds, f"a queued request to {model}" if wait.is_queued else f"a response from {model}"
 
     def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
         """Return the queue for a model at an endpoint. The same pair always gets the same queue.

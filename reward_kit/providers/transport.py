@@ -1,7 +1,7 @@
-"""The module that sends requests to model endpoints, with aiohttp. Each kind of failure has its own error.
+"""The module that sends requests to model endpoints with aiohttp. Each kind of failure has a separate error type.
 
-`development/transport.md` explains with measurements why aiohttp is used instead of an SDK. All other modules call
-`Transport.post`, so a test or a recorder only needs to replace this method. The first request imports aiohttp.
+`development/transport.md` explains, with measurements, why aiohttp is used instead of an SDK. All other modules call
+`Transport.post`, so a test or a recorder only needs to replace this method. aiohttp is imported on the first request.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DRAIN_BYTES = 2**20
 
 
 class Transport:
-    """A client for POST requests with one pool of connections that are kept alive. The first request creates the pool.
+    """A client for POST requests. It has one pool of keep-alive connections, which the first request creates.
 
     Args:
         idle_timeout_s: the number of seconds without a byte from the endpoint after which an attempt ends.
@@ -77,21 +77,21 @@ class Transport:
         body: bytes,
         on_chunk: Callable[[bytes], bool] | None = None,
     ) -> Any:
-        """Send one request and return the JSON value of the answer.
+        """Send one request and return the JSON value of the response.
 
-        If the answer is an event stream, its bytes are passed to `on_chunk`, and the result is `None`.
+        If the response is an event stream, its bytes are passed to `on_chunk`, and the result is `None`.
 
         Args:
-            url: the URL. Messages contain it, so it must not contain a secret.
+            url: the URL. Messages contain the URL, so it must not contain a secret.
             headers: the headers. Long values, such as credentials, are masked in messages.
             body: the bytes to send.
-            on_chunk: a function that receives the bytes of an event stream as they arrive. It returns True once it
-                needs no more.
+            on_chunk: a function that receives the bytes of an event stream as they arrive. The function returns True
+                once it needs no more bytes.
 
         Raises:
-            TransientError: If there is no connection (`UnreachableError`), the connection is dropped, the status is
-                worth a retry, or the answer is HTML or not JSON.
-            ProviderError: For any other failure, including `UnknownHostError`, `AccessError`, and an answer that is
+            TransientError: If there is no connection (`UnreachableError`), if the connection is dropped, if the status
+                is worth a retry, or if the response is HTML or not JSON.
+            ProviderError: For any other failure, including `UnknownHostError`, `AccessError`, and a response that is
                 larger than `MODEL_ANSWER_BYTES`.
             IdleTimeoutError: If no byte arrived for `idle_timeout_s`.
             DeadlineError: If the attempt took longer than `total_timeout_s`.
@@ -102,7 +102,7 @@ class Transport:
         secrets = header_secrets(headers)
         try:
             proxy = None
-            if self._trust_env:  # aiohttp's own `trust_env` would also send the credentials in `~/.netrc`
+            if self._trust_env:  # `trust_env` of aiohttp would also send the credentials in `~/.netrc`
                 from urllib.request import getproxies, proxy_bypass
 
                 parts = urlsplit(url)
@@ -118,7 +118,7 @@ class Transport:
                     raise status_error(status, answer_headers, answer, url, secrets)
                 answer = await read_body(response, MODEL_ANSWER_BYTES)
             kind = answer_headers.get("Content-Type", "")
-            return parse_answer(answer, f"{url} answered status {status}", kind, secrets)
+            return parse_answer(answer, f"{url} returned status {status}", kind, secrets)
         except TooLargeError as error:
             raise too_large_error(url, error) from None
         except (aiohttp.ClientError, OSError) as error:  # OSError covers TimeoutError
@@ -137,7 +137,7 @@ class Transport:
         return None
 
     async def aclose(self) -> None:
-        """Close all connections. A later request opens new ones."""
+        """Close all connections. A later request opens new connections."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -147,11 +147,11 @@ class Transport:
 
         loop = asyncio.get_running_loop()
         if self._session is None or self._loop is not loop:
-            # A second `asyncio.run` brings a new loop; the connections of the old one are dead with it. The new session
-            # is in place before the first await, so that concurrent requests share it.
+            # A second `asyncio.run` creates a new loop. The connections of the old loop are closed with it. The new
+            # session is in place before the first await, so that concurrent requests share it.
             old, self._loop = self._session, loop
             self._session = aiohttp.ClientSession(
-                # Queues and the run limit the requests in flight; a wait here would be attributed to the endpoint.
+                # Queues and the run limit the requests in flight. A wait here would be attributed to the endpoint.
                 connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(
@@ -168,26 +168,26 @@ class Transport:
         import aiohttp
 
         if isinstance(error, aiohttp.ServerTimeoutError):
-            if self._idle_timeout_s >= self._total_timeout_s:  # as for judges, whose answers are not streamed
+            if self._idle_timeout_s >= self._total_timeout_s:  # as for judges, whose responses are not streamed
                 return IdleTimeoutError(
                     f"{url} sent nothing for total_timeout_s={self._total_timeout_s:g}; raise total_timeout_s"
                 )
             return IdleTimeoutError(
                 f"{url} sent nothing for idle_timeout_s={self._idle_timeout_s:g}; raise idle_timeout_s, or "
-                "stream the answer (stream: true) so that data arrives while the model writes"
+                "stream the response (stream: true) so that data arrives while the model writes"
             )
         if isinstance(error, TimeoutError):
             return DeadlineError(
-                f"{url} did not finish its answer within total_timeout_s={self._total_timeout_s:g}; "
+                f"{url} did not finish its response within total_timeout_s={self._total_timeout_s:g}; "
                 "raise total_timeout_s, or lower max_tokens"
             )
         detail = excerpt(str(error) or type(error).__name__, secrets)
         if isinstance(error, aiohttp.ClientPayloadError):
-            return TransientError(f"{url} cut the answer short: {detail}")
+            return TransientError(f"{url} cut the response short: {detail}")
         if isinstance(error, aiohttp.ClientConnectorDNSError | aiohttp.ClientSSLError):
             return UnknownHostError(f"{url} cannot be reached; check base_url: {detail}")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            # Lower concurrency helps against this error, too.
+            # Lower concurrency also helps against this error.
             return TransientError(f"{url}: no file descriptor is available; raise `ulimit -n`: {detail}", status=429)
         if isinstance(error, aiohttp.ClientConnectorError):
             if error.os_error.errno == errno.ECONNREFUSED:
@@ -205,11 +205,11 @@ def header_secrets(headers: Mapping[str, str]) -> list[str]:
 
 
 def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]) -> Any:
-    """Parse the JSON value of an answer.
+    """Parse the JSON value of a response.
 
     Raises:
-        TransientError: If the answer is not JSON.
-        TooLargeError: If the answer has too many values.
+        TransientError: If the response is not JSON.
+        TooLargeError: If the response has too many values.
     """
     if "html" in content_type.lower() or answer[:64].lstrip()[:1] == b"<":
         raise HtmlError(f"{what} with an HTML page: {excerpt(answer, secrets)}")
@@ -222,7 +222,7 @@ def parse_answer(answer: bytes, what: str, content_type: str, secrets: list[str]
 
 
 async def _feed(content: aiohttp.StreamReader, on_chunk: Callable[[bytes], bool]) -> None:
-    """Pass the bytes of an event stream to `on_chunk` until it needs no more."""
+    """Pass the bytes of an event stream to `on_chunk` until it needs no more bytes."""
     import aiohttp
 
     async for chunk in content.iter_any():

@@ -447,4 +447,5 @@ def credit_facts(run: Path) -> dict[str, Any] | None:
         facts = {key: section[key] for key in _CREDIT_FACTS}
     except (StoreError, KeyError, TypeError):
         return None
-    return facts | {key: options.get(key) for key in _CREDIT_OPTIONS}
+    # A run of an earlier release does not record the name of its state hash.
+    return facts | {"state_hash": section.get("state_hash")} | {key: options.get(key) for key in _CREDIT_OPTIONS}

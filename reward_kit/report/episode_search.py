@@ -76,7 +76,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(part)
 
 
-_NOT_TEXT = ("role", "type", "id", "tool_call_id", "state_key", "info", "outputs")
+_NOT_TEXT = ("role", "type", "id", "tool_call_id", "state_key", "state_and_results", "info", "outputs")
 
 
 def _lower(text: str) -> bytes:

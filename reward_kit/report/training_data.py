@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reward_kit.credit.state_hashes import describe_state_hash
 from reward_kit.display_text import escape_text
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError, StoreError
@@ -318,9 +319,11 @@ def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
         return None
     latest = max(files)
     groups: dict[str, list[_Kept]] = defaultdict(list)
+    firsts: list[Mapping[str, Any]] = []
     for record in kept_records(files[latest]):
         if TRAINING in record:  # earlier releases logged only the episode, without its scores
             kept = _kept(record, header)
+            firsts += record["steps"][:1]
             groups[kept.facts.group_id].append(kept)
     if not groups:
         return None
@@ -338,6 +341,8 @@ def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
     options = ((header.training or {}).get("config") or {}).get("credit") or {}
     is_full = isinstance(options, Mapping)
     credit = {key: options[key] for key in _CREDIT if key in options} if is_full else {"estimator": options}
+    if is_full and "state_hash" in options:
+        credit["state_hash"] = describe_state_hash(options["state_hash"], firsts)
     data = ChunkData("inline", credit, chunks=[[part] for part in parts], texts=texts)
     names = {part.group_id: [facts.row.rollout_id for facts in part.episodes] for part in parts}
     return KeptGroups(latest, data, names, len(ordered) - len(parts))

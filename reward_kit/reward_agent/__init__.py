@@ -1,4 +1,4 @@
-"""Asynchronous scoring of episodes, which runs concurrently with other work."""
+"""Asynchronous scoring of episodes. It runs concurrently with other work."""
 
 from __future__ import annotations
 

@@ -38,30 +38,31 @@ _NOT_OPEN = NOT_OPEN.replace("async with AsyncRewardAgent", "with SyncRewardAgen
 
 
 class AsyncRewardAgent:
-    """Scores rollouts concurrently. Use it as an async context manager.
+    """An agent that scores rollouts concurrently. Use it as an async context manager.
 
     Args:
         scorer: a reward function or class, which is called in this process (with a warning if it requests a sandbox),
             or an object that calls a reward elsewhere, such as `RemoteReward`.
-        max_concurrency: the maximum number of concurrent calls. A call for a group counts as one.
+        max_concurrency: the maximum number of concurrent calls. A call for a group counts as one call.
         deadline_s: the time limit of a call in seconds. A call that exceeds it is cancelled, and its rollouts are
             unscored with the class `timeout`. The time includes the wait for a worker, except for a synchronous
             reward in this process.
-        max_pending: the maximum number of requests without a score. While a new batch would exceed it, `submit` waits.
+        max_pending: the maximum number of requests without a score. If a new batch would exceed this number, `submit`
+            waits.
         rates: the limits on calls per minute and on concurrent calls. If None, the attribute `rates` of the scorer is
             used.
-        retries: the policy for retrying failed calls. If None, the attribute `retries` of the scorer is used, and
-            without one, calls are not retried.
-        cache: a cache that gives equal requests the same score and makes only one call for those that are in flight.
-            If None, every request is scored, because two answers of a judge to the same question are two samples.
-        batch_format: the format of the batches of a trainer, which are then accepted and returned in addition to lists
-            of requests, such as `DataProtoFormat` of `integrations.verl`.
+        retries: the policy for retrying failed calls. If None, the attribute `retries` of the scorer is used. If the
+            scorer has no such attribute, calls are not retried.
+        cache: a cache that gives equal requests the same score and makes only one call for equal requests in flight.
+            If None, every request is scored, because two responses of a judge to the same question are two samples.
+        batch_format: the format of the batches of a trainer, such as `DataProtoFormat` of `integrations.verl`. Such
+            batches are then accepted and returned in addition to lists of requests.
 
     Attributes:
-        scorer: the scorer that was passed, or the one that was created for the reward.
+        scorer: the scorer that was passed, or the scorer that was created for the reward.
 
     Raises:
-        ConfigError: If a number is out of range, the rates limit tokens, or the reward cannot be cached.
+        ConfigError: If a number is out of range, if the rates limit tokens, or if the reward cannot be cached.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class AsyncRewardAgent:
             if error is not None or self._pending:
                 tasks.cancel_scope.cancel()
             try:
-                # Keep the block's error from the task group, which would wrap it in an ExceptionGroup.
+                # Keep the error of the block from the task group, which would wrap the error in an ExceptionGroup.
                 await tasks.__aexit__(None, None, None)
             finally:
                 self._tasks = None
@@ -161,7 +162,7 @@ class AsyncRewardAgent:
     async def submit(self, batch: Any, group_size: int = 1, *, deadline_s: float | None = None) -> Ticket:
         """Start to score a batch.
 
-        While `max_pending` would be exceeded, this method waits, unless no other requests are pending.
+        If the batch would exceed `max_pending`, this method waits, unless no other requests are pending.
 
         Args:
             batch: a list of requests or episodes, or a batch in the `batch_format` of the agent.
@@ -170,7 +171,8 @@ class AsyncRewardAgent:
                 class `timeout`.
 
         Raises:
-            ConfigError: If the size of the batch is not a multiple of the group size, or the deadline is not positive.
+            ConfigError: If the size of the batch is not a multiple of the group size, or if the deadline is not
+                positive.
             RewardError: If the agent is not open.
         """
         self._open_tasks()
@@ -193,7 +195,7 @@ class AsyncRewardAgent:
                     self._open_tasks()
             finally:
                 self._submitters.remove(turn)
-                if self._submitters:  # The next submitter may fit too.
+                if self._submitters:  # The batch of the next submitter may also fit.
                     self._submitters[0].set()
         self._submitted += 1
         finishes_groups = self._caller.finishes_groups
@@ -213,7 +215,7 @@ class AsyncRewardAgent:
     async def compute_reward_pipeline(self, batch: Any, group_size: int = 1) -> int:
         """Submit a batch, and return the number of its requests.
 
-        Without a ticket, `get` returns the results of the oldest batch first.
+        If `get` is called without a ticket, it returns the results of the oldest batch first.
         """
         return len((await self.submit(batch, group_size)).requests)
 
@@ -235,26 +237,27 @@ class AsyncRewardAgent:
     ) -> Any:
         """Wait for `chunk_size` results of one batch, and return them sorted by their index in the batch.
 
-        The results consist of whole groups. They are a `ScoredChunk` or, for a batch in the agent's `batch_format`, the
-        result of that format.
+        The results consist of whole groups. They are a `ScoredChunk`. If the batch is in the agent's `batch_format`,
+        they are the result of that format instead.
 
         Args:
             chunk_size: the number of results. It must be a multiple of the group size unless `cut_groups` is true.
-            hook_func: a function to call with the three columns of the chunk. Its result, which is awaited if
-                necessary, is returned instead of the chunk. If it raises an error, the results remain available.
-            ticket: the ticket of the batch. If None, it is the oldest batch that has results left.
-            order: "completion" returns the groups that completed first, which favors fast rewards; "submission" returns
+            hook_func: a function that is called with the three columns of the chunk. Its result, which is awaited if
+                necessary, is returned instead of the chunk. If the function raises an error, the results remain
+                available.
+            ticket: the ticket of the batch. If None, the oldest batch that has results left is used.
+            order: "completion" returns the groups that completed first, which favors fast rewards. "submission" returns
                 the groups that were submitted first, even if other groups complete earlier.
             cut_groups: whether a group may be split. The rest of a split group comes first in the next chunk.
             **kwargs: keyword arguments for `hook_func`.
 
         Raises:
-            ConfigError: If there are fewer results left, or a group would be split. It is raised immediately, and no
-                results are lost.
-            RewardError: If the agent is not open, or is closed while this method waits.
+            ConfigError: If fewer results are left, or if a group would be split. The error is raised immediately, and
+                no results are lost.
+            RewardError: If the agent is not open, or if it is closed while this method waits.
         """
         if kwargs and hook_func is None:
-            raise ConfigError(f"get: {', '.join(sorted(kwargs))} can only be passed with hook_func")
+            raise ConfigError(f"get: {', '.join(sorted(kwargs))} can be passed only with hook_func")
         taken = await self.take(chunk_size, ticket=ticket, order=order, cut_groups=cut_groups)
         try:
             if hook_func is None:
@@ -273,7 +276,7 @@ class AsyncRewardAgent:
         order: Order = "completion",
         cut_groups: bool = False,
     ) -> Taken:
-        """Like `get`, but return results that can be put back with `put_back`."""
+        """Do the same as `get`, but return results that can be put back with `put_back`."""
         self._open_tasks()
         chunk_size = _whole("chunk_size", chunk_size)
         if ticket is None:
@@ -281,11 +284,14 @@ class AsyncRewardAgent:
         elif not isinstance(ticket, Ticket):
             raise ConfigError(f"ticket must be the result of submit, got {type_name(ticket)}")
         elif not ticket.belongs_to(self) and ticket.requests:
-            raise ConfigError("the ticket belongs to another agent or to one that is closed")
+            raise ConfigError("the ticket belongs to a different agent or to a closed agent")
         return self._handed_out(ticket, await ticket.deliveries.take(chunk_size, order, cut_groups=cut_groups))
 
     def put_back(self, taken: Taken) -> None:
-        """Make results available again, before those that arrive later. This has no effect on a closed agent."""
+        """Make results available again. They come before results that arrive later.
+
+        This has no effect on a closed agent.
+        """
         ticket = taken.ticket
         if not ticket.belongs_to(self):
             return
@@ -295,20 +301,20 @@ class AsyncRewardAgent:
         self._wake_group_taker()
 
     async def score_all(self, batch: Sequence[Any], group_size: int = 1) -> list[Scored]:
-        """Submit requests or episodes and return their scores in order.
+        """Submit requests or episodes, and return their scores in order.
 
         If the caller is cancelled, the calls are cancelled too.
 
         Raises:
             ConfigError: As for `submit`.
-            RewardError: If the agent is not open, or is closed while this method waits.
+            RewardError: If the agent is not open, or if it is closed while this method waits.
         """
         ticket = await self.submit(batch, group_size)
         try:
             return (await self.take(len(batch), ticket=ticket)).chunk.extra_infos
         except anyio.get_cancelled_exc_class():
             ticket.cancel()
-            if ticket.belongs_to(self):  # Take the results, since the agent would keep them otherwise.
+            if ticket.belongs_to(self):  # Take the results, because the agent would keep them otherwise.
                 await self.take(len(batch), ticket=ticket)
             raise
 
@@ -316,8 +322,8 @@ class AsyncRewardAgent:
         """Wait for the next complete group of any batch, except for groups that a `get` is waiting for.
 
         Raises:
-            ConfigError: If there are no results left.
-            RewardError: If the agent is not open, or is closed while this method waits.
+            ConfigError: If no results are left.
+            RewardError: If the agent is not open, or if it is closed while this method waits.
         """
         wake_up = asyncio.Event()
         self._group_takers.append(wake_up)
@@ -338,7 +344,9 @@ class AsyncRewardAgent:
     async def mini_batches(
         self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
     ) -> AsyncIterator[Any]:
-        """Yield the remaining results of one batch in chunks, as `get` returns them. The last chunk may be smaller.
+        """Yield the remaining results of one batch in chunks, in the form that `get` returns.
+
+        The last chunk may be smaller.
 
         Raises:
             ConfigError, RewardError: As for `get`.
@@ -405,7 +413,7 @@ class Taken(NamedTuple):
 
     @property
     def chunk(self) -> ScoredChunk:
-        """The results by request."""
+        """The results, with one item per request."""
         return ScoredChunk.of(self.ticket, self.indexes)
 
     def result(self) -> Any:
@@ -440,7 +448,7 @@ _Result = TypeVar("_Result")
 class SyncRewardAgent:
     """An `AsyncRewardAgent` with blocking methods. Use it as a context manager in any thread.
 
-    It takes the same arguments and runs in a daemon thread, so a program can exit without closing it.
+    It takes the same arguments. It runs in a daemon thread, so a program can exit without closing it.
     """
 
     def __init__(self, scorer: Callable[..., Any] | RewardSpec | Scorer, **options: Any) -> None:
@@ -527,13 +535,13 @@ class _Held:
 class PersistentAgent:
     """A reward agent that stays open between calls, for trainers that score in their own loops and tasks.
 
-    Each event loop has its own agent. The first call opens it, and it is closed when the loop ends, because trainers
-    have no hook for their end. It would take a third of a second to open a sandboxed reward for each rollout.
+    Each event loop has a separate agent. The first call opens the agent. It is closed when the loop ends, because
+    trainers have no hook for their end. Opening a sandboxed reward for each rollout would take a third of a second.
     """
 
     def __init__(self, make: Callable[[], AsyncRewardAgent]) -> None:
         self._make = make
-        # Loops run in several threads, but each uses only its own entry.
+        # Loops run in multiple threads, but each loop uses only its own entry.
         self._held: dict[asyncio.AbstractEventLoop, _Held] = {}
 
     async def score(self, request: ScoringRequest) -> Scored:
@@ -541,7 +549,8 @@ class PersistentAgent:
         loop = asyncio.get_running_loop()
         held = self._held.get(loop)
         if held is None:
-            for ended in [each for each in list(self._held) if each.is_closed()]:  # closed without ending their tasks
+            # Forget loops that were closed without ending their tasks.
+            for ended in [each for each in list(self._held) if each.is_closed()]:
                 self._held.pop(ended, None)
             held = self._held[loop] = _Held(loop.create_future())
             held.task = loop.create_task(self._hold(loop, held))
@@ -549,7 +558,7 @@ class PersistentAgent:
         return (await agent.score_all([request]))[0]
 
     async def close(self) -> None:
-        """Close the agent of the running event loop. A later call opens a new one."""
+        """Close the agent of the running event loop. A later call opens a new agent."""
         held = self._held.pop(asyncio.get_running_loop(), None)
         if held is not None and held.task is not None:
             held.leave.set()
@@ -564,9 +573,9 @@ class PersistentAgent:
         except Exception as error:
             if held.ready.done():
                 raise
-            held.ready.set_exception(error)  # Raised by `score`; the next call tries again.
+            held.ready.set_exception(error)  # `score` raises this error. The next call tries again.
         finally:
-            held.ready.cancel()  # no effect if done
+            held.ready.cancel()  # no effect if the future is done
             if self._held.get(loop) is held:
                 del self._held[loop]
 
@@ -588,7 +597,7 @@ def score_all(
         **options: options of `AsyncRewardAgent`, such as `max_concurrency` or `deadline_s`.
 
     Raises:
-        ConfigError: If an option is invalid, or the number of requests is not a multiple of `group_size`.
+        ConfigError: If an option is invalid, or if the number of requests is not a multiple of `group_size`.
     """
     with SyncRewardAgent(reward, **options) as agent:
         return agent.score_all(requests, group_size)

@@ -1,7 +1,7 @@
 """The scheduler that determines the order, the concurrency and the retries of a reward agent's calls.
 
-Tickets take turns after each group, and groups that have been started come before new ones. Retries are limited both
-for each call and for the whole agent, so that an endpoint that is down does not receive many times the usual number
+Tickets take turns after each group, and groups that have been started come before new groups. Retries are limited both
+for each call and for the whole agent. An endpoint that is down therefore does not receive many times the usual number
 of requests.
 """
 
@@ -52,15 +52,15 @@ class Retries:
 
     Attributes:
         policy: the number of attempts, the time budget of each call, and the waits between attempts. As for model
-            endpoints, the waits grow exponentially with full jitter, and are added to the endpoint's Retry-After.
+            endpoints, the waits grow exponentially with full jitter, and they are added to the endpoint's Retry-After.
         classes: the failure classes that are retried. A transient error of the client that the reward uses has the
-            class `provider_error`; see `providers/faults.py`.
-        seed: the seed of the jitter. If None, it is random.
+            class `provider_error`. See `providers/faults.py`.
+        seed: the seed of the jitter. If None, the seed is random.
         max_share: the maximum ratio of retries to calls that were started within the time budget of the policy. `SPARE`
             further retries are always allowed. Failures beyond this limit are not retried. If None, no limit applies.
 
     Raises:
-        ConfigError: If a class is unknown, or the share is not positive.
+        ConfigError: If a class is unknown, or if the share is not positive.
     """
 
     policy: RetryPolicy = field(default_factory=RetryPolicy)
@@ -79,7 +79,7 @@ class Retries:
 
 
 class SharedBudget:
-    """The retry budget of an agent: a share of the calls that were started in a time window, plus `SPARE`."""
+    """The retry budget of an agent. It is a share of the calls that were started in a time window, plus `SPARE`."""
 
     def __init__(self, share: float, window_s: float) -> None:
         self._share, self._slice_s = share, window_s / _SLICES
@@ -102,7 +102,7 @@ class SharedBudget:
 
     def _slice(self, now_s: float) -> list[int]:
         number = int(now_s / self._slice_s)
-        # One more slice than the window has, so that a call counts for the whole window.
+        # Keep one more slice than the window has, so that a call counts for the whole window.
         while self._slices and self._slices[0][0] < number - _SLICES:
             _, calls, retries = self._slices.popleft()
             self._calls -= calls
@@ -123,9 +123,9 @@ class Call:
     began: float = 0.0  # start of the first attempt, in event loop time
     spans: list[tuple[float, float]] = field(default_factory=list)  # start and end of each attempt
     model_calls: list[ModelCall] = field(default_factory=list)
-    given_up: str = ""  # the reason why it is not retried, unless its attempts are used up
+    given_up: str = ""  # the reason why the call is not retried, unless its attempts are used up
     key: str | None = None  # the hash of its content, if results are cached
-    scope: anyio.CancelScope | None = None  # cancels it while in flight
+    scope: anyio.CancelScope | None = None  # cancels the call while it is in flight
     followers: list[Call] = field(default_factory=list)  # equal calls, which share its results
 
     @property
@@ -140,7 +140,7 @@ class Call:
 
 
 class CallScheduler:
-    """Makes the calls of all tickets, with limits on concurrency and rates."""
+    """A scheduler that makes the calls of all tickets and limits their concurrency and rates."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class CallScheduler:
         self._finisher: Finisher | None = getattr(scorer, "finish_group", None)
         self.finishes_groups = self._finisher is not None
         self._begun: deque[Call] = deque()  # calls of started groups
-        self._tickets: deque[tuple[Ticket, int]] = deque()  # with the index of the next group of each
+        self._tickets: deque[tuple[Ticket, int]] = deque()  # each with the index of its next group
         self._making: set[Call] = set()
         self._finishing: dict[anyio.CancelScope, tuple[Ticket, int]] = {}
         self._leading: dict[str, Call] = {}
@@ -223,13 +223,13 @@ class CallScheduler:
             self._tasks.start_soon(self._work, call)
 
     def _take(self) -> Call | None:
-        """Return the next call, or None if none exists or the rate limit does not allow one yet."""
+        """Return the next call, or None if there is no call or the rate limit does not allow one yet."""
         while (call := self._next()) is not None:
             if not call.is_wanted:
                 self._promote_follower(call)
                 continue
             wait_s = self._bucket.wait_s(1.0, self._loop.time()) if self._bucket is not None else 0.0
-            if wait_s:  # put it back at the front
+            if wait_s:  # put the call back at the front
                 self._begun.appendleft(call)
                 if self._pause is None:
                     self._pause = self._loop.call_later(wait_s, self._resume)
@@ -242,7 +242,7 @@ class CallScheduler:
     def _next(self) -> Call | None:
         while not self._begun and self._tickets:
             ticket, start = self._tickets.popleft()
-            if ticket.is_done:  # it was cancelled
+            if ticket.is_done:  # the ticket was cancelled
                 continue
             size = ticket.group_size
             if self._in_groups:
@@ -265,7 +265,7 @@ class CallScheduler:
             self._time_came.clear()
 
     async def _work(self, first: Call) -> None:
-        """Make one call after another. A task for each call would cost as much as a short reward."""
+        """Make one call after another. A separate task for each call would cost as much as a short reward."""
         call: Call | None = first
         try:
             while call is not None:
@@ -283,7 +283,7 @@ class CallScheduler:
             self._workers -= 1
 
     async def _make(self, call: Call) -> list[Scored]:
-        """Make one attempt of a call, and return its results, which may be failures."""
+        """Make one attempt of a call, and return the results, which may be failures."""
         began = self._loop.time()
         call.attempts += 1
         if call.attempts == 1:
@@ -301,7 +301,7 @@ class CallScheduler:
                         context = call.ticket.context.copy()
                         context.run(MODEL_CALLS.set, call.model_calls)
                         if (telemetry := context.get(CURRENT_TELEMETRY)) is not None:
-                            for each in reversed(call.requests):  # a group has the context of its first rollout
+                            for each in reversed(call.requests):  # a group uses the context of its first rollout
                                 context.run(telemetry.begin_reward, each.rollout_id, each.timing)
                         if self._in_groups:
                             turn = CallTurn(self._scorer.score_group(call.requests), context)
@@ -330,7 +330,7 @@ class CallScheduler:
         return DeadlineError(f"the call exceeded deadline_s={self._deadline_s}")
 
     def _schedule_retry(self, call: Call, scored: Sequence[Scored]) -> bool:
-        """Schedule another attempt if it is allowed. While the call waits, it does not count as in flight."""
+        """Schedule a further attempt if it is allowed. While the call waits, it does not count as in flight."""
         retries = self._retries
         if retries is None or not call.is_wanted:
             return False
@@ -346,7 +346,7 @@ class CallScheduler:
         asked_s = max((one.retry_after_s for one in scored if one.retry_after_s is not None), default=None)
         budget = f"budget_s={retries.policy.budget_s:g}"
         if asked_s is not None and asked_s > left_s:
-            call.given_up = f"its Retry-After of {asked_s:g} s exceeds what is left of {budget}"
+            call.given_up = f"its Retry-After of {asked_s:g} s exceeds the time that is left of {budget}"
             return False
         wait_s = retries.policy.wait_s(call.attempts - 1, asked_s, self._jitter)
         if asked_s is None and wait_s > left_s:
@@ -380,7 +380,7 @@ class CallScheduler:
             ]
         if self._cache is not None and call.key is not None:
             self._cache.keep(call.key, scored)
-        for follower in call.followers:  # in tasks, since finishing a group may take time
+        for follower in call.followers:  # in tasks, because finishing a group may take time
             if self._tasks is not None:
                 self._tasks.start_soon(self._hand_over, follower, shared(scored, follower.requests))
         await self._hand_over(call, scored)
@@ -411,7 +411,7 @@ class CallScheduler:
         self._trace(ticket, whole.start, whole.stop)
 
     def _trace(self, ticket: Ticket, start: int, stop: int) -> None:
-        """Make the spans of final results, if telemetry is on."""
+        """Create the spans of final results if telemetry is on."""
         if (telemetry := ticket.context.get(CURRENT_TELEMETRY)) is None:
             return
         zero = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=self._loop.time())
@@ -428,9 +428,12 @@ class CallScheduler:
                 ticket.context.run(telemetry.end_reward, score, zero, ticket.requests[index].timing)
 
     async def _answer_without_call(self, call: Call, cache: ScoreCache) -> bool:
-        """Use the cached results for a call, or let it follow an equal call in flight. Return True if this worked."""
+        """Use the cached results for a call, or let the call follow an equal call in flight.
+
+        Return True if one of these was possible.
+        """
         if call.attempts:
-            return False  # This call is now the one in flight.
+            return False  # This call is now the call in flight.
         call.key = content_hash(call.requests)
         if call.key is None:
             return False
@@ -450,7 +453,11 @@ class CallScheduler:
 
 
 def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> list[Scored]:
-    """Return the results as a list, or raise an error unless there is one for each request, in the same order."""
+    """Return the results as a list.
+
+    Raises:
+        RewardError: If the results do not match the requests in number and order.
+    """
     results = list(scored)
     if [getattr(one, "rollout_id", None) for one in results] != [request.rollout_id for request in requests]:
         raise RewardError(f"the scorer returned {len(results)} results that do not match the {len(requests)} requests")
@@ -463,7 +470,7 @@ def _failed(requests: Sequence[ScoringRequest], error: RewardKitError) -> list[S
 
 
 class CallTurn(Generic[_Result]):
-    """Awaits a coroutine in a context, and yields at least once, as a task does, but at a lower cost."""
+    """An awaitable that runs a coroutine in a context. It yields at least once, as a task does, but at a lower cost."""
 
     __slots__ = ("_context", "_coroutine")
 

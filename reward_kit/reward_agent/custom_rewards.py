@@ -8,7 +8,7 @@
 
 `build_spec` converts both to ordinary rewards with options, deadlines and sandbox levels. The file contains, in this
 order, the signatures (`ScoreForm`), the calls (`Calls`), and the conversion of return values. The sandboxed worker
-imports this file, so it has few imports.
+imports this file, so the file has few imports.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from reward_kit.typed_interface import (
 _GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 _GIVEN_TO_BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 _WANTED = ("messages", "assistant_turns", "sample", "task_name", *_GIVEN)
-"""The values that are requested of a rollout; a trainer may supply the first three of `_GIVEN`."""
+"""The values of a rollout that are requested. A trainer may supply the first three of `_GIVEN`."""
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NO_EXTRA = {"data_source", "ground_truth", "reward_model", "extra_info"}
 _LOGGED = (*_GIVEN, "score", "query", "response")
@@ -68,7 +68,7 @@ def build_spec(given: Any) -> RewardSpec:
             names = inspect.signature(given).parameters
         except (TypeError, ValueError):
             return reward_spec(given)
-        # A function with verl's name is always checked as a `compute_score`.
+        # A function that has verl's name is always checked as a `compute_score`.
         is_called_so = getattr(given, "__name__", "") == "compute_score"
         takes_solution = any(_nearly(name, ("solution_str", "solution_strs")) for name in names)
         if not {"messages", "rollouts_messages"} & set(names) and (is_called_so or takes_solution):
@@ -123,7 +123,9 @@ def _class_spec(kind: type) -> RewardSpec:
             ) from None
     for method in (post_name, "log"):
         if inspect.iscoroutinefunction(getattr(kind, method, None)) and not form.is_async:
-            raise ConfigError(f"{name}: {method} is async but compute_score is not; make both async, or neither")
+            raise ConfigError(
+                f"{name}: {method} is async but compute_score is not; make both of them async, or neither"
+            )
     each = _spec(form, _adapted_class(kind, form, "one"), compute, kind)
     if not form.is_batch and post is None:
         return each
@@ -160,12 +162,15 @@ def _adapted_class(kind: type, form: ScoreForm, method: str) -> type:
 
 
 def _run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine of `Calls` without an event loop. It never waits, because the reward is synchronous."""
+    """Run a coroutine of `Calls` without an event loop.
+
+    The coroutine never waits, because the reward is synchronous.
+    """
     try:
         coroutine.send(None)
     except StopIteration as done:
         return done.value
-    raise AssertionError("only calls of an asynchronous reward wait")
+    raise AssertionError("only the calls of an asynchronous reward wait")
 
 
 def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: EvaluationMode | None = None) -> RewardSpec:
@@ -188,12 +193,12 @@ def _spec(form: ScoreForm, function: Any, code: Any, given: Any, mode: Evaluatio
 
 
 def _nearly(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name of which `name` is probably a misspelling, or None."""
+    """Return the known name that `name` probably misspells, or None."""
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.85)), None)
 
 
 def _misspelled_method(kind: type, method: str) -> str | None:
-    """Return the name of a method of the class that is probably a misspelling of `method`, or None."""
+    """Return the name of a method of the class that probably misspells `method`, or None."""
     written = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
     return next((name for name in written if _nearly(name, (method,))), None)
 
@@ -203,11 +208,11 @@ class ScoreForm:
     """The signature of a `compute_score`."""
 
     id: str
-    names: frozenset[str]  # the standard parameters that it has
-    own: frozenset[str]  # the further parameters, which options set
+    names: frozenset[str]  # the standard parameters that the function has
+    own: frozenset[str]  # further parameters, which options set
     required: frozenset[str]  # all parameters without a default
     hints: Mapping[str, Any]  # the annotations of its further parameters and of the ground truth
-    is_batch: bool  # whether it takes plural names and scores a group in one call
+    is_batch: bool  # whether the function takes plural names and scores a group in one call
     is_async: bool
 
     @classmethod
@@ -220,7 +225,7 @@ class ScoreForm:
             has_self: whether the first parameter is `self`.
 
         Raises:
-            ConfigError: If `solution_str` is missing, or a parameter or an annotation is invalid.
+            ConfigError: If `solution_str` is missing, or if a parameter or an annotation is invalid.
         """
         parameters = list(inspect.signature(code).parameters.values())
         code = code.func if isinstance(code, functools.partial) else code
@@ -238,7 +243,7 @@ class ScoreForm:
             near = next((name for name in names if _nearly(name, form[1:2])), None)
             problem = f"has the parameter {near!r} instead of" if near else "has no parameter"
             example = "compute_score(data_source, solution_str, ground_truth, extra_info)"
-            raise ConfigError(f"{where} {problem} 'solution_str'; write {example}")
+            raise ConfigError(f"{where} {problem} 'solution_str'; declare it as {example}")
         if positional := next((each.name for each in parameters if each.kind is each.POSITIONAL_ONLY), None):
             raise ConfigError(f"{where}: parameters are passed by name, so {positional!r} must not be positional-only")
         try:
@@ -276,18 +281,21 @@ class ScoreForm:
 
 
 def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the four standard arguments for a rollout. Values of a trainer with these names take precedence."""
+    """Return the four standard arguments for a rollout.
+
+    If a trainer supplies values with these names, they take precedence.
+    """
     sample = values.get("sample") or {}
     source = values.get("data_source")
     solution = values.get("solution_str")
-    if solution is None:  # the texts of the policy's messages, without tool results and calls
+    if solution is None:  # the text of the policy's messages, without tool results and calls
         messages, turns = values["messages"], values.get("assistant_turns") or ()
         written = [messages[turn] for turn in turns] or [each for each in messages if each.role == "assistant"]
         solution = "\n".join(message.text for message in written if message.text)
     extra_info = values.get("extra_info")
     if (
         extra_info is None
-    ):  # the row's other fields, so that a judge can see the question; those of `extra_info` take precedence
+    ):  # the other fields of the row, so a judge can see the question; `extra_info` takes precedence
         own = sample.get("extra_info")
         row = {key: value for key, value in sample.items() if key not in _NO_EXTRA}
         extra_info = {**row, **own} if isinstance(own, Mapping) else row
@@ -300,7 +308,7 @@ def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Calls:
-    """Calls the `compute_score`, the `log` and the post-processing of a user. Only async functions are awaited."""
+    """A caller of the user's `compute_score`, `log` and post-processing. Only async functions are awaited."""
 
     def __init__(self, owner: Any, form: ScoreForm) -> None:
         self.form = form
@@ -361,7 +369,7 @@ class Calls:
         answers = returned.tolist() if hasattr(returned, "tolist") else returned
         if not isinstance(answers, list | tuple):
             raise InvalidResultError(
-                f"{self.form.id}: must return a list for several solutions, got {type_name(answers)}"
+                f"{self.form.id}: must return a list for multiple solutions, got {type_name(answers)}"
             )
         if len(answers) != count:
             raise InvalidResultError(f"{self.form.id}: returned {len(answers)} scores for {count} solutions")
@@ -377,7 +385,7 @@ class Calls:
 def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | None:
     """Return the user's `log` if it takes the values of a score.
 
-    A function with other parameters is not called, because it is probably an unrelated helper.
+    A function with different parameters is not called, because it is probably an unrelated helper.
     """
     if not callable(log):
         return None
@@ -399,12 +407,12 @@ def _log_of(log: Any) -> Callable[[Mapping[str, Any], EvaluateResult], Any] | No
 class CustomAnswer(EvaluateResult):
     """A result that was created from the return value of a `compute_score`."""
 
-    # The other values of a returned mapping, unchanged; files contain them as text in `reason`.
+    # The other values of a returned mapping, unchanged. Files contain them as text in `reason`.
     mapping_values: dict[Any, Any] = Field(default_factory=dict, exclude=True, repr=False)
 
 
 def read_answer(returned: Any, what: str) -> EvaluateResult:
-    """Convert a return value to a result. If it is `None` or NaN, the score of the result is invalid."""
+    """Convert a return value to a result. If the value is `None` or NaN, the score of the result is invalid."""
     if isinstance(returned, EvaluateResult):
         return returned
     if inspect.isawaitable(returned):
@@ -449,8 +457,8 @@ def _number(score: Any, what: str, forms: str = _FORMS) -> float:
     if not isinstance(score, int | float) and callable(item := getattr(score, "item", None)):
         try:
             score = item()
-        except (TypeError, ValueError, RuntimeError):  # an array with several items
-            raise InvalidResultError(f"{what} returned {type_name(score)} with several items as the score") from None
+        except (TypeError, ValueError, RuntimeError):  # an array with multiple items
+            raise InvalidResultError(f"{what} returned {type_name(score)} with multiple items as the score") from None
     if not isinstance(score, int | float):
         raise InvalidResultError(f"{what} returned {type_name(score)} as the score; {forms}")
     try:
@@ -478,12 +486,12 @@ def _plain(text: str) -> str:
 
 
 def _scores(results: Sequence[EvaluateResult]) -> list[float]:
-    """Return the scores for post-processing, with NaN for a missing score."""
+    """Return the scores for post-processing. A missing score is NaN."""
     return [result.score if result.error is None and result.is_score_valid else math.nan for result in results]
 
 
 def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> list[EvaluateResult]:
-    """Return the results of a group with the scores that its post-processing returned.
+    """Return the results of a group with the scores that the post-processing returned.
 
     If an unscored rollout gets a score, the result is marked as imputed. If a score changes, the result keeps the
     original score in `raw_score`. If a score is removed, the rollout is unscored.

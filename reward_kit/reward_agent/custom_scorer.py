@@ -1,4 +1,4 @@
-"""The in-process scorer of a user's `compute_score`, which scores single rollouts and post-processes each group."""
+"""The in-process scorer of a user's `compute_score`. It scores single rollouts and post-processes each group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reward_kit.typed_interface import RewardSpec
 from reward_kit.validation import check_number
 
 MAX_THREADS = 256
-"""The maximum number of concurrent calls of a synchronous `compute_score`; most of them wait for an endpoint."""
+"""The maximum number of concurrent calls of a synchronous `compute_score`. Most of them wait for an endpoint."""
 
 
 class CustomScorer(InProcessScorer):
@@ -28,8 +28,8 @@ class CustomScorer(InProcessScorer):
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
         super().__init__(spec, deadline_s, max_threads=max_threads)
         kind: type | None = getattr(spec.function, "user_class", None)
-        self.rates: Rates | None = None  # the class's `requests_per_minute` and `max_connections`
-        self.retries: Retries | None = None  # the class's `call_retries`
+        self.rates: Rates | None = None  # `requests_per_minute` and `max_connections` of the class
+        self.retries: Retries | None = None  # `call_retries` of the class
         if kind is None:
             return
         asked = {name: getattr(kind, name, None) for name in ("requests_per_minute", "max_connections")}
@@ -52,7 +52,7 @@ class CustomScorer(InProcessScorer):
 
 
 class GroupScorer(CustomScorer):
-    """Calls `compute_score` for each rollout, and `post_process_scores` when a group is complete."""
+    """A scorer that calls `compute_score` for each rollout, and `post_process_scores` when a group is complete."""
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:
         each: RewardSpec = spec.function.each  # type: ignore[attr-defined]
@@ -64,7 +64,10 @@ class GroupScorer(CustomScorer):
         return await self.finish_group(requests, await super().score_group(requests))
 
     async def finish_group(self, requests: Sequence[ScoringRequest], scored: Sequence[Scored]) -> list[Scored]:
-        """Post-process the scores of a group, and return them in order. On failure, the whole group is unscored."""
+        """Post-process the scores of a group, and return the results in order.
+
+        On failure, the whole group is unscored.
+        """
         indexes = [index for index, request in enumerate(requests) if request.failure is None]
         if self._opened is None or not indexes:  # Opening failed, and each call reports the reason.
             return list(scored)
@@ -110,7 +113,7 @@ class GroupScorer(CustomScorer):
 
 
 def in_process_scorer(spec: RewardSpec, deadline_s: float | None = None, **options: int) -> InProcessScorer:
-    """Create a scorer that calls the reward in this process; see `InProcessScorer` for the options."""
+    """Create a scorer that calls the reward in this process. See `InProcessScorer` for the options."""
     if hasattr(spec.function, "each"):
         return GroupScorer(spec, deadline_s, **options)
     return (CustomScorer if hasattr(spec.function, "custom_form") else InProcessScorer)(spec, deadline_s, **options)

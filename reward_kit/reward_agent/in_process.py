@@ -1,8 +1,8 @@
 """Scoring in this process without a sandbox. The reward is called in a thread or in the event loop.
 
 Most calls take less time than it takes to wake a thread, so calls wait in one queue. A thread makes one call after
-another, and returns the results together, so that a burst of calls costs two thread switches rather than two for each
-call. To ensure that a slow call does not delay the others, another thread is started when a call has waited for a
+another and returns the results together. A burst of calls therefore costs two thread switches rather than two for each
+call. To ensure that a slow call does not delay the others, an additional thread is started when a call has waited for a
 millisecond, or immediately if recent calls were slow.
 """
 
@@ -51,7 +51,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 class OverdueError(TimeoutError):
-    """Raised if a call exceeded its deadline and was abandoned. Its thread may still be running it."""
+    """Raised if a call exceeded its deadline and was abandoned. Its thread may still be running the call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +70,7 @@ class _Call:
 
 
 class CallThreads:
-    """Daemon threads that make calls for the running event loop, and are kept until `close`.
+    """Daemon threads that make calls for the running event loop. They are kept until `close`.
 
     The time of a call is counted from its start. If a call is abandoned, its thread ends with the call and no longer
     counts toward `most`, the maximum number of working threads.
@@ -95,10 +95,10 @@ class CallThreads:
     async def run(self, function: Callable[[], Any], *, is_bounded: bool = True) -> Any:
         """Call `function` in a thread, with a copy of the context variables of the caller.
 
-        If the caller is cancelled, a waiting call is dropped, and a running call is abandoned: a thread cannot be
-        killed, so the call continues and its result is discarded. If the function raises a `KeyboardInterrupt`, or
-        another exception that is not an `Exception`, a `RuntimeError` is raised from it, because it would end the event
-        loop.
+        If the caller is cancelled, a waiting call is dropped, and a running call is abandoned. A thread cannot be
+        killed, so an abandoned call continues and its result is discarded. If the function raises a
+        `KeyboardInterrupt`, or any other exception that is not an `Exception`, the exception is replaced with a
+        `RuntimeError`, because it would end the event loop.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         context = contextvars.copy_context()
@@ -127,7 +127,7 @@ class CallThreads:
             call.error = None  # The traceback references this frame.
 
     def close(self) -> None:
-        """End idle threads immediately, and the others when their call ends."""
+        """End idle threads immediately, and end the others when their calls end."""
         with self._lock:
             self._is_closed = True
             while self._idle:
@@ -142,7 +142,10 @@ class CallThreads:
                 thread.join()
 
     def _look_after(self) -> None:
-        """Collect results, and start threads for waiting calls. Called every millisecond while calls are waiting."""
+        """Collect results, and start threads for waiting calls.
+
+        This method is called every millisecond while calls are waiting.
+        """
         self._look = None
         self._deliver()
         with self._lock:
@@ -154,7 +157,7 @@ class CallThreads:
                     self._start()
 
     def _deliver(self) -> None:
-        self._is_notified = False  # First, so that later results notify again.
+        self._is_notified = False  # Set this first, so that later results notify again.
         while self._over:
             call = self._over.popleft()
             if not call.done.done():
@@ -180,7 +183,7 @@ class CallThreads:
                 call.done.set_exception(OverdueError())
         self._alarm = None if next_due is None else self._loop.call_later(next_due - now, self._ring, deadline_s)
 
-    def _give_up(self, call: _Call) -> None:  # Call it with the lock held, like `_start`.
+    def _give_up(self, call: _Call) -> None:  # Call this with the lock held, like `_start`.
         call.is_given_up = True
         if (thread := call.thread) is not None and thread.call is call and not thread.is_lost:
             thread.is_lost = True
@@ -203,14 +206,14 @@ class CallThreads:
             try:
                 call.result = call.context.run(call.function)
             except BaseException as error:  # noqa: BLE001 - raised where the call is awaited
-                # Ctrl-C reaches only the main thread, so the function raised this itself.
+                # Ctrl-C reaches only the main thread, so the function itself raised this exception.
                 if not isinstance(error, Exception | SystemExit | asyncio.CancelledError):
                     failure = RuntimeError(f"the function raised {type(error).__name__}")
                     failure.__cause__, error = error, failure
                 call.error = error
             call.is_over = True
             self._over.append(call)
-            del call  # Free it while the thread waits for the next call.
+            del call  # Free the call while the thread waits for the next one.
         self._notify()
 
     def _next(self, thread: _Thread) -> _Call | None:
@@ -226,8 +229,8 @@ class CallThreads:
                     self._threads.remove(thread)
                     return None
                 self._idle.append(thread)
-            # Notify only now, so that the loop takes results in batches. While calls are waiting, `_look_after` takes
-            # the results.
+            # Notify the loop only now, so that it takes results in batches. While calls are waiting, `_look_after`
+            # takes the results.
             self._notify()
             thread.wake.acquire()
 
@@ -273,14 +276,14 @@ _Result = TypeVar("_Result")
 
 
 class InProcessScorer:
-    """Calls a reward in this process without a sandbox.
+    """A scorer that calls a reward in this process without a sandbox.
 
     A synchronous function is called in a thread, and an async function in the event loop.
 
     Args:
         spec: the reward. Its resources are opened and its instance is created before the first call.
         deadline_s: the time limit in seconds for opening the reward, and for one call. The wait for a thread is not
-            included. If a call exceeds it, its rollouts are unscored, with the failure class `timeout`.
+            included. If a call exceeds the limit, its rollouts are unscored, with the failure class `timeout`.
         max_threads: the maximum number of concurrent calls of a synchronous function.
     """
 
@@ -315,7 +318,7 @@ class InProcessScorer:
         try:
             with anyio.CancelScope(shield=True), boundary(RewardError, f"close of reward {self._spec.id!r}"):
                 await opened.close()
-        except RewardKitError as problem:  # All scores exist, so only warn.
+        except RewardKitError as problem:  # All scores exist, so log only a warning.
             logger.warning("%s", problem, exc_info=problem)
         finally:
             if self._threads is not None:
@@ -353,7 +356,7 @@ class InProcessScorer:
                     try:
                         with boundary(RewardError, f"reward {self._spec.id!r}"):
                             rollouts.append(request.named_values(self._spec.parameters))
-                    except RewardKitError as error:  # Exclude a rollout with an unreadable state from the call.
+                    except RewardKitError as error:  # Exclude a rollout whose state is unreadable from the call.
                         rollouts.append(error)
                 given = [values for values in rollouts if not isinstance(values, RewardKitError)]
                 results = await self._closing(given, opened.call_group(rollouts))
@@ -375,7 +378,7 @@ class InProcessScorer:
         return Scored(request.rollout_id, kept, failure, duration_s, self._sandbox, retry_after_s=asked_s)
 
     async def _closing(self, given: Iterable[Mapping[str, Any]], call: Coroutine[Any, Any, _Result]) -> _Result:
-        """Await a call within the deadline, then close the states of its rollouts."""
+        """Await a call within the deadline, and then close the states of its rollouts."""
         try:
             result = await self._in_time(call)
         except OverdueError:
@@ -414,7 +417,10 @@ def _close_states(given: Iterable[Mapping[str, Any]]) -> None:
 
 
 def warn_unconfined(spec: RewardSpec) -> None:
-    """Log a warning, once, if a reward requests a sandbox but was passed as a function, which runs without one."""
+    """Log a warning, once, if a reward requests a sandbox but was passed as a function.
+
+    A reward that is passed as a function runs without a sandbox.
+    """
     if spec.sandbox not in (None, "in_process") and spec.weakened_from is None:
         _warn_unconfined(spec.id, spec.sandbox)
 

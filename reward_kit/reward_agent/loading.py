@@ -2,7 +2,7 @@
 
 The level comes from the command line or, if it is not set there, from the task file. The default is `warm` for a
 user's file and `in_process` for the rewards of this package. The code of a reward can request a stricter level than
-the default, as built-in rewards that parse the text of a model do. A request for a weaker level is ignored.
+the default. Built-in rewards that parse the text of a model do so. A request for a weaker level is ignored.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 @dataclass(frozen=True, slots=True)
 class SandboxChoice:
-    """The sandbox settings of a user for a reward.
+    """The user's sandbox settings for a reward.
 
     Attributes:
         level: the sandbox level, or None for the default.
-        limits: values for fields of `sandbox.Limits`, except `wall_s`, that replace the defaults.
+        limits: values that replace the defaults of the fields of `sandbox.Limits`, except `wall_s`.
         read_paths: the files and directories that the reward can read. A relative path is resolved in the `folder` of
             `load_reward`.
         preload: the installed modules to import once, before the first call.
@@ -57,7 +57,7 @@ class SandboxChoice:
 
 @dataclass(frozen=True, slots=True)
 class LoadedReward:
-    """A reward with notes for the user. It was loaded in this process, or described by the sandbox or a server."""
+    """A reward and notes for the user. The reward was loaded in this process, or a sandbox or a server described it."""
 
     reward: Reward
     notes: tuple[str, ...] = ()
@@ -72,15 +72,15 @@ def load_reward(
     """Load a reward for its sandbox level. Unless the level is `in_process`, this process runs none of its code.
 
     Args:
-        reference: a function or a class with `score`, as `file.py:function` or `package.module:function`; or the URL of
-            a reward that `reward-kit serve` provides.
-        folder: the directory for a relative file path. If None, it is the working directory.
+        reference: a function or a class with `score`, as `file.py:function` or `package.module:function`.
+            Alternatively, the URL of a reward that `reward-kit serve` provides.
+        folder: the directory for a relative file path. If None, the working directory is used.
         choice: the sandbox settings of the reward.
-        options: keyword arguments that are always passed to the reward; see `reward_calls.with_options`.
+        options: keyword arguments that are always passed to the reward. See `reward_calls.with_options`.
 
     Raises:
-        ConfigError: If the reward cannot be loaded, `isolated` is requested but not available, a requirement is not
-            met, or an option is invalid.
+        ConfigError: If the reward cannot be loaded, if `isolated` is requested but not available, if a requirement is
+            not met, or if an option is invalid.
     """
     choice, folder, options = choice or SandboxChoice(), (folder or Path.cwd()).resolve(), options or {}
     if reference.startswith(("http://", "https://")):
@@ -162,13 +162,13 @@ def load_custom_reward(
 
     Args:
         path: the file, or the dotted name of a module.
-        name: the name of the function or class in it.
-        folder: the directory for a relative path. If None, it is the working directory.
+        name: the name of the function or class in the file or module.
+        folder: the directory for a relative path. If None, the working directory is used.
         choice: the sandbox settings of the reward. A reward that calls an endpoint must run at the level `in_process`.
         reward_kwargs: further keyword arguments that are always passed to the reward.
 
     Raises:
-        ConfigError: If the reward cannot be loaded, or cannot run at this level.
+        ConfigError: If the reward cannot be loaded or cannot run at this level.
 
     Example:
         ```python
@@ -240,7 +240,7 @@ def _described(
     is_file = location.endswith(".py")
     file = (folder / location).resolve() if is_file else find_module(location)
     if file is None:
-        raise ConfigError(f"module {location!r} not found; install it, or use a file: file.py:function")
+        raise ConfigError(f"module {location!r} not found; install the module, or pass a file, as in file.py:function")
     if not file.is_file():
         raise ConfigError(f"no such file: {file}")
     text = read_source(file)
@@ -274,7 +274,7 @@ def _described(
         level = "isolated"
     elif choice.level is None and facts.sandbox == "in_process":
         notes += (
-            f"reward {facts.id!r} requests in_process but runs {level}, since code cannot lower its own "
+            f"reward {facts.id!r} requests in_process but runs {level}, because code cannot lower its own "
             "sandbox level; allow it with --sandbox in_process",
         )
     own = [Path(module.filename) for module in sources.modules.values() if module.text is not None]

@@ -1,4 +1,7 @@
-"""The rewards of a task that has several. Each runs in its own sandbox, and the score is their weighted mean."""
+"""The rewards of a task that has multiple rewards. Each reward runs in a separate sandbox.
+
+The score is the weighted mean of the rewards.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _LEVELS = ("in_process", "warm", "isolated")
 
 
 class RewardPart(NamedTuple):
-    """One of several rewards, with its weight in the score."""
+    """One of multiple rewards, and its weight in the score."""
 
     reward: Reward
     weight: float = 1.0
@@ -28,7 +31,10 @@ class RewardPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NamedRewards:
-    """The rewards of a task by name, with the interface of a single reward; see `scoring.Reward` for the fields."""
+    """The rewards of a task, keyed by name. It has the interface of a single reward.
+
+    See `scoring.Reward` for the fields.
+    """
 
     parts: Mapping[str, RewardPart]
     origin: None = None
@@ -74,14 +80,14 @@ def each_call(reward: Reward) -> Iterator[Reward]:
 
 
 def each_reward(reward: Reward) -> Mapping[str, Reward]:
-    """Return the rewards by name. A single reward has the name ""."""
+    """Return the rewards, keyed by name. A single reward has the name ""."""
     if isinstance(reward, NamedRewards):
         return {name: part.reward for name, part in reward.parts.items()}
     return {"": reward}
 
 
 class NamedScorer:
-    """Calls all rewards concurrently, and combines their results.
+    """A scorer that calls all rewards concurrently and combines their results.
 
     Args:
         scorers: the scorer and the weight of each reward. The weights are normalized so that their sum is 1.

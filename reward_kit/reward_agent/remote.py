@@ -79,14 +79,14 @@ class AnswerBody(BaseModel):
     model_config = ConfigDict(strict=True, title="Score")
 
     rollout_id: str
-    score: float | None = Field(description="The score; null if the rollout is unscored.")
+    score: float | None = Field(description="The score, or null if the rollout is unscored.")
     result: EvaluateResult | None = Field(
-        description="The return value of the reward function; null if the function failed."
+        description="The return value of the reward function, or null if the function failed."
     )
     error: FailureBody | None = Field(description="The reason why the score is missing.")
     duration_s: float = Field(ge=0, description="Duration of the call, including the wait for a thread or worker.")
     sandbox: dict[str, str] | None = Field(
-        description="The level and the strength of the sandbox; null without a call."
+        description="The level and the strength of the sandbox, or null if there was no call."
     )
     stdout: str = ""
     stderr: str = ""
@@ -102,8 +102,8 @@ class AboutBody(BaseModel):
     name: str = Field(description="The name of the reward in its URL.")
     id: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")
     mode: EvaluationMode = Field(description='"batch": the rollouts of a request are one group, scored in one call.')
-    parameters: list[str] | None = Field(description="Parameters of the reward; null if it accepts any.")
-    required: list[str] = Field(description="Parameters without a default.")
+    parameters: list[str] | None = Field(description="Parameters of the reward, or null if it accepts any parameters.")
+    required: list[str] = Field(description="Parameters that have no default value.")
     level: str = Field(description="Sandbox level: in_process, warm or isolated.")
     digest: str = Field(
         min_length=8, max_length=200, description="A digest that changes with the code or the options of the reward."
@@ -121,7 +121,7 @@ def checked_address(url: str) -> str:
     """Check the URL of a reward, and return it without a trailing slash.
 
     Raises:
-        ConfigError: If it is not the URL of a reward, or contains a user name or a password.
+        ConfigError: If the URL does not belong to a reward, or if it contains a user name or a password.
     """
     if "@" in url:
         raise ConfigError(f"the URL of a reward must not contain a user name or password; set {KEY_VARIABLE} instead")
@@ -142,7 +142,7 @@ def checked_address(url: str) -> str:
 def check_named_by_file(url: str) -> None:
     """Raise an error if the user's key must not be sent to a URL that a file contains.
 
-    The file may be untrusted; see `providers/keys.py`.
+    The file may be untrusted. See `providers/keys.py`.
     """
     url = checked_address(url)
     if _key():
@@ -170,7 +170,7 @@ class RequestOptions:
     Attributes:
         timeout_s: the time limit of an attempt in seconds, from its start to the last byte of the response.
         connect_timeout_s: the time limit for connecting, in seconds.
-        policy: the retry policy if the server cannot be reached, is overloaded or fails (408, 409, 429, 500, 502 to
+        policy: the retry policy for a server that cannot be reached, is overloaded or fails (408, 409, 429, 500, 502 to
             504). Its waits are added to the server's Retry-After. An attempt that times out is not retried.
 
     Raises:
@@ -209,7 +209,7 @@ class RewardEndpoint:
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=self._options.timeout_s, sock_connect=self._options.connect_timeout_s),
-            # If compressed, a small answer could expand to any size.
+            # If it were compressed, a small response could expand to any size.
             headers={"Authorization": f"Bearer {self._key}", "Accept-Encoding": "identity", "User-Agent": "reward-kit"},
             auto_decompress=False,
         )
@@ -231,8 +231,8 @@ class RewardEndpoint:
 
         Raises:
             ConfigError: If the server rejects the request or the key.
-            ProviderError: If the server cannot be reached, is overloaded or sends an invalid response, even after all
-                retries.
+            ProviderError: If, even after all retries, the server cannot be reached, is overloaded or sends an invalid
+                response.
             DeadlineError: If the server does not respond in time.
         """
         value, _ = await with_retries(lambda: self._attempt(action, body), self._options.policy, self._jitter)
@@ -254,7 +254,7 @@ class RewardEndpoint:
         except aiohttp.ConnectionTimeoutError as error:
             raise UnreachableError(f"{url}: no connection within {self._options.connect_timeout_s:g} s") from error
         except TimeoutError as error:
-            raise DeadlineError(f"{url} did not answer within timeout_s={self._options.timeout_s:g}") from error
+            raise DeadlineError(f"{url} did not respond within timeout_s={self._options.timeout_s:g}") from error
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
             raise ProviderError(f"{url} failed: {self._excerpt(error)}") from error
         except aiohttp.ClientConnectorError as error:
@@ -282,9 +282,10 @@ class RewardEndpoint:
 
 
 class RemoteReward:
-    """A reward on a server: its description, and the scorer that calls it; see `scoring.Reward`.
+    """A reward on a server. It consists of the description of the reward and the scorer that calls it.
 
-    Create it with `RemoteReward.connect` or `load_reward`. The reward agent uses it as an async context manager.
+    See `scoring.Reward`. Create a `RemoteReward` with `RemoteReward.connect` or `load_reward`. The reward agent uses it
+    as an async context manager.
     """
 
     def __init__(
@@ -296,7 +297,7 @@ class RemoteReward:
         self.id, self.mode, self.digest = about.id, about.mode, about.digest
         self.parameters = None if about.parameters is None else frozenset(about.parameters)
         self.required = frozenset(about.required)
-        # The reward's files are on the server and included in its digest.
+        # The files of the reward are on the server and are included in its digest.
         self.origin: Origin | None = None
         self.requirements: tuple[str, ...] = ()
         self.resources: Mapping[str, Any] = {}
@@ -306,16 +307,16 @@ class RemoteReward:
     async def connect(
         cls, url: str, *, api_key: str | None = None, request_options: RequestOptions | None = None
     ) -> Self:
-        """Return the reward at a URL, with the description that the server sends.
+        """Return the reward at a URL. The server sends its description.
 
         Args:
             url: the URL of the reward.
-            api_key: the key. If None, it is `REWARD_KIT_REWARD_API_KEY` in the environment or in `.env`.
+            api_key: the key. If None, `REWARD_KIT_REWARD_API_KEY` in the environment or in `.env` is used.
             request_options: the timeouts and retries.
 
         Raises:
-            ConfigError: If the URL is invalid, the key is missing, or the server rejects either of them.
-            ProviderError: If the server cannot be reached, or is not a reward server.
+            ConfigError: If the URL is invalid, if the key is missing, or if the server rejects either of them.
+            ProviderError: If the server cannot be reached or is not a reward server.
             DeadlineError: If the server does not respond in time.
         """
         url = checked_address(url)
@@ -357,7 +358,7 @@ class RemoteReward:
         return await score_unbroken(requests, self._score_complete)
 
     async def _score_complete(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        # The server rejects a group that is too large; requests of a pointwise reward can be split.
+        # The server rejects a group that is too large. Requests to a pointwise reward can be split.
         size = len(requests) if self.mode == "batch" else self.about.max_batch
         parts = [requests[start : start + size] for start in range(0, len(requests), size)]
         return [scored for part in parts for scored in await self._scored(part, "score_batch")]

@@ -1,4 +1,4 @@
-"""Checks whether the packages that a reward requires are installed. Nothing is ever installed."""
+"""A check that the packages that a reward requires are installed. Nothing is ever installed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _why_unmet(requirement: Requirement, seen: frozenset[tuple[str, str]]) -> st
     except metadata.PackageNotFoundError:
         return f"{requirement.name} is not installed"
     try:
-        # The content of a URL cannot be compared; an installed package with its name suffices.
+        # The content of a URL cannot be compared. It suffices that a package with this name is installed.
         fits = requirement.url is not None or requirement.specifier.contains(installed.version, prereleases=True)
     except (InvalidVersion, TypeError):
         fits = False
@@ -70,7 +70,7 @@ def _why_unmet(requirement: Requirement, seen: frozenset[tuple[str, str]]) -> st
             wanted = Requirement(text)
             marker, wanted.marker = wanted.marker, None
             if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": extra}):
-                continue  # not added by this extra
+                continue  # this extra does not add the requirement
             if why := _why_unmet(wanted, seen | {key}):
                 return f"its extra {extra!r} requires {str(wanted)!r}: {why}"
     return ""

@@ -1,7 +1,9 @@
-"""The worker side of a sandboxed reward call. It loads the reward from its text, rebuilds the arguments, and calls it.
+"""The worker side of a sandboxed reward call.
+
+It loads the reward from its source, rebuilds the arguments, and calls it.
 
 This code does not isolate anything, because it shares a process with the reward. The host checks every response.
-This module is imported in the process from which workers are forked. On import, it calls a small reward once, so that
+This module is imported in the process from which workers are forked. On import, it calls a small reward once, so
 the workers do not pay the costs of a first call.
 """
 
@@ -32,7 +34,7 @@ from reward_kit.typed_interface import RewardSpec, reward_spec
 
 
 class _Texts(MetaPathFinder, Loader):
-    """A finder and loader for modules whose text the host sent, because their directory cannot be read."""
+    """A finder and loader for modules whose source the host sent, because their directory cannot be read."""
 
     def __init__(self, modules: Mapping[str, list[Any]]) -> None:
         self._modules = modules
@@ -50,7 +52,7 @@ class _Texts(MetaPathFinder, Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the text of a module. Tracebacks show its lines."""
+        """Execute the source of a module. Tracebacks show its lines."""
         filename, text, _ = self._modules[module.__name__]
         if text is None:  # a directory without __init__.py
             return
@@ -60,16 +62,17 @@ class _Texts(MetaPathFinder, Loader):
 
 
 class WorkerCalls:
-    """Loads a reward from its text and calls it.
+    """A worker that loads a reward from its source and calls it.
 
     `modules` contains the file of the reward and the user's modules that it imports. It maps each name to the file
-    name, the text, and whether the module is a package.
+    name, the source, and whether the module is a package.
     """
 
     def __init__(
         self, modules: Mapping[str, list[Any]], reference: str, folder: str, options: Mapping[str, Any]
     ) -> None:
-        # First, since the host checked that no installed module has one of these names; other finders read directories.
+        # This finder comes first, because other finders read directories. The host has checked that no installed module
+        # has one of these names.
         sys.meta_path.insert(0, _Texts(modules))
         self._modules, self._reference, self._folder, self._options = modules, reference, folder, options
         self._opened: OpenReward | None = None
@@ -78,7 +81,7 @@ class WorkerCalls:
 
     def prepare(self) -> WorkerCalls:
         """Load and open everything before the first call. If this fails, the calls report the failure."""
-        # The output of the import was shown when the reward was described, and does not belong to a call.
+        # The output of the import was shown when the reward was described. It does not belong to a call.
         silent = io.StringIO()
         with (
             contextlib.suppress(RewardKitError),
@@ -89,7 +92,7 @@ class WorkerCalls:
         return self
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Handle a request of the host: describe the reward, score one or several rollouts, or close the reward."""
+        """Handle a request of the host: describe the reward, score one or more rollouts, or close the reward."""
         name = self._reference
         try:
             if "describe" in request:
@@ -104,7 +107,7 @@ class WorkerCalls:
             if "describe" in request and isinstance(error, ConfigError):
                 return {"refused": str(error)}
             return _to_json(error, name)
-        except BaseException:  # This code never raises unless the reward tampered with it.
+        except BaseException:  # This code does not raise unless the reward has tampered with it.
             harness.SPOILT.append("its own code")
             raise
 
@@ -197,7 +200,7 @@ class WorkerCalls:
             coroutine.send(None)
         except StopIteration as done:
             return done.value
-        raise RewardError(f"reward {self._reference!r} uses await, although it is not async")
+        raise RewardError(f"reward {self._reference!r} uses await although it is not async")
 
 
 def _to_json(result: EvaluateResult | RewardKitError, name: str) -> dict[str, Any]:

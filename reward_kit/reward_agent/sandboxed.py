@@ -1,6 +1,6 @@
-"""A reward that is described and called in the sandbox, and is never loaded in this process.
+"""A reward that is described and called in the sandbox and is never loaded in this process.
 
-This module checks what the sandbox returns.
+This module checks everything that the sandbox returns.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 class RewardDescription(pydantic.BaseModel):
-    """The description of a reward by the worker. The code of the reward may have tampered with it."""
+    """The worker's description of the reward. The code of the reward may have tampered with it."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -73,18 +73,18 @@ class RewardDescription(pydantic.BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SandboxedReward:
-    """A reward that runs in the sandbox; see `scoring.Reward` for the first fields.
+    """A reward that runs in the sandbox. See `scoring.Reward` for the first fields.
 
     Attributes:
         program: the program that calls the reward.
         origin: the file and the name of the reward.
         resources: the names of its resources. Their values exist only in the sandbox.
         level: the sandbox level, "warm" or "isolated".
-        limits: the limits of a call. For a group, the result may be larger; see `limits_for`.
-        output: the output of its file when it was loaded.
+        limits: the limits of a call. For a group, the result may be larger. See `limits_for`.
+        output: the output that its file produced when it was loaded.
         files: the files that determine its scores: its own file, the user's modules that it imports, and the files that
             it can read.
-        options: the keyword arguments that are always passed to it. The program contains them too.
+        options: the keyword arguments that are always passed to the reward. The program also contains them.
     """
 
     id: str
@@ -103,7 +103,7 @@ class SandboxedReward:
 
     def limits_for(self, rollouts: int) -> Limits:
         """Return the limits of a call for this many rollouts. Only the size of the result grows with them."""
-        # Round up to a power of two, so that groups of similar size share a worker; workers are keyed by limits.
+        # Workers are keyed by limits. Round up to a power of two, so that groups of similar size share a worker.
         result_kb = self.limits.result_kb << (rollouts - 1).bit_length()
         return replace(self.limits, result_kb=min(result_kb, MOST_RESULT_KB))
 
@@ -172,7 +172,10 @@ async def describe(program: Program, what: str, limits: Limits) -> tuple[RewardD
 
 
 class SandboxedScorer:
-    """Calls a reward in a sandbox. The default is the strongest one available, with one slot for each CPU."""
+    """A scorer that calls a reward in a sandbox.
+
+    The default is the strongest sandbox that is available, with one slot for each CPU.
+    """
 
     def __init__(
         self, reward: SandboxedReward, *, strength: Strength | Literal["auto"] = "auto", slots: int | None = None
@@ -289,7 +292,7 @@ class SandboxedScorer:
             or not all(isinstance(text, str) for text in fields.values())
             or fields["class"] not in FAILURE_CLASSES
         ):
-            raise InvalidResultError(f"reward {self._reward.id!r}: the answer was not written by the worker")
+            raise InvalidResultError(f"reward {self._reward.id!r}: the response was not written by the worker")
         failure = Failure.from_json(fields)
         return replace(failure, message=_with_hint(failure.message))
 
@@ -341,9 +344,9 @@ def _with_hint(message: str) -> str:
                 f"Path(__file__).parent / {match.group(1)!r}, and add it to sandbox.read_paths"
             )
         elif path.exists():
-            hint = "the file exists but is hidden in the sandbox; add it to sandbox.read_paths"
+            hint = "the file exists but is hidden in the sandbox; add the file to sandbox.read_paths"
     elif _NOT_PERMITTED.search(message):
         hint = f"the sandbox has no network and starts no processes; {_WAY_OUT}"
     elif (match := _NO_VARIABLE.search(message)) and match.group(1) in os.environ:
-        hint = f"the sandbox has none of your environment variables; {_WAY_OUT}"
+        hint = f"your environment variables are not set in the sandbox; {_WAY_OUT}"
     return f"{message}; {hint}" if hint else message

@@ -19,10 +19,13 @@ _NOT_HASHED = frozenset({"rollout_id", "step_data"})
 
 
 class ScoreCache:
-    """A cache of the scores of one reward. Failures are not cached. Several agents with the same reward can share it.
+    """A cache of the scores of one reward. Failures are not cached.
 
-    The key covers everything in a request except `rollout_id` and the steps of the episode, so a reward that uses those
-    cannot be cached. A request with a value that JSON cannot represent, such as an object, is scored each time.
+    Multiple agents with the same reward can share the cache.
+
+    The key covers everything in a request except `rollout_id` and the steps of the episode. A reward that uses either
+    of these cannot be cached. A request with a value that JSON cannot represent, such as an object, is scored each
+    time.
 
     Args:
         max_entries: the maximum number of entries. If it is exceeded, the least recently used entry is removed.
@@ -40,7 +43,7 @@ class ScoreCache:
         return len(self._entries)
 
     def find(self, key: str, requests: Sequence[ScoringRequest]) -> list[Scored] | None:
-        """Return the cached results with the rollout ids of these requests, or None if the key is not cached."""
+        """Return the cached results with the rollout ids of these requests. If the key is not cached, return None."""
         scored = self._entries.get(key)
         if scored is None:
             return None
@@ -57,7 +60,7 @@ class ScoreCache:
 
 
 def shared(scored: Sequence[Scored], requests: Sequence[ScoringRequest] | None = None) -> list[Scored]:
-    """Return independent copies of results. If `requests` are passed, the copies have their rollout ids."""
+    """Return independent copies of results. If `requests` are passed, the copies get their rollout ids."""
     copies = [replace(one, result=one.result and one.result.model_copy(deep=True)) for one in scored]
     if requests is None:
         return copies

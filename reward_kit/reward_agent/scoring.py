@@ -35,10 +35,10 @@ _UNCHANGEABLE = (str, int, float, NoneType)
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequest:
-    """A rollout to score, with the data that a reward function can use.
+    """A rollout to score, and the data that a reward function can use.
 
     Attributes:
-        rollout_id: the id of the rollout, which its result contains too.
+        rollout_id: the id of the rollout. The result contains the same id.
         messages: the whole conversation.
         ground_truth: the ground truth of the sample.
         assistant_turns: the index in `messages` of the assistant message of each step.
@@ -48,7 +48,7 @@ class ScoringRequest:
         final_state: the stored final state of the resource.
         failure: the reason why the rollout itself failed, or None if it did not fail.
         episode: the episode, for rewards with a parameter `step_data`. None for a transcript.
-        extra: further values by name, such as the task's `goal_description`.
+        extra: further values, keyed by name, such as the task's `goal_description`.
     """
 
     rollout_id: str
@@ -96,7 +96,7 @@ class ScoringRequest:
 
     @property
     def timing(self) -> Mapping[str, Any] | None:
-        """The times of the episode, or None without an episode."""
+        """The times of the episode, or None if there is no episode."""
         return get_facts(self.episode).get("timing") if self.episode is not None else None
 
     def named_values(self, wanted: frozenset[str] | None) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class ScoringRequest:
         return values
 
     def names(self, wanted: frozenset[str] | None) -> set[str]:
-        """Return the names of the values that a reward with these parameters takes. None stands for any parameter."""
+        """Return the names of the values that a reward with these parameters takes. None means any parameters."""
         known = {*_NAMED, *self.extra}
         return known if wanted is None else known & {_POINTWISE_NAMES.get(name, name) for name in wanted}
 
@@ -136,7 +136,7 @@ def _copied(value: Any) -> Any:
 
 
 def _copy(message: Message) -> Message:
-    """Return a copy that shares no mutable data with the message. Text does not need a deep copy."""
+    """Return a copy that shares no mutable data with the message. Strings do not need a deep copy."""
     calls = message.tool_calls or ()
     is_plain = isinstance(message.content, _UNCHANGEABLE) and not message.function_call and not message.model_extra
     if not is_plain or any(call.model_extra or call.function.model_extra for call in calls):
@@ -160,7 +160,7 @@ class Scored:
         sandbox: the level and the strength of the sandbox, or None if there was no call.
         stdout, stderr: the captured output of the call.
         is_output_cut: whether the output was truncated.
-        retry_after_s: the endpoint's Retry-After in seconds, if it caused the failure.
+        retry_after_s: the endpoint's Retry-After in seconds, if the endpoint caused the failure.
     """
 
     rollout_id: str
@@ -217,20 +217,20 @@ class Scorer(Protocol):
         ...
 
     async def score_group(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Score the rollouts of a group, in order. A batch reward is called once for all of them.
+        """Score the rollouts of a group, in order. A batch reward is called once for the whole group.
 
-        Failed rollouts are not passed to the reward, and keep their failure. If a call fails, all of its rollouts are
-        unscored. If a result is invalid, only its rollout is unscored.
+        Failed rollouts are not passed to the reward, and they keep their failure. If a call fails, all of its rollouts
+        are unscored. If a result is invalid, only the rollout of that result is unscored.
         """
         ...
 
 
 def check_parameters(spec: Reward) -> None:
-    """Raise an error if a reward requires an unknown parameter, or a package that is not installed."""
+    """Raise an error if a reward requires an unknown parameter or a package that is not installed."""
     check_installed(spec.requirements, f"reward {spec.id!r}")
     if taken := sorted(spec.resources.keys() & OFFERED):
         raise ConfigError(
-            f"reward {spec.id!r}: a resource cannot be named {taken[0]!r}, which is the name of a rollout value"
+            f"reward {spec.id!r}: a resource cannot be named {taken[0]!r}, because a value of the rollout has this name"
         )
     offered = OFFERED - (BATCH_NAMES.keys() if spec.mode == "batch" else _POINTWISE_NAMES.keys())
     for name in sorted(spec.required - offered - spec.resources.keys()):
@@ -241,9 +241,9 @@ def check_parameters(spec: Reward) -> None:
 
 
 def check_truth(reward: Reward, truths: Iterable[Any], fields: Iterable[str], what: str = "sample") -> None:
-    """Raise an error if a reward requires a ground truth, but no sample has one.
+    """Raise an error if a reward requires a ground truth but no sample has one.
 
-    If only some samples have none, they are unscored.
+    If only some samples have no ground truth, these samples are unscored.
     """
     if reward.required & {"ground_truth", "ground_truths"} and all(truth is None for truth in truths):
         known = sorted(set(fields))
@@ -268,7 +268,10 @@ def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:
 
 
 def unscored_result(error: str, usages: Sequence[str]) -> EvaluateResult | None:
-    """Return a result without a score that has the usage of judges, which costs money, or None without usage."""
+    """Return a result that has no score but contains the usage of judges, which costs money.
+
+    If there is no usage, return None.
+    """
     if not usages:
         return None
     usage = MetricResult(score=0.0, is_score_valid=False, reason=sum_usages(usages))
@@ -279,7 +282,7 @@ async def score_unbroken(
     requests: Sequence[ScoringRequest],
     score_complete: Callable[[Sequence[ScoringRequest]], Awaitable[Sequence[Scored]]],
 ) -> list[Scored]:
-    """Score a group without its failed rollouts, which keep their failures."""
+    """Score the rollouts of a group that did not fail. Failed rollouts keep their failures."""
     whole = [request for request in requests if request.failure is None]
     scored = iter(await score_complete(whole) if whole else ())
     return [

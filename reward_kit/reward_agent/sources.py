@@ -1,8 +1,8 @@
-"""Functions that analyze the file of a reward by parsing it, without running it.
+"""Functions that analyze the file of a reward by parsing it. The file is not executed.
 
-The file, and the user's modules that it imports directly or indirectly, are sent to the sandbox as text, so that
-their directory cannot be read there. Installed packages can be read. The usual heavy packages are imported once,
-before the first call.
+The file, and the user's modules that it imports directly or indirectly, are sent to the sandbox as text. Their
+directory does not have to be readable there. Installed packages can be read. The usual heavy packages are imported
+once, before the first call.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _NOT_PRELOADED = frozenset(
         *("__main__", "builtins", "__future__"),
     }
 )
-"""Standard library modules that have import side effects or are useless for rewards."""
+"""Standard library modules that have import side effects or are not useful for rewards."""
 
 
 def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
@@ -68,9 +68,9 @@ def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
 
 
 def find_definition(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
-    """Return the last definition of a name in a scope, or None if none exists.
+    """Return the last definition of a name in a scope, or None if there is none.
 
-    The name may be dotted, for a definition inside a class.
+    The name may be dotted if the definition is inside a class.
     """
     definition: Definition | None = None
     for part in name.split("."):
@@ -124,7 +124,7 @@ def refuse_network(text: str, name: str, file: str, level: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A module of the user. `text` is `None` for a directory without `__init__.py`."""
+    """A user module. `text` is `None` for a directory without `__init__.py`."""
 
     filename: str
     text: str | None
@@ -133,7 +133,10 @@ class Module:
 
 @dataclass(slots=True)
 class Sources:
-    """The code that a reward needs: the user's modules by name, and the installed modules to import before a call."""
+    """The code that a reward needs. It consists of the user's modules, keyed by name, and of installed modules.
+
+    The installed modules are imported before a call.
+    """
 
     modules: dict[str, Module] = field(default_factory=dict)
     imports: set[str] = field(default_factory=set)
@@ -145,7 +148,7 @@ def collect_sources(file: Path, name: str, roots: Sequence[Path]) -> Sources:
     Args:
         file: the file of the reward.
         name: the name of its module.
-        roots: the directories from which it can import modules of the user.
+        roots: the directories from which it can import user modules.
     """
     sources, library = Sources(), library_path()
     pending = [(name, file, False)]
@@ -212,7 +215,7 @@ def user_roots() -> list[Path]:
 
 
 def read_source(path: Path) -> str:
-    """Return the text of a file of the user.
+    """Return the text of a user's file.
 
     Raises:
         ConfigError: If the file is too large or cannot be read.
@@ -250,7 +253,7 @@ def _imports(tree: ast.Module, name: str, is_package: bool) -> Iterator[str]:
 def _parts(name: str, roots: Sequence[Path]) -> list[tuple[str, Path, bool]]:
     """Return the parent packages and the module for a dotted name.
 
-    They are searched in the first directory of `roots` that contains at least one of them.
+    They are taken from the first directory of `roots` that contains at least one of them.
     """
     for root in roots:
         folder, done = root, ""
@@ -273,7 +276,7 @@ def _parts(name: str, roots: Sequence[Path]) -> list[tuple[str, Path, bool]]:
 
 
 def _is_within(file: Path, root: Path) -> bool:
-    """Return True if `file` is a file inside `root` and not a link to a file outside.
+    """Return True if `file` is a file inside `root` and not a link to a file outside `root`.
 
     The code of the reward receives the text of such a file.
     """
@@ -281,7 +284,7 @@ def _is_within(file: Path, root: Path) -> bool:
 
 
 def _is_installed(top: str, library: Sequence[str]) -> bool:
-    """Return True if the interpreter in the sandbox can import a package without its text."""
+    """Return True if the interpreter in the sandbox can import a package without receiving its source."""
     return top in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(top, library) is not None
 
 

@@ -27,13 +27,15 @@ def usage_cost(usage: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class AgentStats:
-    """Statistics since the agent was created. If they are read in another thread, they may be slightly inconsistent.
+    """Statistics since the agent was created.
+
+    If they are read in a different thread, they may be slightly inconsistent.
 
     Attributes:
         submitted: the number of submitted requests.
         pending: the number of requests without a result.
         waiting: the number of pending requests whose call is not in flight, which is the length of the queue.
-        in_flight: the number of calls in flight. A call for a group counts as one.
+        in_flight: the number of calls in flight. A call for a group counts as one call.
         done: the number of results in complete groups, including failures.
         failed: the number of unscored results for each failure class.
         groups_complete: the number of complete groups, whether delivered or not.
@@ -41,7 +43,7 @@ class AgentStats:
         retries: the number of calls that were repeated.
         cached: the number of calls that were saved because an equal call was cached or in flight.
         latency_p50_s, latency_p90_s, latency_p99_s: percentiles of the duration of an attempt in seconds. Cancelled
-            attempts are excluded. None before the first attempt has ended.
+            attempts are excluded. They are None before the first attempt has ended.
         cost_usd: the cost that the scores report in US dollars, including retried attempts. None if no score reports a
             cost.
         unpriced: the number of usage records without a known price. If it is positive, `cost_usd` is a lower bound.
@@ -64,7 +66,7 @@ class AgentStats:
     unpriced: int
 
     def metrics(self) -> dict[str, float]:
-        """Return the statistics that are known as a flat dictionary, for example for TensorBoard."""
+        """Return the known statistics as a flat dictionary, for example for TensorBoard."""
         known = {name: getattr(self, name) for name in self.__slots__ if name != "failed"}
         known |= {f"failed/{name}": count for name, count in sorted(self.failed.items())}
         known["failed"] = sum(self.failed.values())
@@ -72,9 +74,9 @@ class AgentStats:
 
 
 class Latencies:
-    """Percentiles of durations. They are exact for the first few thousand, and then those of a uniform sample.
+    """Percentiles of durations. They are exact for the first few thousand durations. After that, they are estimated.
 
-    The sample is drawn by reservoir sampling (Vitter 1985, algorithm R).
+    The estimate uses a uniform sample that is drawn by reservoir sampling (Vitter 1985, algorithm R).
     """
 
     def __init__(self, size: int = _KEPT_LATENCIES, seed: int = 0) -> None:
@@ -91,7 +93,7 @@ class Latencies:
             self._kept[index] = seconds
 
     def percentiles(self, wanted: Sequence[float]) -> list[float | None]:
-        """Return the percentiles in seconds, or None for each of them if there are no durations."""
+        """Return the percentiles in seconds. If there are no durations, each of them is None."""
         if not self._kept:
             return [None] * len(wanted)
         return [float(value) for value in np.percentile(self._kept.copy(), wanted)]
@@ -115,7 +117,7 @@ class Tally:
     unpriced: int = 0
 
     def begin_call(self, requests: int) -> None:
-        """Count a call that starts, with the number of its requests."""
+        """Count a call that starts, and the number of its requests."""
         self.in_flight += 1
         self.requests_in_flight += requests
 

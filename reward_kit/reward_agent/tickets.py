@@ -1,7 +1,7 @@
 """A submitted batch: its results as they arrive, and the queue that delivers them.
 
-Groups are delivered as a whole, unless a caller allows splitting them. Callers are served in order. There is no
-polling: a caller sleeps until the group that completes its chunk wakes it.
+Groups are delivered as a whole, unless a caller allows them to be split. Callers are served in order. There is no
+polling. A caller sleeps until the group that completes its chunk wakes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from reward_kit.providers.model_calls import ModelCall
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 
 Order = Literal["completion", "submission"]
-"""The order of delivery: groups that complete first, or groups that were submitted first."""
+"""The order of delivery. Either the groups that complete first or the groups that were submitted first come first."""
 Spans = Sequence[tuple[float, float]]
 NOT_OPEN = "the reward agent is not open; use `async with AsyncRewardAgent(…)`"
 _CANCELLED = Failure("refused", "CancelledError", "the ticket was cancelled before this request was scored")
@@ -35,11 +35,12 @@ class _Columns(NamedTuple):
 
 
 class ScoredChunk(_Columns):
-    """Results of a batch, sorted by their index. Unpacks as (data_idxs, rewards, extra_infos).
+    """Results of a batch, sorted by their index. A chunk unpacks as (data_idxs, rewards, extra_infos).
 
     Attributes:
         data_idxs: the indices in the batch of `ticket`, in ascending order.
-        rewards: the rewards. An unscored rollout has None, which is not zero. `rewards_B` contains them as an array.
+        rewards: the rewards. The reward of an unscored rollout is None, not zero. `rewards_B` contains the rewards as
+            an array.
         extra_infos: the full results, including failures.
         ticket: the ticket of the batch.
     """
@@ -56,15 +57,15 @@ class ScoredChunk(_Columns):
 
     @property
     def rewards_B(self) -> npt.NDArray[np.float64]:
-        """(B,) the rewards, with NaN for an unscored rollout, so that a mean that includes it is NaN."""
+        """The rewards (B,). An unscored rollout is NaN, so a mean that includes it is also NaN."""
         return np.array(self.rewards, dtype=np.float64)
 
     @property
     def lengths(self) -> list[int | None]:
         """The number of tokens in each response, for trainers that assign the reward to the last token.
 
-        It is `extra["response_length"]` of the request. If that is not set, it is the number of tokens in the episode
-        from the first to the last sampled one, provided that they form one row.
+        The number is `extra["response_length"]` of the request. If that is not set, it is the number of tokens in the
+        episode from the first to the last sampled token, provided that these tokens form one row.
         """
         return [response_length(self.ticket.requests[index]) for index in self.data_idxs]
 
@@ -86,7 +87,7 @@ class ScoredChunk(_Columns):
 
 
 def response_length(request: ScoringRequest) -> int | None:
-    """Return the number of tokens in a response up to the last sampled one, or None if it is unknown."""
+    """Return the number of tokens in a response up to the last sampled token, or None if it is unknown."""
     if (length := request.extra.get("response_length")) is not None:
         return int(length)
     rows = list(request.episode.tokens.rows()) if request.episode is not None else []
@@ -105,7 +106,7 @@ class TicketOwner(Protocol):
 
 
 class Arrangement(Protocol):
-    """A batch in the format of a trainer, with its requests."""
+    """A batch in the format of a trainer, and its requests."""
 
     requests: Sequence[ScoringRequest]
 
@@ -115,7 +116,7 @@ class Arrangement(Protocol):
 
 
 class BatchFormat(Protocol):
-    """Converts batches of a trainer, such as the `DataProtoFormat` of `integrations.verl`."""
+    """A converter for the batches of a trainer, such as the `DataProtoFormat` of `integrations.verl`."""
 
     def arrange(self, data: Any, group_size: int) -> Arrangement | None:
         """Return the requests of a batch, or None if it is not in this format."""
@@ -135,8 +136,8 @@ class Ticket:
         submitted_at: the time of submission, in loop time.
         spans: the start and the end of each attempt for a result, in loop time. It is empty if the result came from the
             cache or from an equal call, or if there was no call.
-        model_calls: the calls of models, such as judges, that the reward made for a result. Those of a group belong to
-            its first result.
+        model_calls: the calls to models, such as judges, that the reward made for a result. The calls of a group belong
+            to its first result.
         context: the context variables of the submitter.
         arrangement: the batch in the format of a trainer, or None for a list of requests.
     """
@@ -181,10 +182,10 @@ class Ticket:
         return self._owner is owner
 
     def cancel(self) -> None:
-        """Cancel all requests without a score, and their calls. Can be called in any thread.
+        """Cancel all requests without a score, and their calls. This method can be called in any thread.
 
-        These requests are unscored with the class `refused`, and are delivered like the others. If the scorer finishes
-        groups, all requests of an unfinished group are cancelled.
+        These requests are unscored with the class `refused`, and they are delivered like the others. If the scorer
+        finishes groups, all requests of an unfinished group are cancelled.
         """
         try:
             is_here = asyncio.get_running_loop() is self._loop
@@ -197,7 +198,7 @@ class Ticket:
 
     def expire_in(self, seconds: float) -> None:
         """After this time, mark all requests without a score as unscored with the class `timeout`."""
-        error = DeadlineError(f"not scored within the ticket's deadline_s={seconds:g}")
+        error = DeadlineError(f"not scored within deadline_s={seconds:g} of the ticket")
         if not self.is_done:
             self._deadline = self._loop.call_later(seconds, self._end, Failure.from_exception(error))
 
@@ -224,9 +225,10 @@ class Ticket:
     def settle(
         self, start: int, scored: Sequence[Scored], spans: Spans = (), model_calls: Sequence[ModelCall] = ()
     ) -> int | None:
-        """Store the results of a call, of which `start` is the first index. Results that already exist are kept.
+        """Store the results of a call, whose first index is `start`. Results that already exist are kept.
 
-        Return the number of the group if it is now complete and the scorer must finish it; otherwise, return None.
+        If the group is now complete and the scorer must finish it, return the number of the group. Otherwise, return
+        None.
         """
         if self._owner is None:
             return None
@@ -249,7 +251,7 @@ class Ticket:
         return None
 
     def finish(self, group: int, scored: Sequence[Scored]) -> None:
-        """Store the finished results of a group and release it for delivery, unless it is closed."""
+        """Store the finished results of a group, and release the group for delivery unless it is closed."""
         if self.is_open(group):
             self.results[self.group_slice(group)] = scored
             self._complete(group)
@@ -283,7 +285,7 @@ class Ticket:
                 if self.results[index] is None:
                     self._keep(index, lost)
                     fresh += 1
-                elif self._finishes_groups:  # An unfinished score is on another scale.
+                elif self._finishes_groups:  # An unfinished score is on a different scale.
                     self.results[index] = lost
         self._owner.settled(fresh)
         for group in ended:
@@ -299,7 +301,7 @@ class _Waiter:
 
 
 class DeliveryQueue:
-    """Delivers the results of a batch by index. `batch` is the description of the batch in messages."""
+    """A queue that delivers the results of a batch by index. `batch` is the description of the batch in messages."""
 
     def __init__(self, size: int, group_size: int, batch: str) -> None:
         self.outstanding = size  # complete results for which no caller waits
@@ -335,7 +337,7 @@ class DeliveryQueue:
         """Wait until the groups of the next `size` results are complete, and return their indices in ascending order.
 
         Raises:
-            ConfigError: If there are fewer results left, or a group would be split.
+            ConfigError: If fewer results are left, or if a group would be split.
             RewardError: If the agent is closed.
         """
         if size < 0:
@@ -401,7 +403,7 @@ class DeliveryQueue:
     def _hand_out(self, groups: list[int], size: int | None = None) -> list[int]:
         """Remove groups that are ready, and return their indices.
 
-        `size` is the number of results to count as delivered. If None, all of them are counted.
+        `size` is the number of results to count as delivered. If None, all results are counted.
         """
         for group in groups:
             del self._ready[group], self._undelivered[group]

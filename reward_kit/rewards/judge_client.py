@@ -257,7 +257,7 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-_REFUSED = re.compile(r"answered HTTP (?:400|422|501)\b")
+_REFUSED = re.compile(r"(?:answered|returned) HTTP (?:400|422|501)\b")
 _RETRY_SEEDS = 10_000
 _CUT = {"length": "it was truncated at its token limit", "content_filter": "it was withheld by a content filter"}
 
@@ -468,7 +468,7 @@ class JudgeClient:
         return verdict
 
     async def _answer(self, key: str, request: Mapping[str, Any]) -> tuple[Answer, bool]:
-        """Return the response to a request, and True if it came from the cache or from a concurrent equal request."""
+        """Return the response to a request, and True if the cache or an identical concurrent request supplied it."""
         while True:
             if (known := self._cache.get(key)) is not None:
                 return known, True

@@ -5,24 +5,38 @@ The pipelines in `rl.training.pipelines` make the same calls in different orders
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from inspect import isawaitable
+from itertools import islice
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import anyio
 import anyio.to_thread
+import numpy as np
+import pydantic
 import torch
 
+from reward_kit.agent.branches import Branch, repeated_steps
+from reward_kit.agent.models import StepData
+from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
+from reward_kit.credit.diagnostics import merged_states_warning
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
+from reward_kit.loading import calling
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
+from reward_kit.rl.training.branching import Branching
 from reward_kit.rl.training.figures import SCORING, WAIT, Meter, UpdateRecorder
 from reward_kit.rl.training.rollouts import Collector, GroupRequest, TrainingWorker
 from reward_kit.rl_processing import CreditAssigner, CreditBatch
 from reward_kit.tokens import TokenBatch, build_rows
+
+logger = logging.getLogger("reward_kit.rl")
+_FIGURES = pydantic.TypeAdapter(dict[str, Annotated[float, pydantic.Field(allow_inf_nan=False)]])
 
 
 @runtime_checkable
@@ -62,6 +76,12 @@ class Trainer:
         reward_manager: a reward manager that changes scores before advantages are computed, for example to normalize
             them. If None, scores are unchanged.
         max_concurrency: the maximum number of concurrent episodes. If None, all episodes of a batch run concurrently.
+        after_collect: a function that is called with the episodes of each group before they are scored. It may be
+            async, add to the `custom_data` of the episodes, and return figures.
+        branching: the choice of steps from which additional groups continue the episodes of an update. If None, there
+            are no such groups.
+        continuations: the number of continuations that measure the value of the state before each step, for the
+            estimator vine. If it is 0, nothing is measured.
 
     Attributes:
         version: the version of the current weights, which each update increments.
@@ -83,13 +103,19 @@ class Trainer:
         run_seed: int = 0,
         reward_manager: RewardManager | None = None,
         max_concurrency: int | None = None,
+        after_collect: Callable[..., Any] | None = None,
+        branching: Branching | None = None,
+        continuations: int = 0,
     ) -> None:
         self.policy = trainable(worker.agent_policy)
         self.worker, self.reward_agent, self.credit, self.learner = worker, reward_agent, credit, learner
         self.group_size, self.run_seed, self.reward_manager = group_size, run_seed, reward_manager
-        self.collector = Collector(group_size, max_concurrency)
+        self.collector = Collector(group_size, max_concurrency, self._call_hook if after_collect is not None else None)
+        self.after_collect, self.max_concurrency = after_collect, max_concurrency
+        self.branching, self.continuations = branching, continuations
         self.version, self.collected, self.meter = 0, 0, Meter(worker.task_definition.pass_threshold)
         self.kept: UpdateRecorder | None = None
+        self._has_warned = False
 
     async def train_step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Perform one update.
@@ -99,6 +125,8 @@ class Trainer:
         episodes = await self.collect(samples)
         scored = await self.score(episodes)
         aligned = self.align(episodes, scored)
+        if self.continuations:
+            await self.measure(samples, episodes, aligned)
         credited = self.advantages(aligned)
         rows = self.batch(episodes, credited)
         diagnostics = await self.update(rows)
@@ -112,9 +140,31 @@ class Trainer:
         """
         with self.meter.time("collect"):
             groups = await self.collector.collect(self.worker, self.requests(samples))
+            if self.branching is not None:
+                groups += await self.collector.collect(self.worker, self._branches(samples, groups))
         episodes = [episode for group in groups for episode in group]
         self.meter.add_collected(episodes)
         return episodes
+
+    async def _call_hook(self, episodes: list[SingleAgentEpisode]) -> None:
+        assert self.after_collect is not None
+        what = f"hook after_collect {getattr(self.after_collect, '__name__', '')!r}"
+        with calling(what):
+            returned = self.after_collect(episodes)
+            returned = await returned if isawaitable(returned) else returned
+        try:
+            self.meter.add_hook(_FIGURES.validate_python({} if returned is None else returned))
+        except pydantic.ValidationError:
+            raise ConfigError(f"{what} must return None or a dict of finite numbers, got {returned!r:.80}") from None
+
+    def _branches(self, samples: Sequence[Sample], groups: Sequence[Sequence[SingleAgentEpisode]]) -> list[Branch]:
+        """Return the steps from which additional groups continue the episodes of this update."""
+        assert self.branching is not None and isinstance(self.worker, RLRolloutWorker)
+        seed = derive_seed("branch", self.run_seed, self.collected)
+        return [
+            self.worker.branch(groups[point.group][point.episode], point.step, seed=seed, sample=samples[point.group])
+            for point in self.branching.choose(groups, seed)
+        ]
 
     def requests(self, samples: Sequence[Sample]) -> list[GroupRequest]:
         """Return a request for each of the next groups, which consists of the sample and the seed of the group."""
@@ -152,10 +202,56 @@ class Trainer:
             ]
             return replace(aligned, scores=scores)
 
+    async def measure(
+        self, samples: Sequence[Sample], episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch
+    ) -> None:
+        """Store the measured value of the state before each step in its `step_info["measured_value"]`.
+
+        The value is the mean score of `continuations` episodes that continue from there or, before the first step, of
+        the other episodes of the group. It is None if none of them is scored.
+        """
+        assert isinstance(self.worker, RLRolloutWorker)
+        seed = derive_seed("measure", self.run_seed, self.collected)
+        branches: list[Branch] = []
+        measured: list[StepData] = []
+        for index, (episode, steps) in enumerate(zip(episodes, aligned.steps, strict=True)):
+            first = index - index % self.group_size
+            others = [
+                score
+                for other, score in enumerate(aligned.scores[first : first + self.group_size], first)
+                if other != index and score is not None
+            ]
+            for t, step in enumerate(steps):
+                if t == 0:
+                    step.step_info["measured_value"] = float(np.mean(others)) if others else None
+                elif aligned.scores[index] is not None:
+                    sample = samples[index // self.group_size]
+                    branches.append(self.worker.branch(episode, t, seed=seed, sample=sample))
+                    measured.append(step)
+        with self.meter.time("collect"):
+            collector = Collector(self.continuations, self.max_concurrency)
+            groups = await collector.collect(self.worker, branches)
+        self.meter.totals["env_steps"] += sum(len(one) - repeated_steps(one) for group in groups for one in group)
+        requests = [ScoringRequest.from_episode(one, self.worker.task_definition) for group in groups for one in group]
+        with self.meter.time(SCORING), self.meter.time(WAIT):
+            scored = iter(await self.reward_agent.score_all(requests, self.continuations))
+        for step in measured:
+            scores = [one.score for one in islice(scored, self.continuations) if one.score is not None]
+            step.step_info["measured_value"] = float(np.mean(scores)) if scores else None
+
     def advantages(self, aligned: CreditBatch) -> CreditBatch:
         """Compute the advantage of each step."""
         with self.meter.time("credit"):
-            return self.credit.advantages(aligned)
+            credited = self.credit.advantages(aligned)
+            for steps in credited.steps:
+                for step in steps:
+                    if step.step_info.get("is_repeated"):  # a part of the episode that this one continues
+                        step.advantage = step.return_to_go = None
+        if credited.credit is not None and not self._has_warned:
+            if warning := merged_states_warning(credited.steps, credited.credit.anchors_S):
+                logger.warning("%s", warning)
+            self._has_warned = warning is not None
+        return credited
 
     def batch(self, episodes: Sequence[SingleAgentEpisode], credited: CreditBatch) -> TokenBatch:
         """Build the rows of tokens and their advantages."""

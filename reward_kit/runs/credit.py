@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pydantic
+from pydantic_core import to_jsonable_python
 
 from reward_kit.agent.models import StopReason
-from reward_kit.credit.diagnostics import credit_diagnostics
+from reward_kit.credit.diagnostics import credit_diagnostics, merged_states_warning
+from reward_kit.credit.estimators import ESTIMATORS
+from reward_kit.credit.state_hashes import describe_state_hash
 from reward_kit.episodes.json_codec import TAG
 from reward_kit.episodes.record import LatestAttempts, episode_from_record, get_attempt
 from reward_kit.errors import ConfigError, EpisodeError, Failure, StoreError, boundary
@@ -29,12 +32,18 @@ from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_processing import AlignedEpisode, CreditAssigner, CreditBatch
 from reward_kit.runs.files import read_json, write_atomically
 from reward_kit.runs.run_folder import RunFolder, placed_episodes, read_credit, read_scores
-from reward_kit.runs.tasks import credit_code, make_assigner
+from reward_kit.runs.tasks import credit_code, credit_code_arguments, make_assigner
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
 
 FILE = "credit.jsonl"
 SCHEMA_VERSION = 1
+_RECORDED: Mapping[str | None, str] = {
+    None: "state_key",
+    "state_key": "state_key",
+    "state_and_results": "state_and_results",
+}
+"""The state hashes that read only keys of the record, each with the key that every step needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +97,16 @@ def credit_settings(path: Path) -> CreditModel | None:
 def reject_stored_code(path: Path, credit: CreditModel) -> None:
     """Raise a ConfigError if stored settings name a function, which would be executed."""
     if code := credit_code(credit):
-        option = shlex.quote(f"state_hash={json.dumps(code) if len(code) > 1 else code[0]}")
         raise ConfigError(
-            f"the state hash of {path} is {code[0]!r}; a function named in a run's files is not executed. To "
-            f"use it, run: reward-kit credit {shlex.quote(str(path))} -O {option}"
+            f"the credit settings of {path} refer to {code[0]!r}; a function named in a run's files is not executed. "
+            f"To use it, run: reward-kit credit {shlex.quote(str(path))} {credit_code_arguments(credit)}"
         )
 
 
 def scores_digest(path: Path, credit: CreditModel) -> str:
     """Return the `scores_sha256` of the run's current scores."""
-    plain = {
-        key: value for key, value in credit.model_dump().items() if key != "state_hash"
-    }  # Stored settings may refer to code
-    return _digest(_stored(path, make_assigner(CreditModel.model_validate(plain)), keeps_steps=False))
+    plain = CreditModel(step_rewards=credit.step_rewards)  # Other stored settings may refer to code
+    return _digest(_stored(path, make_assigner(plain), keeps_steps=False))
 
 
 def headline(section: Mapping[str, Any]) -> str:
@@ -147,7 +153,9 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
     scores = {(score["rollout_id"], get_attempt(score)): score for score in read_scores(path)}
     state_hash = assigner.options.get("state_hash")
     name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
-    is_lean = name in (None, "state_key")  # States are identified only by recorded keys
+    # A user's estimator may read any part of the record.
+    is_built_in = assigner.estimator in ESTIMATORS
+    key = _RECORDED.get(name) if is_built_in and (name is None or isinstance(name, str)) else None
     latest = LatestAttempts[_StoredEpisode | None]()
     for number, (offset, record) in enumerate(placed_episodes(path), 1):
         rollout_id, attempt = record["rollout_id"], get_attempt(record)
@@ -158,7 +166,7 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
         try:
             with boundary(StoreError, f"{where}: it cannot be read as an episode"):
                 if record["stop_reason"] != StopReason.RUN_LIMIT:
-                    aligned = assigner.align_one(episode_from_record(_lean(record) if is_lean else record), scored)
+                    aligned = assigner.align_one(episode_from_record(_lean(record, key) if key else record), scored)
                     aligned = aligned if keeps_steps else aligned._replace(steps=[])
                     episode = _StoredEpisode(aligned, attempt, record["rollout_index"] or 0, offset)
         except EpisodeError as error:
@@ -190,12 +198,12 @@ def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Sc
         raise
 
 
-def _lean(record: Mapping[str, Any]) -> Mapping[str, Any]:
+def _lean(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return the record without the parts that no estimator reads, so that conversations are not kept in memory.
 
-    A step without a recorded key is identified by its observation, which may be stored in a message.
+    A step without the recorded `key` is identified by its observation or its conversation.
     """
-    if any(step.get("state_key") is None for step in record["steps"]):
+    if any(step.get(key) is None for step in record["steps"]):
         return record
     steps = [
         {
@@ -223,11 +231,14 @@ def _section(assigner: CreditAssigner, batch: CreditBatch, stored: Sequence[_Sto
     diagnostics = credit_diagnostics(batch.credit, [len(steps) for steps in batch.steps], batch.scores, batch.group_ids)
     members = Counter(batch.group_ids)
     scored = Counter(group for group, score in zip(batch.group_ids, batch.scores, strict=True) if score is not None)
+    merged = merged_states_warning(batch.steps, batch.credit.anchors_S)
+    infos = (step.step_info for steps in batch.steps for step in steps)
     return {
         "schema_version": SCHEMA_VERSION,
         "estimator": assigner.estimator,
         "step_rewards": assigner.step_rewards,
-        "options": dict(assigner.options),
+        "options": to_jsonable_python(dict(assigner.options), fallback=repr),  # A user's defaults may be any objects
+        "state_hash": describe_state_hash(batch.state_hash, infos) if diagnostics.uses_states else None,
         "scores_sha256": _digest(stored),
         "episodes": len(stored),
         "unscored": sum(score is None for score in batch.scores),
@@ -236,7 +247,7 @@ def _section(assigner: CreditAssigner, batch: CreditBatch, stored: Sequence[_Sto
         "steps": sum(map(len, batch.steps)),
         "diagnostics": {name.removeprefix("credit/"): figure for name, figure in diagnostics.summary().items()},
         "anchor_sizes": {str(size): count for size, count in diagnostics.anchor_sizes.items()},
-        "warnings": diagnostics.warnings(),
+        "warnings": [*diagnostics.warnings(), *filter(None, [merged])],
     }
 
 

@@ -1,8 +1,8 @@
-"""Frames of JSON that the host and the sandboxed code exchange, with a nonce for each call.
+"""JSON frames that the host and the sandboxed code exchange. Each call has a nonce.
 
-The harness in the child repeats the nonce of the host, and answers a call with exactly one frame. Data before or after
+The harness in the child repeats the nonce of the host and answers a call with exactly one frame. Data before or after
 the frame, or a different nonce, invalidates the answer. Nothing is unpickled, and ambiguous JSON is rejected. The child
-imports this file, so it has few imports.
+imports this file, so the file has few imports.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ FrameFault = Literal[
     "surrogate",
 ]
 
-# An unterminated string extends to the end of the bytes, so that no quote is read twice.
+# An unterminated string extends to the end of the bytes, so no quote is read twice.
 _BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class FrameError(ValueError):
-    """Raised if the bytes are not exactly one valid answer; `kind` is the type of the error."""
+    """Raised if the bytes are not exactly one valid answer. `kind` is the type of the error."""
 
     def __init__(self, kind: FrameFault, message: str) -> None:
         super().__init__(message)
@@ -58,13 +58,14 @@ def encode_request(value: Any) -> bytes:
 
 
 def answer_end(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> int | None:
-    """Return the position at which the frame at the start of `data` ends, or None if it is incomplete.
+    """Return the position at which the frame at the start of `data` ends, or None if the frame is incomplete.
 
     The ready byte is not part of the frame.
 
     Raises:
-        FrameError: `forged_frame` for a wrong magic number or nonce, or `result_size` if the payload is too long. Both
-            are raised as early as possible, so that the host neither waits for an invalid frame nor stores it.
+        FrameError: The kind is `forged_frame` for a wrong magic number or nonce, or `result_size` if the payload is too
+            long. Both errors are raised as early as possible, so the host neither waits for an invalid frame nor stores
+            it.
     """
     expected = MAGIC + nonce
     head = bytes(data[: len(expected)])
@@ -92,7 +93,7 @@ def read_answer(data: bytes | bytearray, nonce: bytes, max_bytes: int) -> Any:
 
 
 def decode(payload: bytes) -> Any:
-    """Parse JSON strictly, and raise a FrameError with the type of the error if it is invalid."""
+    """Parse JSON strictly. If it is invalid, raise a FrameError with the type of the error."""
     if payload.count(b"[") + payload.count(b"{") > MAX_DEPTH:
         depth = 0
         for match in _BRACKETS.finditer(payload):
@@ -152,7 +153,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_text(value: Any) -> None:
-    """Raise FrameError if a string contains a lone surrogate. The nesting depth was checked before."""
+    """Raise a FrameError if a string contains a lone surrogate. The nesting depth has already been checked."""
     if isinstance(value, str):
         try:
             value.encode("utf-8")

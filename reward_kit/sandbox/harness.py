@@ -1,7 +1,7 @@
-"""The program that runs in the sandboxed child. It loads the user's code, and answers each call with one frame.
+"""The program that runs in the sandboxed child. It loads the user's code and answers each call with one frame.
 
 It shares its process with hostile code, so it does not isolate anything. It only has to report honest mistakes
-precisely. It binds the names that it uses before the user's code can change them, and the host does not trust its
+precisely. It binds the names that it uses before the user's code can change them. The host does not trust its
 answers.
 """
 
@@ -34,11 +34,11 @@ _ERRNO_KINDS = {
     errno.EAGAIN: "processes",
 }
 OWN_FILES: set[str] = set()
-"""The files whose lines a traceback shows: the program and other code sent as text."""
+"""The files whose lines a traceback shows: the program and other code that was sent as text."""
 SPOILT: list[str] = []
-"""Reasons why this process must not answer further calls, added by code that runs in it."""
+"""Reasons why this process must not answer further calls. Code that runs in the process adds them."""
 
-# Bound at import, since the code under test may replace any builtin.
+# These names are bound at import, because the code under test may replace any builtin.
 _len, _isinstance, _str = len, isinstance, str
 _read, _write, _exit, _dup, _close = os.read, os.write, os._exit, os.dup, os.close
 _loads = json.loads
@@ -51,7 +51,7 @@ class _TooLarge(Exception):
 
 
 def serve(channel: int, max_result: int, *, is_single: bool) -> None:
-    """Answer the calls on `channel` until it is closed, or only one call if `is_single`.
+    """Answer the calls on `channel` until it is closed. If `is_single` is true, answer only one call.
 
     This function never returns.
     """
@@ -172,7 +172,7 @@ def _describe(error: BaseException, kind: str) -> dict[str, Any]:
 
 
 def errno_kind(error: OSError) -> str | None:
-    """Return which limit or restriction caused an OSError, or None for any other error."""
+    """Return the limit or restriction that caused an OSError, or None for any other error."""
     return _ERRNO_KINDS.get(error.errno or 0)
 
 
@@ -226,7 +226,7 @@ def _json_of(value: Any) -> bytes:
 
 
 def _converted(value: Any) -> Any:
-    """Convert NumPy numbers and pydantic models; the `default` function of the JSON encoder."""
+    """Convert NumPy numbers and pydantic models. This is the `default` function of the JSON encoder."""
     kind = _type_of(value)
     if kind.__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
@@ -236,14 +236,14 @@ def _converted(value: Any) -> Any:
 
 
 def _left_behind(lowest: int, channel: int) -> list[str]:
-    """List what a call left behind that would affect the next call of a warm worker, such as threads."""
+    """List what a call left behind, such as threads, if it would affect the next call of a warm worker."""
     left = [*SPOILT]
     if thread_count():
         left.append("threads")
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         left.append("processes")
-    except ChildProcessError:  # there are no children or descendants; orphans become children of process 1
+    except ChildProcessError:  # there are no children or other descendants; orphans become children of process 1
         again = -1
     try:
         again = _dup(channel)
@@ -258,7 +258,7 @@ def _left_behind(lowest: int, channel: int) -> list[str]:
 def prepare() -> None:
     """Do the work that all children need, once, in the zygote."""
     for name in ("stdout", "stderr"):
-        # Line-buffered, so that output before a reached limit is kept.
+        # The output is line-buffered, so output that was written before a limit was reached is kept.
         getattr(sys, name).reconfigure(errors="backslashreplace", line_buffering=True)
     _json_of({"a": [1.5, "b", None]})
     _loads('{"a": [1.5, "b", null]}')

@@ -1,4 +1,4 @@
-"""The `Sandbox`, which runs calls concurrently in confined processes: a new child for each call, or a warm worker."""
+"""The `Sandbox`, which runs calls concurrently in confined processes. A call uses a new child or a warm worker."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _CONFINING: tuple[Strength, ...] = ("namespaces", "landlock")
 class Sandbox:
     """A context manager that runs programs in confined processes.
 
-    Zygotes are started on demand, and at most `slots` of them are busy at a time. An idle zygote is reused, or stopped
-    if it is the least recently used one and another is needed.
+    Zygotes are started on demand, and at most `slots` of them are busy at the same time. An idle zygote is reused. If a
+    different zygote is needed, the least recently used idle zygote is stopped.
 
     Args:
         strength: "auto" uses the stronger of "namespaces" and "landlock" that is available on this machine, and raises
-            an error if neither is. A name requires that strength. "process" only sets resource limits and does not
-            confine the code, so "auto" never selects it.
+            an error if neither is available. A name requires that strength. "process" only sets resource limits and
+            does not confine the code, so "auto" never selects it.
         slots: the maximum number of concurrent calls. The default is the number of CPUs.
 
     Raises:
@@ -99,14 +99,14 @@ class Sandbox:
 
         Args:
             program: the program to call.
-            request: any JSON value. A program of the form "reward" requires a dictionary of keyword arguments; a
+            request: any JSON value. A program of the form "reward" requires a dictionary of keyword arguments. A
                 program of the form "plain" receives the value as its only argument. The code receives a copy.
             limits: the limits of the call. The default is `Limits()`.
             level: "isolated" starts a new child for the call. "warm" may use a child that has answered earlier calls of
                 the same program.
 
         Raises:
-            ConfigError: If the request cannot be converted to JSON, or a path does not exist. If the code fails, the
+            ConfigError: If the request cannot be converted to JSON, or if a path does not exist. If the code fails, the
                 failure is part of the returned outcome.
         """
         limits = limits or Limits()
@@ -117,7 +117,7 @@ class Sandbox:
                     return await self._call_warm(program, payload, limits)
                 async with self._zygote(program, limits) as zygote:
                     outcome = await run_isolated(zygote, program, payload, limits, self.strength)
-                    # A failing program is not preloaded, so that its next call reports the failure.
+                    # A failing program is not preloaded, so its next call reports the failure.
                     preloaded = program if outcome.failure is None else None
                     zygote.prepare(limits, is_single=True, cpu_s=limits.cpu_s, program=preloaded)
                     return outcome
@@ -162,7 +162,7 @@ class Sandbox:
         may_start = limits.processes > 0
         if may_start and self.strength == "landlock":
             raise ConfigError(
-                "limits.processes needs namespaces, since processes could otherwise outlive the call; this "
+                "limits.processes needs namespaces, because processes could otherwise outlive the call; this "
                 "sandbox uses only Landlock"
             )
         key = (may_start, program.imports, program.read_paths, program.search_paths)
@@ -181,7 +181,7 @@ class Sandbox:
             await self._give_back(zygote, spec)
 
     async def _take(self, spec: ZygoteSpec, limits: Limits, program: Program) -> ZygoteProcess:
-        """Return a zygote with this configuration, preferably one that has already prepared a child."""
+        """Return a zygote with this configuration. If possible, it is a zygote that has already prepared a child."""
         if not self._is_open:
             raise ConfigError("the sandbox is not open; use it inside its `async with`")
         while dead := next((zygote for zygote in self._idle if not zygote.is_alive), None):
@@ -192,7 +192,7 @@ class Sandbox:
             del self._idle[zygote]
             return zygote
         while len(self._idle) + len(self._warm) >= 2 * self._slots + 2 and (self._idle or self._warm):
-            if self._idle:  # evict the longest-idle one
+            if self._idle:  # evict the zygote that has been idle for the longest time
                 zygote, _ = self._idle.popitem(last=False)
             else:
                 session, (_, _, zygote) = self._warm.popitem(last=False)
@@ -232,7 +232,7 @@ def encode_call(program: Program, request: Any) -> bytes:
     """Encode the payload of the frame for a call.
 
     Raises:
-        ConfigError: If the request cannot be converted to JSON, or the request of a reward is not a dictionary.
+        ConfigError: If the request cannot be converted to JSON, or if the request of a reward is not a dictionary.
     """
     if program.form == "reward":
         if not isinstance(request, dict):
@@ -279,7 +279,7 @@ async def run_isolated(
 
 
 class ChildSession:
-    """A child that answers several calls of the same function, one after the other."""
+    """A child that answers multiple calls of the same function, one after the other."""
 
     def __init__(self, zygote: ZygoteProcess, child: Child, program: Program, strength: Strength, level: Level) -> None:
         self._zygote, self._child, self._program, self._strength = zygote, child, program, strength
@@ -314,7 +314,7 @@ class ChildSession:
         child = self._child
         answered = child.answered = self._loop.create_future()
         self._cpu_before = child.cpu_s()
-        # A warm call is not charged for earlier calls, but all calls of one `ask` share the limits.
+        # A warm call is not charged for earlier calls. All calls of one `ask` share the limits.
         self._cpu_of_earlier_calls = self._cpu_before if self._level == "warm" else 0.0
         self._arm(answered, started + wall_s, max(0.0, min(wall_s, self._cpu_left_s())))
         child.send(self._program, payload)
@@ -347,7 +347,10 @@ class ChildSession:
         self._timer = self._loop.call_later(delay_s, self._check_limits, answered, deadline)
 
     def _check_limits(self, answered: asyncio.Future[None], deadline: float) -> None:
-        """End the call if it has reached its wall or CPU time limit. Otherwise, set a timer for the earlier one."""
+        """End the call if it has reached its wall time limit or its CPU time limit.
+
+        Otherwise, set a timer for the limit that will be reached first.
+        """
         left_s = deadline - self._loop.time()
         cpu_left_s = self._cpu_left_s()
         if left_s > 0.001 and cpu_left_s > 0.001:
@@ -362,7 +365,7 @@ class ChildSession:
         return self._limits.cpu_s - (self._child.cpu_s() - self._cpu_of_earlier_calls)
 
     def _is_sound(self, evidence: Evidence) -> bool:
-        """Return True if the call left nothing running or open, and the memory grew by less than half of its limit."""
+        """Return True if the call left nothing running or open and the memory grew by less than half of its limit."""
         answer = evidence.answer
         if evidence.fault is not None or not isinstance(answer, dict) or (answer.get("left") and self._level == "warm"):
             return False
@@ -418,8 +421,8 @@ class Availability:
 
     strength: Strength
     is_available: bool  # True if a test child was confined
-    reason: str = ""  # the reason if unavailable
-    landlock: int = 0  # the active Landlock version; 0 if inactive
+    reason: str = ""  # the reason if the strength is not available
+    landlock: int = 0  # the active Landlock version, or 0 if Landlock is inactive
 
 
 async def probe() -> tuple[Availability, ...]:

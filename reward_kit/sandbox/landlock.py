@@ -57,7 +57,10 @@ def handled(version: int) -> int:
 
 
 def work_folder_rights(version: int, *, may_execute: bool) -> int:
-    """Return the rights of the code in its work directory: all but creating devices, sockets and named pipes."""
+    """Return the rights of the code in its work directory.
+
+    They include all rights except creating devices, sockets and named pipes.
+    """
     return handled(version) & ~(_NEVER & ~(EXECUTE if may_execute else 0))
 
 

@@ -1,6 +1,6 @@
-"""System calls of Linux through ctypes, dropping root privileges, and resource limits.
+"""Linux system calls through ctypes, the drop of root privileges, and resource limits.
 
-Every error is raised as a `SetupError`. The zygote imports this file, so it imports nothing else of the package.
+Every error is raised as a `SetupError`. The zygote imports this file, so the file imports nothing else of the package.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SetupError(Exception):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Keep the GIL, which a child without the other threads could not acquire again.
+# Keep the GIL. A child does not have the other threads and could not acquire it again.
 _python = ctypes.PyDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
@@ -101,7 +101,7 @@ def enter_namespace(descriptor: int, kind: int, step: str) -> None:
 _AUDIT_ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _COLUMNS = {"x86_64": 1, "aarch64": 2}
 
-# name:x86-64:aarch64; "-" if a machine has no such call. Sources: Linux 6.1 `asm/unistd_64.h` (x86-64) and
+# name:x86-64:aarch64; "-" if a machine does not have the call. Sources: Linux 6.1 `asm/unistd_64.h` (x86-64) and
 # `asm-generic/unistd.h` (aarch64), plus the calls added up to 6.7. A call that is not listed here is never allowed.
 _TABLE = """
 access:21:- alarm:37:- arch_prctl:158:- bind:49:200 brk:12:214 capget:125:90 capset:126:91 chdir:80:49 chmod:90:-
@@ -148,7 +148,7 @@ def audit_arch(name: str) -> int | None:
 
 
 def numbers(name: str) -> dict[str, int]:
-    """Return the numbers of the system calls of this architecture by name, or {} if it is not supported."""
+    """Return the numbers of the system calls of this architecture, keyed by name. If it is not supported, return {}."""
     if name not in _COLUMNS:
         return {}
     rows = (entry.split(":") for entry in _TABLE.split())
@@ -172,7 +172,10 @@ class _Sets(ctypes.Structure):
 
 
 def keep_capabilities(*numbers: int) -> None:
-    """Drop all capabilities of this thread except the given ones, which it must have. `execve` drops these too."""
+    """Drop all capabilities of this thread except the given ones. The thread must have the given capabilities.
+
+    `execve` also drops them.
+    """
     mask = sum(1 << number for number in numbers)
     header = _Header(_VERSION_3, 0)
     sets = _Sets(mask, mask, 0, 0, 0, 0)
@@ -214,20 +217,21 @@ SIGNALS_AND_TIMERS = 1_024
 _SIGPENDING = 11
 """`RLIMIT_SIGPENDING` (asm-generic/resource.h), which Python does not define."""
 SPARE_TASKS = 1_024
-"""The number of tasks by which a shared user id may grow before sandboxed code can no longer start a thread."""
+"""The number of additional tasks of a shared user id at which sandboxed code can no longer start a thread."""
 
 
 def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_files: int, tasks: int) -> None:
     """Set the resource limits of this process, in the units of the kernel.
 
-    `tasks` limits the number of processes and threads of the user id; 0 means no limit.
+    `tasks` limits the number of processes and threads of the user id. 0 means no limit.
     """
     limits = [
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_AS, address_space),
         (resource.RLIMIT_FSIZE, file_size),
         (resource.RLIMIT_NOFILE, open_files),
-        # Not 0, with which the kernel still pipes a dump to a collector. 1 byte is too small for any dump.
+        # The limit is not 0, because the kernel would still pipe a dump to a collector. 1 byte is too small for any
+        # dump.
         (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_MEMLOCK, 0),
         (_SIGPENDING, SIGNALS_AND_TIMERS),

@@ -3,11 +3,11 @@
 The order of the steps matters. A zygote that runs as root first builds its read-only root directory, because it may
 need an interpreter in a private home directory. It then drops root privileges, and finally creates the user namespace.
 An ordinary user must create the user namespace first. The zygote is process 1 of a PID namespace that belongs to its
-user namespace, so that it can return to that PID namespace after it has started a child in another one.
+user namespace. It can therefore return to that PID namespace after it has started a child in a different PID namespace.
 
-A child gets new PID, mount, IPC, UTS and cgroup namespaces and a work directory. It shares two namespaces with its
-zygote: the user namespace, because mapping the ids of a new one would require `/proc`, which is missing; and the
-network namespace, because a new one would take a third of a millisecond and is not needed without `socket`.
+A child gets new PID, mount, IPC, UTS and cgroup namespaces and a work directory. It shares the user namespace and the
+network namespace with its zygote. Mapping the ids of a new user namespace would require `/proc`, which is missing. A
+new network namespace would take a third of a millisecond and is not needed without `socket`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _build_root(read_paths: Sequence[tuple[str, str]]) -> None:
 
 
 def _show(path: str, real: str, *, is_device: bool = False) -> None:
-    """Mount `real` of the old root directory read-only at `path` in the new one."""
+    """Mount `real`, a path in the old root directory, read-only at `path` in the new root directory."""
     source = _OLD + real
     if os.path.lexists(path):
         return  # below an existing mount
@@ -149,7 +149,7 @@ def send_next_child_away(own: int) -> None:
 
 
 def enter_work_folder(size: int, files: int, *, may_execute: bool, keep: Sequence[str] = ()) -> None:
-    """Move the child to its own mount, IPC, UTS and cgroup namespaces, with an empty work directory in memory."""
+    """Move the child to separate mount, IPC, UTS and cgroup namespaces, with an empty work directory in memory."""
     linux.unshare(_NEWNS | _NEWIPC | _NEWUTS, "create mount, IPC and UTS namespaces")
     _unshare_groups()
     kept = []

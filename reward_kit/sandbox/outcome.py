@@ -1,4 +1,4 @@
-"""The outcome of a call, which the host determines from the bytes it received and from the counters of the kernel."""
+"""The outcome of a call. The host determines it from the bytes it received and from the counters of the kernel."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "memory": "The call needed more memory than its limit.",
     "disk": "The work directory exceeds its limit.",
     "open_files": "The code opened more files than the limit.",
-    "processes": "The code started more processes or threads than the limit; by default it must not start any.",
+    "processes": "The code started more processes or threads than the limit. By default, it must not start any.",
     "denied": "The code attempted something that the sandbox denies, such as using the network or an unlisted file.",
     "exception": "The function raised an exception.",
-    "load": "The file could not be loaded, because of a syntax error, a missing module, or a missing function.",
+    "load": "The file could not be loaded because of a syntax error, a missing module, or a missing function.",
     "exit": "The process exited before it returned a result.",
-    "signal": "The process was killed by a signal, such as a crash of a native extension.",
-    "forbidden_call": "The code made a system call for another architecture.",
+    "signal": "The process was killed by a signal, for example because a native extension crashed.",
+    "forbidden_call": "The code made a system call for a different architecture.",
     "type": "The result contains a value that JSON cannot represent.",
     "cycle": "The result contains itself.",
-    "setup": "The sandbox could not be set up, so the code was not run; `reward-kit doctor` shows the reason.",
-    "zygote": "The process that starts the sandbox's children ended; the call can be retried.",
+    "setup": "The sandbox could not be set up, so the code was not run. `reward-kit doctor` shows the reason.",
+    "zygote": "The process that starts the children of the sandbox ended. The call can be retried.",
     "no_result": "The process ended before it returned a result.",
     "forged_frame": "The answer was not written by the harness.",
     "truncated_frame": "The answer is incomplete.",
@@ -62,7 +62,7 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "huge_integer": "The result contains an integer of more than a thousand digits.",
     "duplicate_key": "A mapping in the result has a duplicate key.",
     "nesting": "The result is nested too deeply.",
-    "surrogate": "A text in the result is not valid Unicode.",
+    "surrogate": "A string in the result is not valid Unicode.",
 }
 """The meaning of each kind, for the documentation."""
 _CLASSES: Final[dict[str, FailureClass]] = {
@@ -77,7 +77,7 @@ _CLASSES: Final[dict[str, FailureClass]] = {
         "invalid_result",
     ),
 }
-# The kinds that the harness, which shares a process with hostile code, may report; the host detects all others.
+# The kinds that the harness may report. It shares a process with hostile code. The host detects all other kinds.
 _REPORTABLE: Final = frozenset(
     {
         *("exception", "load", "exit", "memory", "disk", "open_files", "processes", "denied"),
@@ -93,18 +93,18 @@ class Outcome:
     """The outcome of a call.
 
     Attributes:
-        value: the returned value, converted to JSON types; None if the call failed.
+        value: the returned value, converted to JSON types. None if the call failed.
         failure: the failure, or None if the call succeeded.
         kind: "ok", or the exact type of the failure. Records count the broader `failure.failure_class`.
-        stdout, stderr: the output up to the size limit, in which invalid UTF-8 is replaced.
+        stdout, stderr: the output up to the size limit. Invalid UTF-8 is replaced.
         is_output_cut: True if the output exceeded the size limit.
         level: "isolated" or "warm".
         strength: the strength of the sandbox.
         wall_s: the wall time in seconds, measured by the host.
         cpu_s: the CPU time in seconds, measured by the kernel. For a warm call, this is the time of the worker.
-        peak_memory_mb: the peak resident memory in MiB, including the memory shared with the zygote; 0 if a warm worker
+        peak_memory_mb: the peak resident memory in MiB, including the memory shared with the zygote. 0 if a warm worker
             continues to run.
-        exit: the exit status, negative for a signal; None if the process continues to run or was lost.
+        exit: the exit status, which is negative for a signal. None if the process continues to run or was lost.
     """
 
     value: Any
@@ -130,11 +130,11 @@ class Outcome:
 class Evidence:
     """The facts about a call that determine its outcome."""
 
-    is_ready: bool = False  # True if the child reported its confinement before it read the program
+    is_ready: bool = False  # True if the child reported that it was confined before it read the program
     answer: Any = None  # the decoded answer; meaningless if `fault` is set
     fault: FrameError | None = None  # the reason for a missing answer
-    # The reason why it was killed: "late", "cpu" or "disk" at the respective limit, "fault" for invalid output,
-    # "killed" for another reason; "lost" if the zygote died.
+    # The reason why the child was killed: "late", "cpu" or "disk" at the respective limit, "fault" for invalid output,
+    # "killed" for any other reason; "lost" if the zygote died.
     how: Literal["ended", "late", "cpu", "disk", "fault", "killed", "lost"] = "ended"
     exit: int | None = None  # see `Outcome`
     wall_s: float = 0.0
@@ -146,7 +146,7 @@ class Evidence:
 
 
 class _CallFailed(Exception):
-    """Raised if a call failed, with the type, the message and the traceback."""
+    """Raised if a call failed. It contains the type, the message and the traceback."""
 
 
 def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) -> Outcome:
@@ -176,7 +176,9 @@ def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) 
 
 def _value(evidence: Evidence, limits: Limits) -> Any:
     if evidence.how == "lost":
-        raise _CallFailed("zygote", "the process that starts the sandbox's children ended; the call can be retried", "")
+        raise _CallFailed(
+            "zygote", "the process that starts the children of the sandbox ended; the call can be retried", ""
+        )
     if not evidence.is_ready and evidence.how != "late":
         detail = evidence.stderr.decode("utf-8", "replace").strip() or f"exit status {evidence.exit}"
         raise _CallFailed("setup", f"the sandbox could not be set up, so the code was not run: {detail[:500]}", "")
@@ -192,7 +194,7 @@ def _value(evidence: Evidence, limits: Limits) -> Any:
         if status == -_SIGKILL and evidence.cpu_s >= 0.75 * limits.cpu_s:
             raise _beyond_cpu(limits)
         if status == -_SIGSYS:
-            raise _CallFailed("forbidden_call", "the code made a system call for another architecture", "")
+            raise _CallFailed("forbidden_call", "the code made a system call for a different architecture", "")
         if status is not None and status < 0:
             raise _CallFailed("signal", f"the process was killed by signal {-status} before it returned a result", "")
         raise _CallFailed("no_result", f"the process exited with status {status} before it returned a result", "")
@@ -224,7 +226,7 @@ def _checked(answer: Any, limits: Limits) -> Any:
 
 
 def _with_limit(kind: str, message: str, limits: Limits) -> str:
-    """Append the limit that was reached, if any, and how to increase it."""
+    """Append the limit that was reached, if there is one, and how to increase it."""
     texts = {
         "memory": (f"the call needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
         "disk": (f"the work directory is limited to {limits.disk_mb:,} MiB", "disk_mb"),

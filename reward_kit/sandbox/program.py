@@ -26,21 +26,22 @@ SOURCE_LIMIT = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Code to be called in the sandbox.
+    """Code that is called in the sandbox.
 
     Attributes:
         source: the source text.
         function: the name of the function to call.
         filename: the file name in tracebacks.
-        form: "reward" calls `function(messages=…, ground_truth=…, …)` and converts a result model to JSON; "plain"
+        form: "reward" calls `function(messages=…, ground_truth=…, …)` and converts a result model to JSON. "plain"
             passes the argument and the result unchanged.
-        imports: the modules to import once, before the first call. They are imported without secrets and, with
-            namespaces, without network or files of the host, but before a call's limits and filter apply: list only
-            trusted modules.
-        read_paths: further readable files and directories, absolute, on the machine where the program runs.
-        search_paths: directories that the program may import from and read.
+        imports: the modules to import once, before the first call. They are imported without secrets. If there are
+            namespaces, they are also imported without network and without files of the host. The limits and the filter
+            of a call do not apply yet, so list only trusted modules.
+        read_paths: further readable files and directories. The paths are absolute, on the machine where the program
+            runs.
+        search_paths: directories from which the program may import and read.
         last_call: for the form "plain": the argument, as JSON, of a last call that a warm child gets before it ends
-            normally; its answer is ignored. "" for none.
+            normally. Its answer is ignored. "" means that there is no last call.
     """
 
     source: str
@@ -84,8 +85,8 @@ class ZygoteSpec:
 
     imports: tuple[str, ...]
     sys_path: tuple[str, ...]
-    read_paths: tuple[tuple[str, str], ...]  # each with its resolved path
-    may_start_processes: bool  # `fork` and `execve` are allowed
+    read_paths: tuple[tuple[str, str], ...]  # each path with its resolved path
+    may_start_processes: bool  # True if `fork` and `execve` are allowed
 
 
 def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpec:
@@ -96,14 +97,14 @@ def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpe
         if os.geteuid() == 0:
             wanted = 0o005 if os.path.isdir(path) else 0o004  # noqa: PTH112
             if os.stat(path).st_mode & wanted != wanted:  # noqa: PTH116
-                raise ConfigError(f"{path} is not readable by the sandbox's user; run chmod o+rX {path}")
+                raise ConfigError(f"{path} is not readable by the user of the sandbox; run chmod o+rX {path}")
     library = library_path()
     paths = [*library, str(_PACKAGE), f"{sys.base_prefix}/lib", *_LIBRARIES, *_TIME_ZONES]
     if may_start_processes:
         paths += [*_PROGRAMS, f"{sys.base_prefix}/bin", f"{sys.prefix}/bin", f"{sys.prefix}/pyvenv.cfg"]
     paths += [*program.read_paths, *program.search_paths]
     real = {path: os.path.realpath(path) for path in paths if os.path.exists(path)}  # noqa: PTH110
-    # The package itself is loaded before the zygote is confined; the rest of its directory is not importable.
+    # The package itself is loaded before the zygote is confined. The rest of its directory is not importable.
     sys_path = (*library, str(_PACKAGE.parent), *program.search_paths)
     return ZygoteSpec(program.imports, sys_path, tuple(sorted(real.items())), may_start_processes)
 
@@ -111,8 +112,8 @@ def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpe
 def library_path() -> list[str]:
     """Return the entries of `sys.path` for the standard library and installed packages, without project directories.
 
-    Links are resolved on both sides. An entry is also a directory of packages if it is called so, as that of another
-    virtual environment on `PYTHONPATH`.
+    Links are resolved on both sides. An entry is also kept if it has the name of a package directory. Such a directory
+    may belong to a different virtual environment on `PYTHONPATH`.
     """
     standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     roots = {os.path.realpath(root) for root in (*standard, sysconfig.get_config_var("DESTSHARED")) if root}
@@ -137,11 +138,12 @@ class Limits:
         memory_mb: the address space of each process in MiB, in addition to the memory of the preloaded interpreter. If
             `processes` is above 0, all processes of the call together may use `memory_mb` times (1 + `processes`), plus
             `disk_mb` for files.
-        processes: the number of processes that the code may start; 0 forbids starting any. Threads count as processes.
+        processes: the number of processes that the code may start. 0 means that it must not start any. Threads count as
+            processes.
         open_files: the number of open file descriptors, including the four that are open at the start.
         disk_mb: the size of the files in the temporary directory in MiB.
-        output_kb: the size of stdout and of stderr that is stored, in KiB each. The rest is dropped, and the outcome
-            reports this.
+        output_kb: the maximum size of stdout and of stderr that is stored, in KiB each. The rest is dropped, and the
+            outcome reports that output was dropped.
         result_kb: the size of the result in KiB.
     """
 

@@ -1,9 +1,9 @@
-"""The seccomp filter for sandboxed code. It allows the system calls that the code needs; all others fail with EPERM.
+"""The seccomp filter for sandboxed code. It allows the system calls that the code needs. All others fail with EPERM.
 
 Namespaces alone are not enough. For example, `socket` is not allowed, because AF_VSOCK sockets reach the hypervisor and
 netlink sockets reach the kernel, even in a separate network namespace. Some calls are allowed only with certain
 arguments. The kernel runs the filter on a `struct seccomp_data` (linux/seccomp.h). The filter searches the call numbers
-in a tree, which takes about eight steps per call; a list would take about a hundred.
+in a tree, which takes about eight steps per call. A list would take about a hundred steps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def answer(action: int) -> Code:
 
 
 def low(argument: int) -> Code:
-    """Load the lower half of an argument; arguments are counted from 0. Both architectures are little-endian."""
+    """Load the lower half of an argument. Arguments are counted from 0. Both architectures are little-endian."""
     return (Instruction(_LOAD, 0, 0, _ARGUMENTS_AT + 8 * argument),)
 
 
@@ -136,7 +136,7 @@ timerfd_gettime eventfd eventfd2 signalfd signalfd4
 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select pselect6
 recvfrom shutdown wait4 waitid
 """
-# These calls do not need a file opened for writing, so Landlock does not check them (or, for `truncate`, not before its
+# These calls do not need a file that is open for writing, so Landlock does not check them (`truncate` not before its
 # third version). Without a separate root, code could change the modes and times of any file of its user.
 _OF_ANY_FILE: Final = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat truncate"
 _FOR_SUBPROCESSES: Final = "fork vfork execve execveat setsid setpgid kill tgkill"
@@ -144,7 +144,7 @@ _FOR_SUBPROCESSES: Final = "fork vfork execve execveat setsid setpgid kill tgkil
 _NOT_SUPPORTED: Final = """
 getxattr lgetxattr fgetxattr setxattr lsetxattr fsetxattr listxattr llistxattr flistxattr
 """
-# The C library falls back to `clone` and `openat`, whose flags a filter can see.
+# The C library falls back to `clone` and `openat`. A filter can see the flags of these calls.
 _NOT_THERE: Final = "clone3 openat2"
 _NOT_FOR_ZYGOTES: Final = "socket connect bind execve execveat ptrace io_uring_setup keyctl"
 _FCNTL: Final = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)  # duplicate, flags, record locks, pipe size
@@ -156,7 +156,7 @@ _CLONE_NEW: Final = 0x7E020000  # any new namespace
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE_MASK = 1, 1, 0xF
 _SECCOMP_SET_MODE_FILTER = 1
 _OWN_PID: Final = 0x5EC0B1D5
-"""Placeholder for the process's own id; larger than any id."""
+"""A placeholder for the id of the process. It is larger than any id."""
 
 
 class _Program(ctypes.Structure):
@@ -195,7 +195,7 @@ def build_for_zygote(machine: str) -> bytes:
 
 
 def for_process(filter_code: bytes, own_pid: int) -> bytes:
-    """Complete the filter for the process with this id, which may send signals only to itself."""
+    """Complete the filter for the process with this id. The process may send signals only to itself."""
     return filter_code.replace(_OWN_PID.to_bytes(4, sys.byteorder), own_pid.to_bytes(4, sys.byteorder))
 
 
@@ -204,7 +204,7 @@ def _by_argument(allow: Code, deny: Code) -> dict[str, Code]:
     stream = (*low(1), *masked(_SOCK_TYPE_MASK), *if_equal(_SOCK_STREAM, allow, deny))
     only_reads = (*low(2), *if_equal(0, (*high(2), *if_equal(0, allow, deny)), deny))
     without_address = (*low(4), *if_equal(0, (*high(4), *if_equal(0, allow, deny)), deny))
-    # O_TRUNC empties files not opened for writing (mode 3 is neither): Landlock before version 3 allows that.
+    # O_TRUNC empties files that are not open for writing (mode 3 is neither). Landlock before version 3 allows that.
     emptied = (os.O_TRUNC, os.O_TRUNC | os.O_ACCMODE)
     unless_emptied = (*masked(os.O_ACCMODE | os.O_TRUNC), *if_one_of(emptied, deny, allow))
     return {

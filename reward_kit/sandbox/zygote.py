@@ -2,7 +2,7 @@
 
 It is started as `python -I -S zygote.py CONTROL`, with an empty environment and one socket. It never receives any part
 of a program, a request or a result, so a child cannot inherit data of other calls in its memory. It runs one call at a
-time. When the socket is closed, it ends with all its children.
+time. When the socket is closed, it ends along with all its children.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KILL: Final = b"K"
 BY_ITSELF, KILLED, TOO_MUCH_DISK = 0, 1, 2
 _FILES_PER_MEBIBYTE = 256
 _DISK_LOOK_MS = 20
-"""Interval in ms at which the size of a work directory on a real disk is measured.
+"""The interval in ms at which the size of a work directory on a real disk is measured.
 
 In a namespace, the work directory is a file system with a size limit instead.
 """
@@ -97,7 +97,7 @@ class Zygote:
             record, ancillary, _, _ = self._control.recvmsg(SPAWN.size, room)
             if not record:
                 return
-            if record == KILL:  # too late: the child has already ended
+            if record == KILL:  # too late, because the child has already ended
                 continue
             descriptors = array.array("i")
             for _, _, data in ancillary:
@@ -129,7 +129,7 @@ class Zygote:
     def _watch(self, child: int, folder: str, disk: int) -> int:
         """Wait until the child ends.
 
-        Kill it if the host requests it, if the disk limit is reached, or if the host has ended.
+        Kill the child if the host requests it, if the disk limit is reached, or if the host has ended.
         """
         ending = os.pidfd_open(child)
         poll = select.poll()
@@ -153,7 +153,7 @@ class Zygote:
             os.close(ending)
 
     def _be_child(self, spawn: Spawn, descriptors: Sequence[int], folder: str, parent: int) -> None:
-        """Confine the child, then answer its calls. This function never returns."""
+        """Confine the child, and then answer its calls. This function never returns."""
         try:
             _take_descriptors(self._null, descriptors)
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL, "end with the zygote")
@@ -202,7 +202,7 @@ def files_in(disk: int) -> int:
 
 
 def uses_more(folder: str, disk: int) -> bool:
-    """Return True if a work directory on disk exceeds its limits, or cannot be measured."""
+    """Return True if a work directory on disk exceeds its limits or cannot be measured."""
     pending, files, size = [folder], 0, 0
     try:
         while pending:
@@ -233,7 +233,7 @@ def _take_descriptors(null: int, descriptors: Sequence[int]) -> None:
 def remove_folder(path: str) -> None:
     """Remove the files of a call without following links.
 
-    Directories are moved up before they are emptied, so that paths stay short.
+    Directories are moved up before they are emptied, so paths stay short.
     """
     pending, number, token = [path], 0, os.urandom(8).hex()
     while pending:
@@ -253,7 +253,7 @@ def remove_folder(path: str) -> None:
 
 
 def _enter(config: dict[str, Any]) -> tuple[int, int]:
-    """Confine the zygote. Return descriptors of its PID namespace and of its `statm`, or -1 if one is missing."""
+    """Confine the zygote. Return descriptors of its PID namespace and of its `statm`. A missing descriptor is -1."""
     strength, user = config["strength"], config["outer_user"]
     if strength == "namespaces":
         proc = namespaces.enter(config["read_paths"], outer_user=user)
@@ -278,10 +278,10 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1, "disable privilege escalation")
         if not landlock.abi():
             raise linux.SetupError(
-                "confine files with Landlock", "Landlock is missing from this kernel, or was disabled at boot"
+                "confine files with Landlock", "Landlock is missing from this kernel or was disabled at boot"
             )
     if strength == "landlock":
-        # Without namespaces, imports have the same file access as calls, and no network access.
+        # Without namespaces, imports have the same file access as calls and no network access.
         version = landlock.abi()
         if version >= 2:  # Version 1 forbids moving files between directories, which removing directories requires.
             work = (config["work_root"], landlock.work_folder_rights(version, may_execute=False))
@@ -291,7 +291,10 @@ def _enter(config: dict[str, Any]) -> tuple[int, int]:
 
 
 def shared_rules(config: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return the Landlock rules for devices and for the paths that every call may read if it has no root of its own."""
+    """Return the Landlock rules for devices and for the paths that every call may read.
+
+    The rules are needed if the call does not have a separate root directory.
+    """
     rules = [(real, landlock.READ) for _, real in config["read_paths"]]
     for device in namespaces.DEVICES:
         rights = landlock.READ_DEVICE if device in _DEVICE_READ else landlock.WRITE_DEVICE
@@ -311,7 +314,7 @@ def _preload(config: dict[str, Any]) -> None:
         except BaseException as error:
             reason = f"{type(error).__name__}: {error}"
             raise linux.SetupError(f"import {name}, which the program declares", reason) from error
-    # SymPy spends a hundred milliseconds on tables at its first use.
+    # On its first use, SymPy spends a hundred milliseconds on tables.
     if (sympy := sys.modules.get("sympy")) is not None:
         symbol = sympy.Symbol("x")
         str(sympy.simplify(symbol + symbol - sympy.sympify("x/2 + 1")))
@@ -321,8 +324,8 @@ def main(descriptor: int) -> None:
     """Read the configuration, confine this process, import the modules, report that it is ready, and serve requests."""
     control = _socket.socket(fileno=descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.umask(0o022)  # the new root is for another user than its creator
-    # Only host and zygote have the socket open, so each of them notices when the other exits.
+    os.umask(0o022)  # the new root is used by a user other than its creator
+    # Only the host and the zygote have the socket open, so each of them notices when the other exits.
     os.closerange(descriptor + 1, 1 << 16)
     config = json.loads(control.recv(1 << 20))
     try:

@@ -1,7 +1,7 @@
-"""The side of the host: starting and controlling zygotes and their children.
+"""The host side, which starts and controls zygotes and their children.
 
 A zygote is started with one socket, starts one child at a time on request, and ends when the socket is closed. A child
-has a channel for frames, and stdout and stderr. All bytes that it sends are untrusted.
+has a channel for frames, and stdout and stderr. All bytes that a child sends are untrusted.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _ENVIRONMENT = {
 _PASSED_ON = ("LD_LIBRARY_PATH", "TZ")
 _BOOT_S = 120.0
 BACKSTOP_S = 2.0
-"""Seconds that a zygote has to end a child before the zygote is killed."""
+"""The number of seconds that a zygote has to end a child before the zygote is killed."""
 _FIRST_UNUSED_ID = 1_900_000_000
 
 
 class ZygoteProcess:
-    """A zygote process, as seen by the host."""
+    """A zygote process, as the host sees it."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, work_root: Path | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -62,7 +62,7 @@ class ZygoteProcess:
         self._prepared: Child | None = None
         self._ending: asyncio.Task[None] | None = None
         self.is_alive = True  # True if it can start a child
-        self.facts: dict[str, Any] = {}  # the facts it reported when ready
+        self.facts: dict[str, Any] = {}  # the facts that the zygote reported when it was ready
 
     @classmethod
     async def start(cls, spec: ZygoteSpec, strength: Strength) -> ZygoteProcess:
@@ -107,7 +107,7 @@ class ZygoteProcess:
         return self
 
     async def spawn(self, limits: Limits, *, is_single: bool, cpu_s: float, program: Program | None = None) -> Child:
-        """Return a child that waits for a call, which may have been prepared.
+        """Return a child that waits for a call. The child may have been prepared in advance.
 
         `ended` is `None` if the zygote has died.
         """
@@ -131,12 +131,12 @@ class ZygoteProcess:
                 self._prepared.load(program)
 
     def is_prepared(self, limits: Limits, program: Program) -> bool:
-        """Return True if a child with these limits is ready, and has loaded this program or none."""
+        """Return True if a child with these limits is ready and has loaded either this program or no program."""
         return self._prepared is not None and self._prepared.is_ready and self._prepared.may_run(limits, program)
 
     @property
     def prepared_pid(self) -> int:
-        """The process id of the prepared child, or 0 if none exists."""
+        """The process id of the prepared child, or 0 if there is none."""
         return self._prepared.pid if self._prepared is not None else 0
 
     @property
@@ -156,7 +156,7 @@ class ZygoteProcess:
         return child
 
     def kill_child(self, child: Child) -> None:
-        """Kill the child with all its processes if it is still running. `ended` resolves afterwards."""
+        """Kill the child and all its processes if it is still running. `ended` resolves afterwards."""
         if child is self._child and not child.ended.done():
             try:
                 self._control.send(KILL)
@@ -199,7 +199,7 @@ class ZygoteProcess:
             self._child.ended.set_result(None)
 
     async def close(self) -> None:
-        """End the zygote and all processes it has started, and wait for them, even if this task is cancelled."""
+        """End the zygote and all processes that it has started, and wait for them, even if this task is cancelled."""
         if self._ending is None:
             self._ending = self._loop.create_task(self._end())
         await asyncio.shield(self._ending)
@@ -262,7 +262,7 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
             except OSError as error:  # for example in a user namespace with a single user
                 remove_folder(work_root)
                 raise SetupError("give a work directory to an unused user id", str(error)) from error
-            # Only passage is allowed; other entries stay closed to other users.
+            # Other users may only pass through. The other entries stay closed to them.
             temporary_root().chmod(0o711)
     ways = {parent for _, real in spec.read_paths for parent in Path(real).parents}
     kernel = tuple(int(number) for number in os.uname().release.split("-")[0].split(".")[:2] if number.isdigit())
@@ -274,11 +274,11 @@ def _configuration(spec: ZygoteSpec, strength: Strength) -> tuple[dict[str, Any]
         "may_start_processes": spec.may_start_processes,
         "outer_user": user,
         "work_root": str(work_root or ""),
-        # Needed unless every directory on the way to the visible paths is open to all users.
+        # This is needed unless every directory on the way to the visible paths is open to all users.
         "keep_read_search": user is not None
         and not has_namespaces
         and not all(stat.S_IMODE(parent.stat().st_mode) & 0o001 for parent in ways),
-        # Before Linux 5.14, tasks are counted only by user id, across namespaces.
+        # Before Linux 5.14, tasks are counted only per user id, across namespaces.
         "shares_user": user is None and not (has_namespaces and kernel >= (5, 14)),
     }
     return config, work_root
@@ -293,7 +293,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Capture:
     """The stdout or stderr of a child.
 
-    It is read continuously, so that the child never blocks, and stored up to a limit.
+    It is read continuously, so the child never blocks. It is stored up to a limit.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int) -> None:
@@ -334,7 +334,10 @@ class Capture:
 
 
 class Child:
-    """A sandboxed child, as seen by the host, with a channel for frames, its stdout and stderr, and how it ended."""
+    """A sandboxed child, as the host sees it.
+
+    It has a channel for frames, stdout and stderr, and a record of its end.
+    """
 
     def __init__(self, limits: Limits, spawn: Spawn) -> None:
         self._loop = asyncio.get_running_loop()
@@ -352,10 +355,10 @@ class Child:
         self._nonce = b""
         self._fault: FrameError | None = None
         self.is_ready = False  # whether the child reported that it is confined
-        self.pid = 0  # its id in this process's namespace, sent by the kernel with its first byte
-        # Resolves when an answer is complete or invalid; new for each call.
+        self.pid = 0  # its id in the namespace of this process, which the kernel sends with its first byte
+        # This future resolves when an answer is complete or invalid. It is replaced for each call.
         self.answered: asyncio.Future[None] | None = None
-        # Resolves with the zygote's record of its end, with None if the zygote died.
+        # This future resolves with the zygote's record of the end of the child, or with None if the zygote died.
         self.ended: asyncio.Future[Ended | None] = self._loop.create_future()
         self._loop.add_reader(self._channel.fileno(), self._read)
 
@@ -394,7 +397,7 @@ class Child:
             sent = self._channel.send(data)
         except BlockingIOError:
             sent = 0
-        except OSError:  # it has ended, which is reported elsewhere
+        except OSError:  # the child has ended, which is reported elsewhere
             return
         if sent < len(data):
             self._unsent = data[sent:]
@@ -423,7 +426,7 @@ class Child:
         return True
 
     def _ready_byte(self) -> bytes:
-        """Read the ready byte, with which the kernel also delivers the process id of the sender."""
+        """Read the ready byte. Along with it, the kernel also delivers the process id of the sender."""
         data, ancillary, _, _ = self._channel.recvmsg(len(READY), socket.CMSG_SPACE(_CREDENTIALS.size))
         if data != READY:
             return b""
@@ -489,7 +492,7 @@ class Child:
         evidence.is_output_cut = is_output_cut or are_errors_cut
 
     def take_end(self, evidence: Evidence, ended: Ended | None) -> None:
-        """Store how the child ended, and its unread bytes, in `evidence`."""
+        """Store in `evidence` how the child ended, and its unread bytes."""
         for _ in range(2 + (self._max_result + HEADER.size) // _CHUNK):
             if not self._read():
                 break

@@ -1,4 +1,4 @@
-"""The telemetry of the current run, without which `opentelemetry` is not imported."""
+"""The telemetry of the current run. If it is off, `opentelemetry` is not imported."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class EpisodeSpans:
-    """The spans of a running episode; this base class is for an episode without telemetry.
+    """The spans of a running episode. This base class is used if telemetry is off.
 
     Attributes:
-        traceparent: the W3C context of the episode, or "" without telemetry.
+        traceparent: the W3C context of the episode, or "" if telemetry is off.
     """
 
     traceparent = ""
 
     def step(self, t: int) -> AbstractContextManager[None]:
-        """Start the span of a step; it is the current span during the block."""
+        """Start the span of a step. It is the current span within the `with` block."""
         return _NOTHING
 
     def tool(self, t: int, index: int) -> AbstractContextManager[None]:
-        """Start the span of a tool call; it is the current span during the block."""
+        """Start the span of a tool call. It is the current span within the `with` block."""
         return _NOTHING
 
 
 class TelemetryLike(Protocol):
-    """The methods of `Telemetry`, which document the arguments."""
+    """The methods of `Telemetry`. That class documents the arguments."""
 
     def episode(self, rollout_id: str, started_at: datetime.datetime) -> AbstractContextManager[EpisodeSpans]: ...
     def end_episode(self, record: Mapping[str, Any]) -> None: ...
@@ -41,11 +41,14 @@ class TelemetryLike(Protocol):
 
 
 CURRENT_TELEMETRY: ContextVar[TelemetryLike | None] = ContextVar("CURRENT_TELEMETRY", default=None)
-"""The telemetry of the current run or block; None if it is off."""
+"""The telemetry of the current run or `with` block, or None if it is off."""
 
 
 def continue_trace(headers: Mapping[str, str]) -> None:
-    """Make the W3C context in the headers of a request the current one, or no context if they have none."""
+    """Use the W3C context in the headers of a request as the current context.
+
+    If the headers contain no context, there is no current context.
+    """
     if CURRENT_TELEMETRY.get() is not None:
         from opentelemetry import context, propagate
 
@@ -53,7 +56,7 @@ def continue_trace(headers: Mapping[str, str]) -> None:
 
 
 def trace_headers() -> dict[str, str]:
-    """Return the W3C headers of the current span, or no headers without telemetry."""
+    """Return the W3C headers of the current span. If telemetry is off, return no headers."""
     headers: dict[str, str] = {}
     if CURRENT_TELEMETRY.get() is not None:
         from opentelemetry import propagate

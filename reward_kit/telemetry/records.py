@@ -1,4 +1,4 @@
-"""Values of spans that follow from the record of an episode: times, ids, attributes and messages."""
+"""Span values that are derived from the record of an episode: times, ids, attributes and messages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
-_FINISH_REASONS = {"tool_calls": "tool_call", "function_call": "tool_call"}  # those of messages, by those of models
+_FINISH_REASONS = {
+    "tool_calls": "tool_call",
+    "function_call": "tool_call",
+}  # maps the finish reasons of models to those of messages
 
 
 class RecordClock:
     """The times of an episode, in seconds since its start.
 
-    A record of an earlier release has only durations of the policy, and a transcript has none. Its steps follow each
-    other without gaps, and `is_estimated` is True.
+    A record written by an earlier release contains only the durations of the policy calls, and a transcript contains no
+    times at all. In these cases, the steps follow each other without gaps, and `is_estimated` is True.
     """
 
     def __init__(self, timing: Record, run_start: datetime.datetime | None) -> None:
@@ -30,9 +33,10 @@ class RecordClock:
         self._policy_s = timing.get("steps_policy_s") or ()
 
     def step_times(self, count: int) -> Iterator[Sequence[float]]:
-        """Yield when each of `count` steps began, the policy was asked, the policy answered, and the step ended.
+        """Yield four times for each of `count` steps.
 
-        If an error ended a step, it is added.
+        These are the times at which the step began, the policy was called, the policy returned, and the step ended. If
+        an error ended a step, that step is included.
         """
         if not self.is_estimated:
             yield from ([*times, *[self.duration_s] * (4 - len(times))] for times in self._steps)
@@ -44,7 +48,7 @@ class RecordClock:
             now = answered
 
     def tool_times(self, t: int, answered: float, ended: float) -> Iterator[Sequence[float]]:
-        """Yield when each tool call of a step began and ended."""
+        """Yield the times at which each tool call of a step began and ended."""
         yield from self._tools[t] if t < len(self._tools) else ()
         while self.is_estimated:
             yield answered, ended
@@ -66,7 +70,7 @@ def error_of(failure: Record | None) -> tuple[str, str] | None:
 
 
 def usage_attributes(usage: Record) -> dict[str, Any]:
-    """Return the attributes of the tokens and the cost."""
+    """Return the attributes for the tokens and the cost."""
     names = {
         "prompt_tokens": "gen_ai.usage.input_tokens",
         "completion_tokens": "gen_ai.usage.output_tokens",
@@ -79,7 +83,7 @@ def usage_attributes(usage: Record) -> dict[str, Any]:
 
 
 def episode_attributes(record: Record) -> dict[str, Any]:
-    """Return the attributes of the root span, without usage."""
+    """Return the attributes of the root span, except for the usage."""
     return {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": record.get("policy"),
@@ -94,14 +98,14 @@ def episode_attributes(record: Record) -> dict[str, Any]:
 
 
 def step_outcome(record: Record, t: int) -> Record:
-    """Return the data about the outcome of a step, which the next observation has."""
+    """Return the data about the outcome of a step, which is stored with the next observation."""
     steps = record["steps"]
     following = steps[t + 1] if t + 1 < len(steps) else record.get("final") or {}
     return following.get("info") or {}
 
 
 def has_tokens(record: Record, t: int) -> bool:
-    """Return True if the token ids of a step are known, so that a model sampled them."""
+    """Return True if the token ids of a step are known. In that case, a model sampled them."""
     return any(action[0] == t for action in (record.get("tokens") or {}).get("actions") or ())
 
 
@@ -116,13 +120,13 @@ def tool_messages(record: Record, t: int) -> list[Record]:
 
 
 def call_arguments(record: Record, t: int, call_id: str | None) -> str | None:
-    """Return the arguments of a tool call as JSON text."""
+    """Return the arguments of a tool call as a JSON string."""
     calls = record["messages"][record["steps"][t]["assistant_turn"]].get("tool_calls") or () if call_id else ()
     return next((call["function"]["arguments"] for call in calls if call.get("id") == call_id), None)
 
 
 def conversation(record: Record, t: int, finish_reason: str | None) -> dict[str, str]:
-    """Return the messages that the model read and wrote in a step, in the form of the conventions."""
+    """Return the messages that the model read and wrote in a step, in the format that the conventions define."""
     turn = record["steps"][t].get("assistant_turn")
     if turn is None:
         return {}
@@ -136,7 +140,7 @@ def conversation(record: Record, t: int, finish_reason: str | None) -> dict[str,
 
 
 def _part(part: Record) -> Record:
-    """Return a part of a message in the form of the conventions; an unknown part is unchanged."""
+    """Return a part of a message in the format that the conventions define. An unknown part is returned unchanged."""
     if "text" in part:
         return {"type": "text", "content": part["text"]}
     picture = part.get("image_url")
@@ -150,7 +154,7 @@ def _part(part: Record) -> Record:
 
 
 def _parsed(arguments: Any) -> Any:
-    """Return the arguments of a tool call as a value, or unchanged if they are not JSON."""
+    """Return the arguments of a tool call as a value. If they are not JSON, return them unchanged."""
     try:
         return json.loads(arguments)
     except (TypeError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces of episodes, as they are collected or from a finished run.
+"""OpenTelemetry traces of episodes, either while they are collected or from a finished run.
 
-The spans and their attributes are always made from the record of an episode and the line of its score, so both ways
-give the same trace. While an episode is running, its spans are only started, so that tools, resources and rewards can
-pass the W3C context on. Without telemetry, `opentelemetry` is not imported.
+The spans and their attributes are always derived from the record of an episode and the line with its score, so both
+ways produce the same trace. While an episode is running, its spans are started but not completed, so that tools,
+resources and rewards can propagate the W3C context. If telemetry is off, `opentelemetry` is not imported.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ SCHEMA_URL = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
 """The version of OpenTelemetry's semantic conventions for generative AI that the spans follow."""
 CONTENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 """The standard environment variable that adds messages, arguments and results to the spans."""
-_LONGEST_NAME = 100  # a model may invent long names of tools
+_LONGEST_NAME = 100  # a model may invent long tool names
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-_UNKNOWN = "_OTHER"  # the conventional value of a required attribute that is not known
+_UNKNOWN = "_OTHER"  # the conventional value for a required attribute whose value is unknown
 _CONTENT_MODES = ("true", "1", "span_only", "span_and_event")
 _NEXT_IDS: ContextVar[tuple[int, int] | None] = ContextVar("_NEXT_IDS", default=None)
 Attributes = Mapping[str, Any]
 
 
 class LiveSpans(EpisodeSpans):
-    """The spans of an episode that is running, by path. `Telemetry.finish_episode` completes them."""
+    """The spans of a running episode, keyed by path. `Telemetry.finish_episode` completes them."""
 
     def __init__(self, telemetry: Telemetry, root: Span) -> None:
         self._telemetry, self.open = telemetry, {"": root}
@@ -64,11 +64,11 @@ class LiveSpans(EpisodeSpans):
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"
 
     def step(self, t: int) -> AbstractContextManager[None]:
-        """Start the span of a step; it is the current span during the block."""
+        """Start the span of a step. It is the current span within the `with` block."""
         return self._current(f"step/{t}", "")
 
     def tool(self, t: int, index: int) -> AbstractContextManager[None]:
-        """Start the span of a tool call; it is the current span during the block."""
+        """Start the span of a tool call. It is the current span within the `with` block."""
         return self._current(f"step/{t}/tool/{index}", f"step/{t}")
 
     @contextmanager
@@ -93,8 +93,8 @@ class Telemetry:
     Args:
         provider: the provider of the spans.
         run_id: the id of the run, if there is one.
-        task: the name of its task.
-        redact: a function that hides secrets in a text.
+        task: the name of the task.
+        redact: a function that hides secrets in a string.
     """
 
     def __init__(
@@ -111,7 +111,10 @@ class Telemetry:
 
     @contextmanager
     def episode(self, rollout_id: str, started_at: datetime.datetime) -> Iterator[LiveSpans]:
-        """Start the span of an episode below the current span; it is the current span during the block."""
+        """Start the span of an episode as a child of the current span.
+
+        It is the current span within the `with` block.
+        """
         from opentelemetry import context, trace
 
         ids = self._root_ids(rollout_id, started_at.isoformat(timespec="microseconds"))
@@ -122,7 +125,7 @@ class Telemetry:
             yield spans
 
     def begin_reward(self, rollout_id: str, episode_timing: Record | None) -> None:
-        """Start the span of a reward call, unless this is a further attempt, and make it the current span."""
+        """Make the span of a reward call the current span. The first attempt of the call starts the span."""
         from opentelemetry import context, trace
 
         ids, parent = self._reward_parent(rollout_id, episode_timing)
@@ -139,7 +142,11 @@ class Telemetry:
         start_ns: int | None = None,
         is_client: bool = False,
     ) -> Span:
-        """Start a span. Its ids follow from those of the episode and its path, if the provider uses `DerivedIds`."""
+        """Start a span.
+
+        If the provider uses `DerivedIds`, the ids of the span are derived from the ids of the episode and the path of
+        the span.
+        """
         from opentelemetry.trace import SpanKind
 
         ids = root_ids if not path else (root_ids[0], derive_id(8, *root_ids, path))
@@ -151,7 +158,7 @@ class Telemetry:
             _NEXT_IDS.reset(token)
 
     def end_episode(self, record: Record) -> None:
-        """Call `finish_episode`. An error is only logged, since telemetry must not fail an episode."""
+        """Call `finish_episode`. An error is only logged, because telemetry must not cause an episode to fail."""
         with _logged(record["rollout_id"]):
             self.finish_episode(record)
 
@@ -163,11 +170,11 @@ class Telemetry:
     # From records
 
     def finish_episode(self, record: Record, run_start: datetime.datetime | None = None) -> None:
-        """Make and end the spans of an episode, except for that of its reward.
+        """Create and end the spans of an episode, except for the span of its reward.
 
         Args:
             record: the record, as in `episodes.jsonl`.
-            run_start: the start of the run, for an episode without times.
+            run_start: the start of the run. It is used for an episode without times.
         """
         from opentelemetry.context import Context
 
@@ -190,13 +197,13 @@ class Telemetry:
 
     def _make_step(self, maker: _SpanMaker, record: Record, t: int, times: Sequence[float], clock: RecordClock) -> None:
         began, asked, answered, ended = times
-        is_taken = t < len(record["steps"])  # otherwise an error ended it
+        is_taken = t < len(record["steps"])  # otherwise, an error ended the step
         info = step_outcome(record, t) if is_taken else {}
         path = f"step/{t}"
         step = maker.span(path, maker.below(""), began)
         calls = [call for call in clock.model_calls if began <= call["began"] <= ended]
         if not calls and is_taken and (info.get("usage") or has_tokens(record, t)):
-            # The policy has its own client or a local model.
+            # The policy uses a separate client or a local model.
             calls = [{"began": asked, "ended": answered, **{key: info.get(key) for key in ("usage", "finish_reason")}}]
         last = max((i for i, call in enumerate(calls) if not call.get("caller")), default=-1)
         for i, call in enumerate(calls):
@@ -253,12 +260,12 @@ class Telemetry:
         maker.end(span, f"chat {call.get('model') or ''}".strip(), facts, call["ended"], error)
 
     def finish_reward(self, score: Record, zero: datetime.datetime, episode_timing: Record | None) -> None:
-        """Make and end the span of a reward call and of the model calls in it.
+        """Create and end the span of a reward call and the spans of the model calls that it made.
 
         Args:
             score: the score, as in `scores.jsonl`.
-            zero: the time from which the times of the score count.
-            episode_timing: the `timing` of the episode, or None if the score is not of an episode.
+            zero: the point in time that the times in the score are relative to.
+            episode_timing: the `timing` of the episode, or None if the score does not belong to an episode.
         """
         name, timing, rollout_id = str(score["scorer"]["id"]), score.get("timing") or {}, score["rollout_id"]
         ids, parent = self._reward_parent(rollout_id, episode_timing)
@@ -289,10 +296,15 @@ class Telemetry:
         maker.end(span, f"reward {name}", attributes, ended, error_of(score.get("failure")))
 
     def _reward_parent(self, rollout_id: str, episode_timing: Record | None) -> tuple[tuple[int, int], Context]:
-        """Return the ids of the episode of a reward call, and its context; the current one without an episode."""
+        """Return the ids of the episode to which a reward call belongs, and the context of the episode.
+
+        If the call does not belong to an episode, return the current context.
+        """
         from opentelemetry import context, trace
 
-        if episode_timing is None or trace.get_current_span().get_span_context().is_remote:  # of the client of a server
+        if (
+            episode_timing is None or trace.get_current_span().get_span_context().is_remote
+        ):  # the context of a server's client
             return (0, 0), context.get_current()
         ids = self._recorded_ids(rollout_id, episode_timing)
         flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
@@ -309,7 +321,7 @@ class Telemetry:
         return self._root_ids(rollout_id, str(timing.get("started_at")))
 
     def clean(self, attributes: Attributes) -> dict[str, Any]:
-        """Return the attributes that are known, as redacted text that UTF-8 can encode."""
+        """Return the attributes whose values are known, as redacted text that can be encoded as UTF-8."""
         return {key: self.clean_text(value) for key, value in attributes.items() if value is not None}
 
     def clean_text(self, value: Any) -> Any:
@@ -330,13 +342,13 @@ def _logged(rollout_id: str) -> Iterator[None]:
 
 
 class _SpanMaker:
-    """The spans of one trace: those that were started while it was running, and new ones.
+    """The spans of one trace. Some were started while the episode was running, and the others are new.
 
     Args:
         telemetry: the telemetry.
         root_ids: the trace id and the span id of the episode.
-        zero_ns: the time from which times count.
-        started: the started spans by path.
+        zero_ns: the point in time that times are relative to.
+        started: the started spans, keyed by path.
     """
 
     def __init__(
@@ -349,7 +361,7 @@ class _SpanMaker:
         return self.zero_ns + round(time_s * 1e9)
 
     def span(self, path: str, parent: Context, began: float, *, is_client: bool = False) -> Span:
-        """Return the started span, or start it."""
+        """Return the span if it was already started, or start it."""
         if (span := self._rest.pop(path, None)) is None:
             began_ns = self.at(began)
             span = self._telemetry.start(path, parent, self._root_ids, start_ns=began_ns, is_client=is_client)
@@ -373,20 +385,20 @@ class _SpanMaker:
         span.end(self.at(ended))
 
     def end_rest(self, ended: float) -> None:
-        """End the started spans that the record does not contain."""
+        """End the started spans that are not in the record."""
         for span in self._rest.values():
             span.end(self.at(ended))
 
 
 @contextmanager
 def tracing(provider: TracerProvider | None = None, *, redact: Callable[[str], str] = str) -> Iterator[Telemetry]:
-    """Trace the episodes and rewards of the block with OpenTelemetry.
+    """Trace the episodes and rewards in the `with` block with OpenTelemetry.
 
-    The spans are below the current span, if there is one.
+    If there is a current span, it is the parent of the spans.
 
     Args:
         provider: the provider of the spans. By default, the global provider of the application.
-        redact: a function that hides secrets in a text.
+        redact: a function that hides secrets in a string.
 
     Raises:
         ConfigError: the extra `otel` is not installed.
@@ -402,7 +414,7 @@ def tracing(provider: TracerProvider | None = None, *, redact: Callable[[str], s
 
 
 def derived_ids() -> Any:
-    """Return an id generator for the SDK that uses the ids of `Telemetry`, so that a second export repeats them."""
+    """Return an id generator for the SDK that uses the ids of `Telemetry`. A second export then has the same ids."""
     from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 
     class DerivedIds(IdGenerator):

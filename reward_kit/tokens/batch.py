@@ -83,7 +83,7 @@ def get_widths(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widt
 
 
 def concat_arrays(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str, Any]) -> dict[str, Array]:
-    """Concatenate the arrays of several batches with the same keys, after padding them to a common width."""
+    """Concatenate the arrays of multiple batches that have the same keys, after padding them to a common width."""
     widths = [get_widths(batch, meta_info) for batch in batches]
     return {
         key: np.concatenate(_widened(key, [batch[key] for batch in batches], widths, meta_info)) for key in batches[0]
@@ -91,7 +91,7 @@ def concat_arrays(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str
 
 
 def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info: Mapping[str, Any]) -> list[Array]:
-    """Pad the arrays that several batches have for one key to a common width."""
+    """Pad the arrays that multiple batches have for one key to a common width."""
     shapes = {array.shape[1:] for array in arrays}
     axis, padding = get_axis(key, meta_info), meta_info.get("padding", "right")
     outer_both = padding == "outer" and axis == "both"
@@ -185,8 +185,8 @@ class TokenBatch:
         """Return a `TokenItem` for an int, or a batch for a slice, a list of ints or a boolean mask.
 
         Raises:
-            IndexError: If a row is out of range, the length of a mask differs from that of the batch, or `index` has
-                another type.
+            IndexError: If a row is out of range, the length of a mask differs from the number of rows, or `index` has
+                the wrong type.
         """
         rows = _rows(index)
         batch = {key: values[rows] for key, values in self.batch.items()}
@@ -328,7 +328,7 @@ class TokenBatch:
         """Remove the columns that contain only padding, for example after selecting short rows.
 
         Raises:
-            ConfigError: If the masks that show where the padding is are missing.
+            ConfigError: If the masks that mark the padding are missing.
         """
         old, new = get_widths(self.batch, self.meta_info), _needed(self.batch, self.meta_info)
         padding = self.meta_info.get("padding", "right")

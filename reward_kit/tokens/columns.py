@@ -88,7 +88,7 @@ class Columns:
         tokens: Mapping[str, Array] | None = None,
         rows: Mapping[str, Array] | None = None,
     ) -> Columns:
-        """Return the columns with some added or replaced.
+        """Return a copy in which some columns are added or replaced.
 
         Raises:
             ConfigError: If a column has the wrong length.
@@ -107,7 +107,7 @@ class Columns:
         )
 
     def with_rows(self, lengths_B: Ints, prompt_lengths_B: Ints, episodes_B: Ints) -> Columns:
-        """Return new rows that have no columns yet. They replace the current rows."""
+        """Replace the current rows by new rows that have no columns yet."""
         return replace(
             self, tokens={}, rows={}, lengths_B=lengths_B, prompt_lengths_B=prompt_lengths_B, episodes_B=episodes_B
         )

@@ -68,7 +68,7 @@ def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right")
 
 
 def _laid(values: Array, positions: Ints, shape: tuple[int, int], fill: int) -> Array:
-    """Return an array with `values` at the given positions of its flattened form, and `fill` elsewhere."""
+    """Return an array that contains `values` at the given positions of its flattened form, and `fill` elsewhere."""
     # `np.zeros` does not touch the memory before the first write.
     flat = np.full(shape, fill, dtype=values.dtype) if fill else np.zeros(shape, dtype=values.dtype)
     flat.reshape(-1)[positions] = values
@@ -76,7 +76,7 @@ def _laid(values: Array, positions: Ints, shape: tuple[int, int], fill: int) -> 
 
 
 def _token_columns(columns: Columns) -> dict[str, Array]:
-    """Return the (N,) columns of a batch. The internal column `step` is left out."""
+    """Return the (N,) columns of a batch. The internal column `step` is omitted."""
     positions = row_positions(columns.lengths_B)
     shown: dict[str, Array] = {"attention_mask": np.ones(len(positions), dtype=np.int8), "position_ids": positions}
     return shown | {key: values for key, values in columns.tokens.items() if key != "step"}
@@ -137,13 +137,13 @@ def verl_batch(rows: TokenBatch) -> TokenBatch:
 
     `prompts` (B,P) are padded on the left and `responses` (B,C) on the right. `input_ids`, `attention_mask` and
     `position_ids` (B,P+C) cover both. All other arrays, such as `response_mask`, `rollout_log_probs` and `advantages`,
-    are (B,C). The mask of verl counts every sampled token, so remove the rows whose `loss_mask` is all 0 first.
+    are (B,C). verl's mask includes every sampled token, so first remove the rows whose `loss_mask` is all 0.
 
     Args:
         rows: the batch that `build_rows(…, padding="outer")` returned.
 
     Raises:
-        ConfigError: If the rows have another padding, or `prompt_ids` are missing.
+        ConfigError: If the rows have a different padding, or `prompt_ids` are missing.
     """
     padding = rows.meta_info.get("padding")
     if padding != "outer" or "prompt_ids" not in rows.batch:

@@ -28,8 +28,8 @@ RowPer = Literal["segment", "action"]
 class RowPipeline:
     """A sequence of connectors, each with a unique name.
 
-    The default name of a connector is its `name` or, for a function, its `__name__`. An object with neither is named
-    after its class. Methods raise a ConfigError if a name is unknown or already taken.
+    The default name of a connector is its `name` attribute or, for a function, its `__name__`. An object that has
+    neither is named after its class. Methods raise a ConfigError if a name is unknown or already taken.
     """
 
     def __init__(self, connectors: Iterable[Connector] = ()) -> None:
@@ -122,7 +122,9 @@ def row_columns(
 ) -> Columns:
     """Return the rows as columns for `pad_rows` or `pack_rows`. See `build_rows` for the arguments and errors."""
     if per is not None and pipeline is not None:
-        raise ConfigError("per and pipeline cannot be combined; pass only one, such as pipeline=default_pipeline(per)")
+        raise ConfigError(
+            "per and pipeline cannot be used together; pass only one, such as pipeline=default_pipeline(per)"
+        )
     return (pipeline or default_pipeline(per or "segment"))(Columns.from_episodes(episodes, step_data_lists, scores))
 
 

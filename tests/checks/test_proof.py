@@ -160,7 +160,7 @@ def test_proofs_are_returned_in_sample_order_and_reported_as_they_finish(tmp_pat
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"gold_answer": 3}, "gold_answer must be a text, got 3"),
+        ({"gold_answer": 3}, "gold_answer must be a string, got 3"),
         ({"gold_actions": "go"}, "gold_actions must be a list of actions, got 'go'"),
         ({"gold_actions": [{"type": "dance"}]}, "gold_actions: "),
     ],

@@ -247,7 +247,7 @@ def test_torn_last_line_is_ignored_and_damaged_line_reported(recorded: Path, tmp
         (("lake-1",), "no run lake-1; did you mean 'runs/lake-1'?"),
         (
             ("runs",),
-            "runs is not a run, since it has no episodes.jsonl; pass one of the runs in this directory, such as "
+            "runs is not a run, because it has no episodes.jsonl; pass one of the runs in this directory, such as "
             "runs/lake-1",
         ),
         (("rollouts.jsonl",), "unknown format; pass --format trl or --format verifiers"),
@@ -324,7 +324,8 @@ def rewrite(path: Path, change: Callable[[list[Any]], None]) -> None:
     [
         ("-O", "omega=0.3"),
         ("-O", "combination=additive", "-O", "step_weight=0.5"),
-        *(("--estimator", name) for name in ("grpo", "rloo", "discounted_returns", "turn_level_grpo")),
+        ("--estimator", "g2po", "-O", "step_weight=0.5"),
+        *(("--estimator", name) for name in ("grpo", "rloo", "discounted_returns", "turn_level_grpo", "hgpo", "g2po")),
     ],
 )
 def test_advantage_must_match_the_credit_options(tmp_path: Path, options: tuple[str, ...]) -> None:

@@ -58,9 +58,9 @@ def test_cost_of_unfinished_attempts_is_shown(project: Project) -> None:
     (project.folder / "mine.py").write_text(two_steps)
     project.write_task(policy={"type": "mine.py:Priced"})
     first = project.call("run", "task.yaml", "--max-cost", "0.2", "--max-concurrency", "1")
-    assert first.returncode == 1 and "Replaced and unfinished attempts cost another $0.2500" in first.stderr, (
-        first.stderr
-    )
+    assert (
+        first.returncode == 1 and "Attempts that were replaced or not finished cost another $0.2500" in first.stderr
+    ), first.stderr
     done = project.call("run", "--resume", "--max-cost", "9")
     assert done.returncode == 0, done.stderr
     spent = sum(line["usage"]["cost"] for line in lines(project.run_path() / "episodes.jsonl"))

@@ -133,6 +133,23 @@ def turn_level_grpo(given: ScoredBatch) -> list[list[float]]:
     return rows
 
 
+def gigpo_episode(
+    given: ScoredBatch, normalization: str, *, by_step: bool, penalty: Callable[[int], float] = lambda b: 0.0
+) -> Callable[[int], float]:
+    def score(c: int) -> float:
+        return given.scores[c] - penalty(c)
+
+    def episode(b: int) -> float:
+        copies = {c: len(given.batch[c]) if by_step else 1 for c in scored(given, b)}
+        among = [score(c) for c, n in copies.items() for _ in range(n)]
+        if normalization == "leave_one_out":
+            others = [score(c) for c, n in copies.items() if c != b for _ in range(n)]
+            return score(b) - mean(others) if others else 0.0
+        return relative(score(b), among, normalization)
+
+    return episode
+
+
 def gigpo(given: ScoredBatch, normalization: str = "std", **options: object) -> list[list[float]]:
     """A = 0.25 A_E + 0.75 A_S; `least`, `by_step` and `penalty` are the options of the same meaning."""
     least, penalty = int(options.get("least", 2)), float(options.get("penalty", 0.0))
@@ -144,16 +161,9 @@ def gigpo(given: ScoredBatch, normalization: str = "std", **options: object) -> 
         rewards = [r - p for r, p in zip(rewards_of(given, b), penalties(b), strict=True)]
         return [sum(0.5 ** (j - k) * rewards[j] for j in range(k, len(rewards))) for k in range(len(rewards))]
 
-    def episode(b: int) -> float:
-        def score(c: int) -> float:
-            return given.scores[c] - sum(penalties(c))
-
-        copies = {c: len(given.batch[c]) if options.get("by_step") else 1 for c in scored(given, b)}
-        among = [score(c) for c, n in copies.items() for _ in range(n)]
-        if normalization == "leave_one_out":
-            others = [score(c) for c, n in copies.items() if c != b for _ in range(n)]
-            return score(b) - mean(others) if others else 0.0
-        return relative(score(b), among, normalization)
+    episode = gigpo_episode(
+        given, normalization, by_step=bool(options.get("by_step")), penalty=lambda b: sum(penalties(b))
+    )
 
     def peers(b: int, state: object) -> list[float]:
         found = []
@@ -170,4 +180,83 @@ def gigpo(given: ScoredBatch, normalization: str = "std", **options: object) -> 
             among = peers(b, item.observation_data)
             own = relative(x, among, normalization) if len(among) >= least else 0.0
             rows[-1].append(0.25 * episode(b) + 0.75 * own)
+    return rows
+
+
+def hgpo(given: ScoredBatch, history: int = 2, alpha: float = 1.0, normalization: str = "std") -> list[list[float]]:
+    def context(b: int, k: int, level: int) -> list[object] | None:
+        return [item.observation_data for item in given.batch[b][k - level : k + 1]] if k >= level else None
+
+    rows: list[list[float]] = []
+    for b, steps in enumerate(given.batch):
+        rows.append([])
+        for k in range(len(steps)) if given.scores[b] is not None else ():
+            parts = []
+            for level in range(min(history, k) + 1):
+                among = [
+                    x
+                    for c in scored(given, b)
+                    for j, x in enumerate(returns_of(given, c))
+                    if context(c, j, level) == context(b, k, level)
+                ]
+                if len(among) > 1:
+                    parts.append(((level + 1) ** alpha, relative(returns_of(given, b)[k], among, normalization)))
+            total = sum(weight for weight, _ in parts)
+            rows[-1].append(sum(weight * x for weight, x in parts) / total if parts else 0.0)
+    return rows
+
+
+def values_of(given: ScoredBatch, b: int) -> list[float]:
+    """Return the mean return of the group in the state of each step, and 0 for the end."""
+    values = []
+    for item in given.batch[b]:
+        values.append(
+            mean(
+                [
+                    x
+                    for c in scored(given, b)
+                    for other, x in zip(given.batch[c], returns_of(given, c), strict=True)
+                    if other.observation_data == item.observation_data
+                ]
+            )
+        )
+    return [*values, 0.0]
+
+
+def gagpo(given: ScoredBatch, lam: float = 0.25, normalization: str = "std") -> list[list[float]]:
+    def plain(b: int) -> list[float]:
+        rewards, values = rewards_of(given, b), values_of(given, b)
+        deltas = [r + 0.5 * values[k + 1] - values[k] for k, r in enumerate(rewards)]
+        return [sum((0.5 * lam) ** (j - k) * deltas[j] for j in range(k, len(deltas))) for k in range(len(deltas))]
+
+    advantages = {b: plain(b) for b in scored(given)}
+    return [
+        [relative(x, [y for c in scored(given, b) for y in advantages[c]], normalization) for x in advantages[b]]
+        if b in advantages
+        else []
+        for b in range(len(given.batch))
+    ]
+
+
+def g2po(given: ScoredBatch, normalization: str = "std", **options: object) -> list[list[float]]:
+    """A = A_E + 0.75 A_S."""
+    reached = {
+        b: [r + 0.5 * value for r, value in zip(rewards_of(given, b), values_of(given, b)[1:], strict=True)]
+        for b in scored(given)
+    }
+    gains = {b: [q - 0.5 * v for q, v in zip(reached[b], values_of(given, b), strict=False)] for b in reached}
+    episode = gigpo_episode(given, normalization, by_step=bool(options.get("by_step")))
+    rows: list[list[float]] = []
+    for b, steps in enumerate(given.batch):
+        rows.append([])
+        for k, item in enumerate(steps) if b in reached else ():
+            peers = [
+                q
+                for c in scored(given, b)
+                for other, q in zip(given.batch[c], reached[c], strict=True)
+                if other.observation_data == item.observation_data
+            ]
+            everywhere = [x for c in scored(given, b) for x in gains[c]]
+            step = relative(reached[b][k], peers, normalization) + relative(gains[b][k], everywhere, normalization)
+            rows[-1].append(episode(b) + 0.75 * step)
     return rows

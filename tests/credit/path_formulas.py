@@ -80,6 +80,67 @@ def returns_by_state(
     return turn_by_turn(group, [next(peers[state]) for state, _ in visits])
 
 
+def returns_by_context(
+    group: Sequence[Path], measure: Callable[[Sequence[float]], list[float]] = unit, history: int = 2
+) -> list[list[float]]:
+    """Average over contexts of 1 to `history` + 1 states, weighted 1, 2, …, the measures of returns that have peers."""
+    parts: dict[tuple[int, int], list[tuple[int, float]]] = {}
+    for level in range(history + 1):
+        visits: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        for i, path in enumerate(group):
+            for k in range(level, len(path.turns)):
+                context = tuple(turn.state for turn in path.turns[k - level : k + 1])
+                visits.setdefault(context, []).append((i, k))
+        for places in visits.values():
+            values = measure([group[i].returns[k] for i, k in places])
+            for place, value in zip(places, values, strict=True):
+                parts.setdefault(place, []).extend([(level + 1, value)] if len(places) > 1 else [])
+    means = {
+        place: sum(weight * value for weight, value in levels) / max(sum(weight for weight, _ in levels), 1)
+        for place, levels in parts.items()
+    }
+    return [[means[i, k] for k in range(len(path.turns))] for i, path in enumerate(group)]
+
+
+def values_by_state(group: Sequence[Path]) -> dict[str | None, float]:
+    """Return the mean return of the group's visits to each state, and 0 for the end."""
+    returns: dict[str | None, list[float]] = {}
+    for path in group:
+        for turn, value in zip(path.turns, path.returns, strict=True):
+            returns.setdefault(turn.state, []).append(value)
+    return {None: 0.0, **{state: mean_of(values) for state, values in returns.items()}}
+
+
+def next_states(path: Path) -> list[str | None]:
+    return [*(turn.state for turn in path.turns[1:]), None]
+
+
+def generalized_advantages(
+    group: Sequence[Path], lam: float, measure: Callable[[Sequence[float]], list[float]] = unit
+) -> list[list[float]]:
+    """Sum the temporal differences of the group's values, and normalize over all turns of the group."""
+    values, advantages = values_by_state(group), []
+    for path in group:
+        deltas = [
+            t.reward + values[after] - values[t.state] for t, after in zip(path.turns, next_states(path), strict=True)
+        ]
+        advantages += [sum(lam**i * delta for i, delta in enumerate(deltas[k:])) for k in range(len(deltas))]
+    return turn_by_turn(group, measure(advantages))
+
+
+def group_graph(group: Sequence[Path], measure: Callable[[Sequence[float]], list[float]] = unit) -> list[list[float]]:
+    """Add the score, the value reached among actions in the same state, and the gain among all turns of the group."""
+    values = values_by_state(group)
+    visits = [
+        (t.state, t.reward + values[after]) for p in group for t, after in zip(p.turns, next_states(p), strict=True)
+    ]
+    peers = {state: iter(measure([value for s, value in visits if s == state])) for state, _ in visits}
+    gains = measure([value - values[state] for state, value in visits])
+    steps = turn_by_turn(group, [next(peers[state]) + gain for (state, _), gain in zip(visits, gains, strict=True)])
+    scores = measure([path.score for path in group])
+    return [[score + value for value in row] for score, row in zip(scores, steps, strict=True)]
+
+
 def less_the_mean(values: Sequence[float]) -> list[float]:
     return [value - mean_of(values) for value in values]
 

@@ -33,7 +33,7 @@ class Setting(NamedTuple):
         return "-".join([self.name, *map(str, self.loop_options.values())])
 
     def credit(self, rows: ScoredBatch) -> StepCredit:
-        shared = GIGPO if self.name == "gigpo" else RETURNS
+        shared = {"gigpo": GIGPO, "g2po": {"step_weight": 0.75, **RETURNS}}.get(self.name, RETURNS)
         return ESTIMATORS[self.name](rows.batch, rows.scores, group_ids=rows.ids, **{**shared, **self.options})
 
     def loop(self, rows: ScoredBatch) -> list[list[float]]:
@@ -73,7 +73,21 @@ BY_BOTH = [
         {"by_step": True, "normalization": "leave_one_out"},
     ),
 ]
-EVERY = [*BY_SCORE, *BY_STEP, *BY_BOTH]
+BY_STATE = [
+    Setting("hgpo", {"history_length": 0}, {"history": 0}),
+    Setting("hgpo", {"history_length": 1, "alpha": 2.0}, {"history": 1, "alpha": 2.0}),
+    *(measured("hgpo", normalization) for normalization in ("std", "mean", "constant", "leave_one_out")),
+    *(
+        Setting("gagpo", {"lam": 0.25, **one.options}, one.loop_options)
+        for one in (measured("gagpo", normalization) for normalization in ("std", "mean"))
+    ),
+]
+GRAPH = [
+    *(measured("g2po", normalization) for normalization in ("std", "mean", "constant", "leave_one_out")),
+    Setting("g2po", {"episode_statistics": "step"}, {"by_step": True}),
+]
+BY_BOTH += GRAPH
+EVERY = [*BY_SCORE, *BY_STEP, *BY_BOTH, *BY_STATE]
 # Their scale is the batch's, so groups see each other.
 BATCH_WIDE = ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg")
 # Their zero is the critic's, or none.
@@ -114,11 +128,11 @@ def test_estimator_agrees_with_its_reference_loop(rows: ScoredBatch) -> None:
 def test_parts_add_up_and_are_float64(rows: ScoredBatch) -> None:
     for setting in noted(EVERY):
         credit = setting.credit(rows)
-        weights = (0.25, 0.75) if setting in BY_BOTH else (1.0, 1.0)
+        weights = {"gigpo": (0.25, 0.75), "g2po": (1.0, 0.75)}.get(setting.name, (1.0, 1.0))
         combined = weights[0] * credit.episode_advantages_S + weights[1] * credit.step_advantages_S
         np.testing.assert_array_equal(combined, credit.advantages_S)
         assert {part.dtype for part in credit[:4]} == {np.dtype(np.float64)}
-        assert (credit.anchors_S >= 0).all() if setting in BY_BOTH else (credit.anchors_S == -1).all()
+        assert (credit.anchors_S >= 0).all() if setting in (*BY_BOTH, *BY_STATE) else (credit.anchors_S == -1).all()
         if setting in BY_SCORE:
             per_trajectory = np.split(credit.advantages_S, np.cumsum([len(row) for row in rows.batch])[:-1])
             assert all(len(set(part.tolist())) == 1 for part in per_trajectory if not np.isnan(part).any())
@@ -213,7 +227,7 @@ def test_constant_group_gives_exact_zeros(rows: ScoredBatch, other: Any) -> None
 @pytest.mark.parametrize("name", [name for name in ESTIMATORS if name not in NOT_RELATIVE])
 def test_equal_inexact_scores_give_exact_zeros(name: str) -> None:
     rows = ScoredBatch([[step("a", 0.1)] for _ in range(7)], [0.1] * 7, [0] * 7)
-    assert not Setting(name).credit(rows).advantages_S.any()
+    assert not Setting(name, {"lam": 0.25} if name == "gagpo" else {}).credit(rows).advantages_S.any()
 
 
 @fast
@@ -226,7 +240,8 @@ def test_equal_trajectories_give_zero_at_every_turn(row: Any, score: float, size
 @fast
 @given(states=st.sampled_from(["a", "ab", "abc"]), reward=eighths, score=eighths)
 def test_group_of_one_gives_zero(states: str, reward: float, score: float) -> None:
-    for setting in noted([s for s in EVERY if s.name not in (*NOT_RELATIVE, "reinforce_plus_plus")]):
+    # g2po compares the steps of an episode with one another.
+    for setting in noted([s for s in EVERY if s.name not in (*NOT_RELATIVE, "reinforce_plus_plus", "g2po")]):
         row = [step(state, reward, value=0.0) for state in states]
         rows = ScoredBatch([row, [step("a", 1.0)], [step("a", 0.0)]], [score, 1.0, 0.0], [0, 1, 1])
         assert not setting.credit(rows).advantages_S[: len(row)].any()
@@ -266,6 +281,13 @@ BAD_OPTIONS = [
     (Setting("gae"), {"lam": 1.5}),
     (Setting("opo"), {"length": "characters"}),
     (Setting("discounted_returns"), {"baseline": "median"}),
+    (Setting("hgpo"), {"history_length": -1}),
+    (Setting("hgpo"), {"history_length": True}),
+    (Setting("hgpo"), {"alpha": -1.0}),
+    (Setting("hgpo"), {"normalization_constant": 2.0}),
+    (Setting("gagpo"), {"lam": -0.5}),
+    (Setting("g2po"), {"step_weight": float("inf")}),
+    (Setting("g2po"), {"episode_statistics": "episode"}),
     (Setting("gigpo"), {"episode_statistics": "episode"}),
     (Setting("gigpo"), {"min_anchor_group_size": 0}),
     (Setting("gigpo"), {"min_anchor_group_size": 2.5}),
@@ -275,7 +297,7 @@ BAD_OPTIONS = [
 
 @pytest.mark.parametrize(("setting", "bad"), BAD_OPTIONS, ids=str)
 def test_invalid_options_are_rejected_with_an_empty_batch(setting: Setting, bad: Mapping[str, Any]) -> None:
-    wrong = Setting(setting.name, {"lam": 0.5, **bad} if setting.name == "gae" else bad)
+    wrong = Setting(setting.name, {"lam": 0.5, **bad} if setting.name in ("gae", "gagpo") else bad)
     with pytest.raises(ConfigError, match=next(iter(bad))):
         wrong.credit(ScoredBatch([], [], []))
 

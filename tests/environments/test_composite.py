@@ -476,7 +476,7 @@ class TestTaskTools:
 
         resource = await made(dice("red"), dice("blue"))
         with pytest.raises(
-            ConfigError, match=r"annotated with Dice, but several resources are of that class.*red \(Dice\), blue"
+            ConfigError, match=r"annotated with Dice, but multiple resources are of that class.*red \(Dice\), blue"
         ):
             await self.received(several, resource)
         with pytest.raises(ConfigError, match="annotated with SqliteResource, but no resource is of that class"):

@@ -149,7 +149,7 @@ def test_endless_answer_of_an_openenv_server_is_cut(kind: str) -> None:
     assert (cost.kind, cost.mb < 200) == ("EnvironmentFailure", True), cost
     assert f"ws://127.0.0.1:{port}/ws" in cost.message and "\n" not in cost.message
     if kind in ("websocket-frame", "websocket-fragments"):
-        assert "the answer is larger than the limit of 64 MiB" in cost.message
+        assert "the response is larger than the limit of 64 MiB" in cost.message
 
 
 ENGINE = "from reward_kit.environments.engine_process import EngineProcess"
@@ -165,4 +165,4 @@ finally:
 def test_endless_answer_of_an_engine_ends_the_engine() -> None:
     cost = peak(ENGINE, ASK_ENGINE.format(code="while True: print('x' * 65536, end='')"))
     assert (cost.kind, cost.mb < 200) == ("EnvironmentFailure", True), cost
-    assert cost.message == "test engine: an answer larger than the limit of 16 MiB"
+    assert cost.message == "test engine: a response larger than the limit of 16 MiB"

@@ -135,7 +135,7 @@ async def test_unresponsive_worker_is_killed() -> None:
 @pytest.mark.parametrize("said", ["hello", "[1]", '{"what": 1}', "[" * 100_000])
 async def test_worker_with_invalid_answer_is_killed(said: str) -> None:
     engine = await started(broken(f"print({said[:1]!r} * {len(said)} if {len(said) > 100} else {said[:100]!r})"))
-    with pytest.raises(EnvironmentFailure, match="invalid answer"):
+    with pytest.raises(EnvironmentFailure, match="invalid response"):
         await engine.ask({})
     with pytest.raises(EnvironmentFailure, match="not running"):
         await engine.ask({})

@@ -282,7 +282,7 @@ def test_terminal_colors_become_brackets() -> None:
         ({"env_id": "FrozenLakes-v1"}, "FrozenLakes"),
         ({"env_id": "FrozenLake-v1", "env_kwargs": {"slippery": 1}}, "slippery"),
         ({"env_id": "FrozenLake-v1", "random_map": {"siz": 4}}, "random_map.siz: unknown key"),
-        ({"env_id": "Taxi-v4", "random_map": {"size": 4}}, "random_map is only for FrozenLake"),
+        ({"env_id": "Taxi-v4", "random_map": {"size": 4}}, "random_map is only supported for FrozenLake"),
         ({"env_id": "Pendulum-v1"}, "the actions must be discrete"),
     ],
 )

@@ -174,12 +174,12 @@ async def test_invalid_call_is_a_tool_error_and_changes_nothing(shared) -> None:
 
 
 FAULTS = {
-    "html": r"POST http://127.0.0.1:\d+/step: the answer is not JSON \(.*\): <html>hello</html>",
+    "html": r"POST http://127.0.0.1:\d+/step: the response is not JSON \(.*\): <html>hello</html>",
     "status": "/step: status 500: Traceback: oh",
-    "not_json": "/step: the answer is not JSON .NaN is not JSON.",
-    "nested": "/step: the answer is not JSON",
+    "not_json": "/step: the response is not JSON .NaN is not JSON.",
+    "nested": "/step: the response is not JSON",
     "list": r"/step: expected a JSON object, got \[1\]",
-    "no_observation": "/step: observation: missing; the answer has reward",
+    "no_observation": "/step: observation: missing; the response has reward",
     "bad_reward": "/step: reward: expected a finite number, got 'high'",
     "hang": r"/step: no response within 0.2 s",
 }
@@ -193,10 +193,18 @@ async def test_server_fault_is_one_failure_that_names_the_address(shared, fault:
     await resource.close()
 
 
+@pytest.mark.parametrize(("states", "covers"), [("key", True), ("state", False), ("none", False)])
+async def test_only_a_state_key_of_the_server_covers_the_results(shared, states: str, covers: bool) -> None:
+    resource = await made(**shared, config={"states": states})
+    await add(resource, 1)
+    assert resource.state_key_covers_results == covers
+    await resource.close()
+
+
 async def test_missing_state_key_after_an_earlier_answer_is_rejected(shared) -> None:
     resource = await made(**shared, config={"fault": "no_key"})
     await add(resource, 1)
-    with pytest.raises(EnvironmentFailure, match="state_key: missing, but an earlier answer had one"):
+    with pytest.raises(EnvironmentFailure, match="state_key: missing, but an earlier response had one"):
         await add(resource, 1)
     await resource.close()
 
@@ -205,7 +213,7 @@ async def test_observation_up_to_the_size_limit_is_accepted(shared, monkeypatch)
     resource = await made(**shared, config={"fault": "large"})
     assert len((await add(resource, 1)).observation) == 50_000_000
     monkeypatch.setattr(http_client, "ENVIRONMENT_ANSWER_BYTES", 40 * 2**20)
-    with pytest.raises(EnvironmentFailure, match="/step: the answer is larger than the limit of 40 MiB"):
+    with pytest.raises(EnvironmentFailure, match="/step: the response is larger than the limit of 40 MiB"):
         await add(resource, 1)
     await resource.close()
 
@@ -265,7 +273,7 @@ async def test_value_action_form_and_configured_tools_are_supported(shared) -> N
         ({"base_url": "localhost:80"}, "'localhost:80' is not a http or https URL"),
         (
             {"resource_server": None, "base_url": "http://x:{port}"},
-            "needs a resource_server that uses {port}, which the task does not have",
+            "needs a resource_server that uses {port}, but the task has no such server",
         ),
         ({"tools": []}, "set either tools or tools_endpoint"),
         ({"tools_endpoint": None, "tools": [{"type": "function"}]}, "a tool must have the form {type: function"),

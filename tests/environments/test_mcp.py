@@ -158,7 +158,7 @@ async def test_protocol_error_changes_nothing_and_an_invalid_answer_may() -> Non
         with pytest.raises(ToolError, match="refuse: not today"):
             await ask(resource, "refuse")
         assert await resource.state_key() == start
-        with pytest.raises(ToolError, match="garbled: the server's answer is not a valid result"):
+        with pytest.raises(ToolError, match="garbled: the server's response is not a valid result"):
             await ask(resource, "garbled")
         assert await resource.state_key() != start
     async with opened(fork="replay", call_timeout_s=0.1) as resource:

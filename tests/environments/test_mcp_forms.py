@@ -126,7 +126,7 @@ async def test_legacy_server_without_sessions_cannot_ask(forms_url) -> None:
     ("answer", "why"),
     [
         ("Decline.", "the simulated user declined"),
-        ("small", "does not match the form: it is not a JSON object: 'small'"),
+        ("small", "does not match the form: not a JSON object: 'small'"),
         ('{"size": "huge"}', "does not match the form: $.size: 'huge' is not one of"),
         ('{"size": "small", "colour": "red"}', "does not match the form: $: Additional properties"),
         ('{"size": "small", "copies": NaN}', "does not match the form: NaN is not JSON"),
@@ -171,7 +171,7 @@ async def test_number_of_rounds_and_forms_is_limited() -> None:
             await ask(resource, "endless")
         assert len(seen) == 10
         seen.clear()
-        with pytest.raises(ToolError, match="many: More than 20 requests for input in one call"):
+        with pytest.raises(ToolError, match="many: There were more than 20 requests for input in one call"):
             await ask(resource, "many")
         assert len(seen) == 20
 
@@ -359,7 +359,7 @@ def test_check_of_a_schema_does_not_match_patterns() -> None:
         ("busy", "busy did not answer within 0.3 s and was cancelled"),
         ("backwards", "backwards did not answer within 0.3 s and was cancelled"),
         ("patient", "patient did not answer within 0.3 s and was cancelled"),
-        ("odd", "odd: the server's answer is not a valid result: Input should be 'working'"),
+        ("odd", "odd: the server's response is not a valid result: Input should be 'working'"),
         ("empty", "empty: the task ended without a result"),
     ],
 )
@@ -372,7 +372,7 @@ async def test_endless_and_invalid_tasks_are_cancelled(tool, why) -> None:
 
 async def test_number_of_forms_of_a_task_is_limited() -> None:
     async with with_user("{}", command=STATELESS) as (resource, seen):
-        with pytest.raises(ToolError, match="curious: More than 20 requests for input in one call"):
+        with pytest.raises(ToolError, match="curious: There were more than 20 requests for input in one call"):
             await ask(resource, "curious")
         assert len(seen) == 20
         assert await ask(resource, "seen") == '["tasks/cancel"]'

@@ -62,7 +62,7 @@ async def test_unserved_url_is_one_failure() -> None:
         ({"command": "a", "env": {"A": False}}, "env.A: YAML reads this as false; put the value in quotes"),
         ({"command": "a", "headers": {"a": "b"}}, "headers does not apply to command"),
         ({"url": "http://a", "env": {"a": "b"}}, "env does not apply to url"),
-        ({"url": "ftp://a"}, "must begin with http://"),
+        ({"url": "ftp://a"}, "must start with http://"),
         ({"url": "http://a", "fork": "replay"}, "fork: replay needs a private server"),
         ({"url": "http://a", "working_copy": "x"}, "working_copy needs a private server"),
         ({"url": "http://a", "headers_env": {"Authorization": "NO_SUCH"}}, "variable NO_SUCH is not set"),

@@ -186,8 +186,8 @@ async def test_invalid_call_is_a_tool_error_and_changes_nothing(server: OpenEnvS
 
 FAULTS = {
     "hang_up": r"step at ws://127.0.0.1:\d+/ws: the connection was closed \(code 1011\)",
-    "html": r"the answer is not JSON \(.*\): <html>hello</html>",
-    "nan": "the answer is not JSON .NaN is not JSON.",
+    "html": r"the response is not JSON \(.*\): <html>hello</html>",
+    "nan": "the response is not JSON .NaN is not JSON.",
     "list": r'expected {"type": "observation", "data": {…}}, got \[1\]',
     "other": 'got {"type": "state"',
     "binary": "a binary message",
@@ -319,7 +319,7 @@ WRONG = {
     "base_url: must not contain a user name or password; use headers_env": {
         "base_url": "http://me:hunter2@127.0.0.1:1"
     },
-    "needs a resource_server that uses {port}, which the task does not have": {"base_url": "http://x:{port}"},
+    "needs a resource_server that uses {port}, but the task has no such server": {"base_url": "http://x:{port}"},
     "reset: seed is set by the run": {"base_url": "http://x", "reset": {"seed": 1}},
     "headers_env: A: the environment variable NO_SUCH_ONE is not set": {
         "base_url": "http://x",

@@ -164,7 +164,7 @@ async def test_fixed_port_in_use_is_rejected() -> None:
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
         config = ResourceServerConfig(start_command="sleep 100", health_check_url=f"{address}/health")
         async with ServerPool() as pool:
-            with pytest.raises(ConfigError, match=f"another program already listens at {address}"):
+            with pytest.raises(ConfigError, match=f"another program is already listening at {address}"):
                 await pool.lease(config, HERE)
     assert ours() == []
 
@@ -181,8 +181,8 @@ async def test_free_fixed_port_is_used() -> None:
     ("command", "health", "problem"),
     [
         ("no-such-program --port {port}", HEALTH, "no-such-program --port .* cannot be started: No such file"),
-        ("sleep {port}", "127.0.0.1:{port}/health", "is not an http address"),
-        ("sleep {port}", "http://127.0.0.1:{port}x/health", "is not an http address"),
+        ("sleep {port}", "127.0.0.1:{port}/health", "is not an http URL"),
+        ("sleep {port}", "http://127.0.0.1:{port}x/health", "is not an http URL"),
         ("sleep 'x {port}", HEALTH, "start_command: cannot be split into words: No closing quotation"),
         ("", "http://127.0.0.1:80", "start_command: the command is empty"),
         ("sleep 100", HEALTH, r"\{port\} must occur in both health_check_url and start_command"),

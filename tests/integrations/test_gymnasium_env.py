@@ -185,7 +185,7 @@ def test_resets_without_a_seed_continue_the_last_seed() -> None:
 def test_unsuitable_resources_are_rejected() -> None:
     for form, why in (
         ("discrete", "every argument must be a boolean or have an enum"),
-        ("text", "exactly one tool with exactly one argument, a string"),
+        ("text", "exactly one tool, with exactly one argument that is a string"),
     ):
         with pytest.raises(ConfigError, match=f"actions='{form}' cannot be used with the tools note: .*{why}"):
             ResourceEnv(Notebook, actions=form)  # type: ignore[arg-type]
@@ -198,7 +198,9 @@ def test_unsuitable_resources_are_rejected() -> None:
     env = ResourceEnv(Notebook, max_text=20)
     with pytest.raises(ConfigError, match="reset does not accept options, got difficulty"):
         env.reset(options={"difficulty": 3})
-    with pytest.raises(EnvironmentFailure, match=r"an observation has \d+ characters, more than \d+; raise max_text"):
+    with pytest.raises(
+        EnvironmentFailure, match=r"an observation has \d+ characters, but at most \d+ are allowed; raise max_text"
+    ):
         env.step(call(text="a longer note", times=1))
     env.close()
 

@@ -93,7 +93,7 @@ async def test_resource_checker_reports_correct_findings(world: str, more: dict[
 async def test_resource_checker_detects_undeclared_nondeterminism() -> None:
     given = config("moody", deterministic=True, execution_errors="refusal")
     findings = await check_resource(OpenEnvResource, given, steps=10)
-    assert any("the same seed and actions had different results" in finding.message for finding in findings)
+    assert any("the same seed and actions produced different results" in finding.message for finding in findings)
 
 
 async def test_mcp_tools_of_the_environment_are_listed(pool: ServerPool) -> None:

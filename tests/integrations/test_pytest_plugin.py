@@ -138,7 +138,7 @@ FAILED = {
 }
 REFUSED = {
     "metric_no_number": "reward_kit(thresholds={'state': 'high'}): expected a finite number",
-    "metric_no_dict": "reward_kit(thresholds=0.5): expected a dict from names of metrics to numbers",
+    "metric_no_dict": "reward_kit(thresholds=0.5): expected a dict that maps the names of metrics to numbers",
     "named_reward_misspelt": "reward_kit: thresholds: unknown metric 'anwser'; did you mean 'answer'?",
     "misspelt": "unknown option 'treshold'; did you mean 'threshold'?",
     "no_file": "tsk\\x1b[2J.yaml",

@@ -108,7 +108,7 @@ def test_failed_reward_is_unscored_and_counted(caplog: pytest.LogCaptureFixture)
     assert reward.unscored == {"crash": 1}
     assert log.metrics == {"choosy/unscored": 0.0}
     assert log.table == {"choosy/failure": [None]}
-    assert "choosy: 1 of 4 completions are unscored; the first: crash: " in caplog.text
+    assert "choosy: 1 of 4 completions are unscored; the first failure: crash: " in caplog.text
     assert "no number" in caplog.text
 
 
@@ -175,7 +175,7 @@ def test_missing_column_suggests_the_nearest() -> None:
             reward(PROMPTS, COMPLETIONS, answers=ANSWERS)
         with pytest.raises(
             ConfigError,
-            match="'answer' would be renamed to 'ground_truth', but the dataset already has a column of that",
+            match="'answer' would be renamed to 'ground_truth', but the dataset already has a column with that",
         ):
             reward(PROMPTS, COMPLETIONS, answer=ANSWERS, ground_truth=ANSWERS)
     with as_trl_reward(exact) as reward, pytest.raises(ConfigError, match="requires 'ground_truth', but the dataset"):
@@ -189,13 +189,13 @@ def test_parameters_unavailable_in_a_dataset_are_rejected() -> None:
     def state(messages: list[Message], state: Any) -> EvaluateResult:
         raise AssertionError("never called")
 
-    with pytest.raises(ConfigError, match="requires step_data, which only reward-kit's rollouts have"):
+    with pytest.raises(ConfigError, match="requires step_data, but only reward-kit's rollouts have step_data"):
         as_trl_reward(steps)
     with as_trl_reward(state) as reward, pytest.raises(ConfigError, match="requires 'state'"):
         reward(PROMPTS, COMPLETIONS)
     with (
         as_trl_reward(state) as reward,
-        pytest.raises(ConfigError, match="the reward's parameter 'state' is never taken from the dataset"),
+        pytest.raises(ConfigError, match="the parameter 'state' of the reward is never taken from the dataset"),
     ):
         reward(PROMPTS, COMPLETIONS, state=[1] * 4)
     with pytest.raises(ConfigError, match="two columns would be renamed to 'x'"):
@@ -271,7 +271,7 @@ def test_reward_receives_the_steps_of_the_policy() -> None:
         assert reward(["id"], ["4"], assistant_turns=[[3]], **rollout) == [1.0]
         with pytest.raises(ConfigError, match=r"completion 0: assistant_turns must be positions of assistant messages"):
             reward(["id"], ["4"], assistant_turns=[[0]], **rollout)
-        with pytest.raises(ConfigError, match="parameter 'assistant_turns' is never taken from the dataset"):
+        with pytest.raises(ConfigError, match="parameter 'assistant_turns' of the reward is never taken"):
             reward(["2 + 2?"], ["4"], assistant_turns=[[3]])
     assert seen == [[3]]
 

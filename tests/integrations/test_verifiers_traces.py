@@ -269,7 +269,7 @@ def test_foreign_stop_condition_is_mapped(more: dict[str, Any], stop: StopReason
 def test_multi_agent_trace_is_rejected() -> None:
     link = {"node": 0, "type": "subagent_return"}
     nodes = [node(None, "user", "u"), {**node(0, "user", "found"), "semantic_parents": [link]}]
-    with pytest.raises(EpisodeError, match="node 1 of the trace belongs to another agent"):
+    with pytest.raises(EpisodeError, match="node 1 of the trace belongs to a different agent"):
         trace_to_episode(foreign(nodes))
     holes = [node(None, "user", "u"), sampled(0, "a", [1, 2, 3], [True, False, True], [-0.1, -0.2])]
     with pytest.raises(EpisodeError, match="node 1 of the trace: its sampled tokens are not contiguous"):

@@ -185,10 +185,10 @@ def test_modified_rows_are_rejected() -> None:
     rows = verl_rows([LONG, SHORT], pad_token_id=0)
     changed = rows.batch["input_ids"].copy()
     changed[0, 3] += 1
-    with pytest.raises(ConfigError, match="row 0 has 6 tokens, which differ from the 6 tokens of episode long"):
+    with pytest.raises(ConfigError, match="the 6 tokens of row 0 differ from the 6 tokens of episode long"):
         from_data_proto(TokenBatch({**rows.batch, "input_ids": changed}, rows.non_tensor_batch))
     logprobs = rows.batch["rollout_log_probs"] + 0.5
-    with pytest.raises(ConfigError, match="row 0: rollout_log_probs differ from those"):
+    with pytest.raises(ConfigError, match="row 0: rollout_log_probs differ from the log-probabilities"):
         from_data_proto(TokenBatch({**rows.batch, "rollout_log_probs": logprobs}, rows.non_tensor_batch))
     with pytest.raises(ConfigError, match="non_tensor_batch has no 'reward_kit_episode'"):
         from_data_proto(verl_rows([LONG], pad_token_id=0, with_episodes=False))

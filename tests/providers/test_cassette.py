@@ -131,7 +131,7 @@ async def test_request_matching_ignores_field_order_but_not_option_values(tmp_pa
     turned = dict(reversed(request("a", seed=1, top_p=0.5).items()))
     same, other = await replay(path, [(turned,), (request("a", seed=2, top_p=0.5),)])
     assert same.message.text.startswith("Grüße")
-    assert other[1].endswith("they differ at seed: 1 became 2")
+    assert other[1].endswith("the two requests differ at seed: 1 became 2")
 
 
 async def test_unused_recorded_answer_is_used_for_another_episode(tmp_path):
@@ -139,7 +139,7 @@ async def test_unused_recorded_answer_is_used_for_another_episode(tmp_path):
     recorded = await record(path, misbehave, [(request("a"), "e1"), (request("a"), "e2")])
     replayed = await replay(path, [(request("a"), "new"), (request("a"), "e2"), (request("a"), "e3")])
     assert replayed[:2] == recorded
-    assert "it was recorded 2 times, and all recorded answers have been used" in replayed[2][1]
+    assert "it was recorded 2 times, and all recorded responses have been used" in replayed[2][1]
 
 
 async def test_unrecorded_request_error_names_the_nearest_recorded_request(tmp_path):
@@ -148,10 +148,10 @@ async def test_unrecorded_request_error_names_the_nearest_recorded_request(tmp_p
     ((kind, message),) = await replay(path, [(request("a", "b", "other"),)])
     assert kind is ProviderError
     assert message == (
-        f"{path} has no answer to the request of episode e1 to m with 3 messages, the last from user: 'other'; "
+        f"{path} has no response to the request of episode e1 to m with 3 messages, the last one from user: 'other'; "
         "the most similar request is in line 3, the request of episode e1 to m with 3 messages, "
-        "the last from user: 'c'; "
-        "they differ at messages[2].content: 'c' became 'other'"
+        "the last one from user: 'c'; "
+        "the two requests differ at messages[2].content: 'c' became 'other'"
     )
 
 
@@ -163,8 +163,8 @@ async def test_unrecorded_request_is_described_in_every_api(tmp_path, api):
     async with EndpointClient(closed_url(), Cassette.replay(path), dialect) as ask:
         assert (await ask(request("a", "b"))).message.text == "ok"
         kind, message = await ask(request("a", "other"))
-    assert kind is ProviderError and "the last from user:" in message and "other" in message
-    assert "they differ at messages[" in message
+    assert kind is ProviderError and "the last one from user:" in message and "other" in message
+    assert "the two requests differ at messages[" in message
 
 
 async def test_unrecorded_request_error_reports_length_difference_or_empty_recording(tmp_path):
@@ -172,7 +172,7 @@ async def test_unrecorded_request_error_reports_length_difference_or_empty_recor
     await record(path, misbehave, [(request("a"),)])
     await record(empty, misbehave, [])
     ((_, message),) = await replay(path, [(request("a", "b"),)])
-    assert message.endswith("they differ at messages: 1 became 2")
+    assert message.endswith("the two requests differ at messages: 1 became 2")
     ((_, message),) = await replay(empty, [(request("a"),)])
     assert message.endswith("the recording is empty")
 
@@ -193,7 +193,7 @@ async def test_incomplete_last_line_is_not_replayed(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     first, second = await replay(path, [(request("a"),), (request("b"),)])
     assert first == recorded[0]
-    assert "has no answer" in second[1]
+    assert "has no response" in second[1]
 
 
 @pytest.mark.parametrize("text", ["important notes\n", "important", '{"a": 1}\n', '{"schema_version": "x"}\n', "[1]\n"])
@@ -231,7 +231,7 @@ def test_damaged_line_newer_version_and_missing_file_are_config_errors(tmp_path)
 
 def test_recording_locks_out_a_second_recorder(tmp_path):
     first = Cassette.record(tmp_path / "c.jsonl")
-    with pytest.raises(ConfigError, match="is being written by another process"):
+    with pytest.raises(ConfigError, match="is being written by a different process"):
         Cassette.record(tmp_path / "c.jsonl")
     first.close()
     Cassette.record(tmp_path / "c.jsonl").close()

@@ -305,7 +305,7 @@ def test_arguments_that_are_no_object_are_sent_as_one() -> None:
 def test_unknown_api_and_log_probabilities_of_messages_are_rejected() -> None:
     with pytest.raises(ConfigError, match="api: unknown API 'respones'; did you mean 'responses'"):
         OpenAIAgentPolicy("m", base_url="http://127.0.0.1:9/v1", api="respones")
-    with pytest.raises(ConfigError, match="api: client= sends chat completions only"):
+    with pytest.raises(ConfigError, match="api: client= supports only chat completions"):
         OpenAIAgentPolicy("m", client=openai.AsyncOpenAI(api_key="k"), api="messages")
     with pytest.raises(ConfigError, match="logprobs: the API 'messages' does not return"):
         OpenAIAgentPolicy("m", base_url="http://127.0.0.1:9/v1", api="messages", logprobs=True)

@@ -35,7 +35,7 @@ def call(kind: str, stream: bool, prepare: str = "", api: str = "chat") -> Peak:
 def test_an_endless_answer_is_cut(api: str, kind: str) -> None:
     cost = call(kind, stream=False, api=api)
     assert (cost.kind, cost.mb < 200) == ("ProviderError", True), cost
-    assert f"sent an answer that exceeds the limit of 32 MiB{TOO_LARGE}" in cost.message and "\n" not in cost.message
+    assert f"sent a response that exceeds the limit of 32 MiB{TOO_LARGE}" in cost.message and "\n" not in cost.message
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_endless_answer_is_cut(api: str, kind: str) -> None:
 def test_an_endless_stream_is_cut(api: str, kind: str, limit: str) -> None:
     cost = call(kind, stream=True, api=api)
     assert (cost.kind, cost.mb < 200) == ("ProviderError", True), cost
-    assert f"sent an answer that exceeds the limit of {limit}{TOO_LARGE}" in cost.message and "\n" not in cost.message
+    assert f"sent a response that exceeds the limit of {limit}{TOO_LARGE}" in cost.message and "\n" not in cost.message
 
 
 SMALLER = """
@@ -88,7 +88,7 @@ completion.MODEL_STREAM_BYTES, completion.MODEL_ANSWER_BYTES, completion.MODEL_A
 def test_an_endless_stream_of_small_events_is_cut(api: str, kind: str, limit: str) -> None:
     cost = call(kind, stream=True, prepare=SMALLER, api=api)
     assert (cost.kind, cost.mb < 30) == ("ProviderError", True), cost
-    assert f"sent an answer that exceeds the limit of {limit}{TOO_LARGE}" in cost.message
+    assert f"sent a response that exceeds the limit of {limit}{TOO_LARGE}" in cost.message
 
 
 @pytest.mark.parametrize("kind", ["error", "refusal", "header", "headers", "trailers"])

@@ -51,7 +51,7 @@ TRANSIENT = {
         for code in (408, 409, 429, 500, 502, 503, 504, 520, 529)
     },
     "dropped connection": (dropped(), "dropped the connection"),
-    "cut body": (cut_body(), "cut the answer short"),
+    "cut body": (cut_body(), "cut the response short"),
     "html": (html(), "with an HTML page: <html><body>Please wait"),
     "html by type only": (raw("Please wait", "text/html"), "with an HTML page: Please wait"),
     "html by content only": (raw(" \n<!doctype html>", "application/json"), "with an HTML page: <!doctype"),
@@ -65,7 +65,7 @@ TRANSIENT_STREAMS = {
     "no final event": (cut_stream(keep=1), "closed the stream early"),
     "half an event": (cut_stream(half_event=True), "closed the stream early"),
     "half a final event": (cut_stream(keep=1, half_event=True), "closed the stream early"),
-    "cut connection": (cut_stream(connection=True), "cut the answer short"),
+    "cut connection": (cut_stream(connection=True), "cut the response short"),
     "no json event": (events("{oops"), "not a JSON object: {oops"),
     "html": (html(), "HTML page"),
 }

@@ -234,7 +234,7 @@ async def test_endpoint_that_never_answers_stops_the_run_at_its_first_timeout_af
     assert scene.watcher.reasons == []
     scene.request(2, DeadlineError("sent nothing"), seconds=40.0)
     await scene.clock.advance(45.0)
-    assert len(scene.watcher.reasons) == 1 and "has not answered for 8" in scene.watcher.reasons[0]
+    assert len(scene.watcher.reasons) == 1 and "has not responded for 8" in scene.watcher.reasons[0]
 
 
 async def test_timeout_of_an_endpoint_that_has_answered_is_retried():
@@ -305,10 +305,10 @@ async def test_outage_costs_no_attempts_and_is_probed_by_single_requests():
     assert len(scene.entered) == 50 + 4 + 6  # everyone, the four that were tried again, and the probes
     assert len(scene.watcher.lines) == 1
     assert "http://there has failed 5 times in a row since" in scene.watcher.lines[0]
-    assert "the run pauses and retries, first after 1 s, later every 30 s: HTTP" in scene.watcher.lines[0]
+    assert "the run pauses and retries, first after 1 s and later every 30 s: HTTP" in scene.watcher.lines[0]
     await scene.clock.advance(60.0)
     assert sorted(task.result() for task in tasks) == [0] * 46 + [1] * 4
-    assert "http://there answers again after" in scene.watcher.lines[1]
+    assert "http://there is responding again after" in scene.watcher.lines[1]
     assert not scene.watcher.reasons
 
 
@@ -344,9 +344,9 @@ async def test_waiting_requests_fail_after_outage_patience_with_a_single_stop_re
     assert not any(task.done() for task in tasks) and not scene.watcher.reasons
     await scene.clock.advance(120.0)
     assert len(scene.watcher.reasons) == 1
-    assert "http://there has not answered for 100 s: refused the connection" in scene.watcher.reasons[0]
+    assert "http://there has not responded for 100 s: refused the connection" in scene.watcher.reasons[0]
     for task in tasks:
-        with pytest.raises(ProviderError, match="not answered for 100 s"):
+        with pytest.raises(ProviderError, match="not responded for 100 s"):
             task.result()
 
 
@@ -368,7 +368,7 @@ async def test_abandoned_endpoint_is_still_probed():
     probe, hopeless = scene.request(10, seconds=0.1), scene.request(11)
     await scene.clock.advance(1.0)
     assert probe.result() == 0
-    with pytest.raises(ProviderError, match="not answered"):
+    with pytest.raises(ProviderError, match="not responded"):
         hopeless.result()
     after = scene.request(12)
     await scene.clock.advance(2.0)

@@ -145,7 +145,7 @@ async def test_negative_chunk_size_is_rejected():
 async def test_ticket_of_another_agent_is_rejected():
     async with agent() as scorer, agent() as other:
         ticket = await scorer.submit(batch(0))
-        with pytest.raises(ConfigError, match="the ticket belongs to another agent"):
+        with pytest.raises(ConfigError, match="the ticket belongs to a different agent"):
             await other.get(1, ticket=ticket)
 
 

@@ -204,7 +204,7 @@ class TestRetries:
             held.answer("a")
             chunk = await agent.get(2)
         assert chunk.rewards == [1.0, None]
-        expected = "b failed; 1 attempt: its Retry-After of 61 s exceeds what is left of budget_s=60"
+        expected = "b failed; 1 attempt: its Retry-After of 61 s exceeds the time that is left of budget_s=60"
         assert chunk.extra_infos[1].failure.message == expected
 
     def test_permanent_failures_are_not_retried(self):
@@ -417,7 +417,7 @@ class TestHooks:
     @virtual
     async def test_hook_arguments_without_a_hook_are_rejected(self=None):
         async with AsyncRewardAgent(HeldScorer()) as agent:
-            with pytest.raises(ConfigError, match="get: scale can only be passed with hook_func"):
+            with pytest.raises(ConfigError, match="get: scale can be passed only with hook_func"):
                 await agent.get(1, scale=3.0)
 
 

@@ -86,7 +86,7 @@ def test_sandbox_errors_hint_at_the_missing_permission(tmp_path, monkeypatch):
     for scored in (network, process):
         assert "the sandbox has no network and starts no processes" in scored.failure.message
         assert "--sandbox in_process" in scored.failure.message
-    assert "none of your environment variables" in variable.failure.message
+    assert "your environment variables are not set" in variable.failure.message
     assert "Path(__file__).parent / 'words.txt'" in relative.failure.message
     assert beside.score == 1.0, beside.failure  # what the hint says to do works
 

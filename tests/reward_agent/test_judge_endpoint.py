@@ -151,7 +151,7 @@ def check(found: Sequence[Scored], count: int, score: float) -> None:
         if each.score is None:
             assert each.failure is not None
             # The built-in judge does not ask again where an answer did not end in its time: it may have been paid for.
-            assert re.search("cannot be judged|did not finish its answer", each.failure.message), each.failure
+            assert re.search("cannot be judged|did not finish its response", each.failure.message), each.failure
         else:
             assert each.result is not None and each.score == pytest.approx(score)
 

@@ -132,7 +132,7 @@ class TestRetried:
         assert scored.score == 0.5 and requests == 2 and loop.time() - began >= 0.3
         scored, requests = await scored_by(says({}, 429, **{"Retry-After": "3600"}), scores())
         assert scored.failure is not None and requests == 1
-        assert "its Retry-After of 3600 s exceeds what is left" in scored.failure.message
+        assert "its Retry-After of 3600 s exceeds the time that is left" in scored.failure.message
         assert scored.retry_after_s == 3600.0
 
     async def test_refused_connection_is_retried(self) -> None:
@@ -151,7 +151,7 @@ class TestNotRetried:
         scored, requests = await scored_by(never_answers, timeout_s=0.05)
         assert scored.failure is not None and requests == 1
         assert scored.failure.failure_class == "timeout"
-        assert scored.failure.message.endswith("/score did not answer within timeout_s=0.05")
+        assert scored.failure.message.endswith("/score did not respond within timeout_s=0.05")
 
     @pytest.mark.parametrize("status", [400, 404, 405, 413, 415, 422])
     async def test_rejected_request_reports_the_reason(self, status: int) -> None:
@@ -223,7 +223,7 @@ class TestConnect:
 
     async def test_connect_reports_silent_server_and_unknown_reward(self) -> None:
         async with scripted([never_answers]) as (url, _):
-            with pytest.raises(DeadlineError, match="did not answer within timeout_s"):
+            with pytest.raises(DeadlineError, match="did not respond within timeout_s"):
                 await RemoteReward.connect(url, api_key=KEY, request_options=request_options(timeout_s=0.05))
         async with scripted([says({"error": {"message": "there is no reward 'x'"}}, 404)]) as (url, _):
             with pytest.raises(ConfigError, match="there is no reward 'x'"):

@@ -274,7 +274,7 @@ class TestLoading:
         text = "import json, pathlib\nprint('loading')\n"
         text += "X = json.loads((pathlib.Path(__file__).parent / 'data.json').read_text())\n"
         write(tmp_path, text + "def reward(messages): print('called'); return {'score': X}\n")
-        with pytest.raises(ConfigError, match=r"hidden in the sandbox; add it to sandbox.read_paths|Permission"):
+        with pytest.raises(ConfigError, match=r"hidden in the sandbox; add the file to sandbox.read_paths|Permission"):
             await asyncio.to_thread(load, tmp_path, "reward")
         loaded = await asyncio.to_thread(load, tmp_path, "reward", "warm", read_paths=(data.name,))
         assert loaded.notes == ("loading",)

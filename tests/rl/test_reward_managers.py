@@ -106,7 +106,7 @@ def test_extra_info_of_any_type_is_passed_to_a_verl_style_function() -> None:
         ("1", "reward returned a str as the score; return a number, (score, query, response)"),
         ({"acc": 1}, "a mapping without 'score'; it has ['acc']"),
         ((0.5, "query"), "2 values; return (score, query, response)"),
-        (torch.tensor([1.0, 2.0]), "a Tensor with several items as the score"),
+        (torch.tensor([1.0, 2.0]), "a Tensor with multiple items as the score"),
         (ValueError("no digits"), "ValueError: no digits"),
     ],
 )
@@ -203,7 +203,7 @@ def test_batch_is_scored_in_one_call_by_both_kinds() -> None:
 
 @pytest.mark.parametrize(
     ("returned", "told"),
-    [([1.0], "1 scores for 2 solutions"), (1.0, "must return a list for several solutions, got a float")],
+    [([1.0], "1 scores for 2 solutions"), (1.0, "must return a list for multiple solutions, got a float")],
 )
 def test_batch_result_of_wrong_length_leaves_all_rows_unscored(returned: Any, told: str) -> None:
     found = BatchRewardManager(WordTokenizer(), 0, lambda solution_strs: returned)(sums("one", "one"), return_dict=True)

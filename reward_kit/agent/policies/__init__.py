@@ -167,7 +167,7 @@ def _find_class(name: str, folder: Path | None) -> type[AgentPolicy]:
             raise ConfigError(f"policy {name!r}: {error}; {install_hint('train')}") from error
     elif ":" not in name:
         raise ConfigError(
-            f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)} (for your own policy, write file.py:Class)"
+            f"unknown policy {name!r}{did_you_mean(name, BUILT_IN)} (to use your own policy, write file.py:Class)"
         )
     else:
         try:

@@ -211,7 +211,7 @@ class HFAgentPolicy(AgentPolicy):
 
     @property
     def untrainable_reason(self) -> str | None:
-        """The reason why recorded episodes cannot be used for training. None if they can."""
+        """The reason why recorded episodes cannot be used for training, or None if they can."""
         if self.sampling.temperature == 0:
             return "with temperature 0, every token has probability one"
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
@@ -357,7 +357,7 @@ class HFSession(AgentPolicy):
         return PolicyOutput(action, text, known, generated.value)
 
     async def close(self) -> None:
-        """Free the slot of the session in the engine."""
+        """Free the slot that the session uses in the engine."""
         await self._policy._engine.close_slot(self._slot)
 
 

@@ -157,7 +157,9 @@ class OpenAIAgentPolicy(AgentPolicy):
                 transport = ClientTransport(send, idle_timeout_s=idle_timeout_s, total_timeout_s=total_timeout_s)
         self.api, self.has_logprobs = api, bool(self._request.get("logprobs"))
         if client is not None and api != "chat":
-            raise ConfigError(f"api: client= sends chat completions only; omit it, or use http_client with api={api!r}")
+            raise ConfigError(
+                f"api: client= supports only chat completions; omit client, or use http_client with api={api!r}"
+            )
         if logprobs and not dialect.has_logprobs:
             raise ConfigError(f"logprobs: the API {api!r} does not return log-probabilities; omit the option")
         self._prices = load_prices(price_file) if price_file is not None else None
@@ -183,7 +185,7 @@ class OpenAIAgentPolicy(AgentPolicy):
 
     @property
     def knows_cost(self) -> bool:
-        """True if the price file lists the model, so that every answer with a reported usage has a cost."""
+        """True if the price file lists the model, so that the cost of every response with a reported usage is known."""
         return self._prices is not None and self._request["model"] in self._prices.models
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
@@ -197,7 +199,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         return await _ChatSession(self, None).get_action(observation, available_tools_specs)
 
     async def complete(self, request: Mapping[str, Any], seed: int, scope: str = "") -> ChatCompletion:
-        """Return the answer of the model to a chat request. The options of this policy override keys of the request.
+        """Return the model's response to a chat request. The options of this policy override keys of the request.
 
         Raises:
             ProviderError: If the endpoint rejected the request, or all retries failed.
@@ -214,7 +216,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         return await self._endpoint.complete(merged, scope=scope)
 
     async def close(self) -> None:
-        """Close the endpoint's connections."""
+        """Close the connections to the endpoint."""
         await self._endpoint.aclose()
 
 

@@ -1,8 +1,9 @@
 """`OwnAgentPolicy`, which runs an agent that has its own loop, in any framework, and records its model requests.
 
-The agent of each episode receives a private URL of a `RecordingEndpoint`, behind which is the real model. It needs no
-code of this package. It runs in a task next to the worker, and the two take turns: while `get_action` runs, only the
-agent may use the environment of the episode. At all other times, only the worker may use it.
+The agent of each episode receives the private URL of a `RecordingEndpoint`, which forwards its requests to the real
+model. The agent does not need to use any code of this package. It runs in a separate task next to the worker, and the
+two take turns: while `get_action` runs, only the agent may use the environment of the episode. At all other times, only
+the worker may use it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from reward_kit.safe_input import parse_json
 
 logger = logging.getLogger("reward_kit.agent")
 _AGENT_CODE = "the agent's own code"
-_OVER = "the episode is over: its task ended, or a limit was reached"
+_OVER = "the episode is over, because its task ended or a limit was reached"
 _SPARE_SECONDS = 0.1
 _END_SECONDS = 10.0
 
@@ -80,7 +81,7 @@ class AgentTask:
 
 
 def callable_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function, or the representation of another callable."""
+    """Return the name of a function, or the representation of any other callable."""
     return getattr(function, "__name__", None) or repr(function)
 
 
@@ -93,7 +94,7 @@ It returns the final answer as text, or None if the final answer is the model's 
 
 
 class OwnAgentPolicy(AgentPolicy):
-    """A policy that runs an agent and records every answer of the model that the agent receives as one action.
+    """A policy that runs an agent and records every model response that the agent receives as one action.
 
     An action is complete when the agent sends its next request or ends. The work of the agent in between, including its
     tool calls, is recorded in the `results` of the action. The time limits of a policy therefore include this work. The
@@ -135,11 +136,11 @@ class OwnAgentPolicy(AgentPolicy):
 
     @property
     def knows_cost(self) -> bool:
-        """True if the usage of an answer from the real endpoint includes its cost."""
+        """True if the usage in a response from the real endpoint includes the cost."""
         return self._upstream.knows_cost
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open the session of one episode, with a separate base URL. The first `get_action` starts the agent."""
+        """Open the session of one episode. It has a separate base URL. The first `get_action` starts the agent."""
         session = _AgentSession(
             self._agent, self._model, self._upstream, self._endpoint, context, self._warn_of_unused_url
         )
@@ -158,11 +159,11 @@ class OwnAgentPolicy(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Raise a PolicyError, because an agent acts only in an episode. Use the session that `open` returns."""
-        raise PolicyError("own_agent acts only within an episode; open a session first")
+        """Raise a `PolicyError`, because an agent acts only in an episode. Use the session that `open` returns."""
+        raise PolicyError("own_agent cannot act outside of an episode; open a session first")
 
     async def close(self) -> None:
-        """Stop the recording endpoint and close the connections to the real one."""
+        """Stop the recording endpoint and close the connections to the real endpoint."""
         try:
             await self._endpoint.close()
         finally:
@@ -189,7 +190,7 @@ class CallMade:
 
 
 class _AgentSession(AgentPolicy):
-    """One run of an agent. Its requests arrive through `endpoint`, and the model `upstream` answers them."""
+    """One run of an agent. `endpoint` receives the requests of the agent, and the model `upstream` answers them."""
 
     def __init__(
         self,
@@ -217,10 +218,12 @@ class _AgentSession(AgentPolicy):
         self._made: list[CallMade] = []  # calls made after the model's last answer
         self._answers = 0
         self._conversation: list[ChatMessage] = []  # as recorded so far
-        self._given_answers: dict[str, list[ChatMessage]] = {}  # by what a client of any API sends back of them
+        self._given_answers: dict[
+            str, list[ChatMessage]
+        ] = {}  # keyed by the part of them that a client of any API sends back
 
     async def answer(self, request: ChatRequest) -> RecordedAnswer:
-        """Wait until the agent may continue, and return the answer of the model to its request."""
+        """Wait until the agent may continue, and return the model's response to the agent's request."""
         self._has_asked = True
         if self._is_over:
             raise EpisodeError(_OVER)
@@ -237,7 +240,7 @@ class _AgentSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Answer the next request of the agent, and record how the agent uses the answer.
+        """Answer the next request of the agent, and record how the agent uses the response.
 
         Raises:
             PolicyError: If the agent failed.
@@ -303,7 +306,7 @@ class _AgentSession(AgentPolicy):
         return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
-        """Call a tool of the environment, while the agent may use it."""
+        """Call a tool of the environment if the agent may use the environment at the moment."""
         if isinstance(arguments, str):
             try:
                 read = parse_json(arguments) if arguments.strip() else {}
@@ -369,9 +372,10 @@ class _AgentSession(AgentPolicy):
         return output
 
     def _with_exact_answers(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """Return messages with the model's own answers, whose exact text and reasoning the agent's API may not express.
+        """Return messages that contain the model's responses exactly as the model wrote them.
 
-        Answers that look the same are matched by their order.
+        The agent's API may not be able to express the exact text and reasoning of a response. Responses that look the
+        same are matched by their order.
         """
         exact, seen = [], Counter[str]()
         for message in messages:
@@ -388,14 +392,14 @@ class _AgentSession(AgentPolicy):
             await self._moved.wait()
 
     def _closing_action(self) -> PolicyOutput:
-        """Return the last action of an agent whose final answer is not an answer of the model."""
+        """Return the last action of an agent whose final answer was not written by the model."""
         text = None
         if self._has_ended():
             assert self._running is not None
             with boundary(PolicyError, _AGENT_CODE):
                 text = self._running.result()
         action: Action = {"type": "terminate", **({"content": text} if text else {})}
-        if self._made:  # the agent never asked the model, so its calls come before its only action
+        if self._made:  # the agent never called the model, so its tool calls come before its only action
             called = results_of_calls(action, self._made, self._is_over)
             action |= {"prompt_messages": [*self._conversation, *called], "results": []}
         if not self._has_asked:  # the agent may have used a model elsewhere
@@ -410,9 +414,9 @@ class _AgentSession(AgentPolicy):
 
 
 async def _run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a plain function in a separate thread, which continues if the task that awaits it is cancelled.
+    """Run a plain function in a separate thread. The thread continues if the task that awaits it is cancelled.
 
-    In a thread pool, episodes would be delayed while all threads wait for a model, and one hanging thread would keep
+    In a thread pool, episodes would be delayed while all threads wait for a model, and one hanging thread would prevent
     the program from exiting.
     """
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -434,10 +438,10 @@ async def _run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 def read_results(
     given: Sequence[ChatMessage], answer: ChatMessage, later: Sequence[ChatMessage]
 ) -> list[ChatMessage] | None:
-    """Return the messages that follow the answer to `given` in a later request from the agent.
+    """Return the messages that follow the response to `given` in a later request from the agent.
 
-    The answer is found by its position, because the agent may have reformatted it. If the agent has rewritten its
-    context, return only the results of the calls in the answer, or None if none exist.
+    The response is identified by its position, because the agent may have reformatted it. If the agent has rewritten
+    its context, return only the results of the calls in the response, or None if there are none.
     """
     size = len(given)
     continues = len(later) > size and later[size]["role"] == "assistant"
@@ -451,9 +455,9 @@ def read_results(
 def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) -> list[ChatMessage]:
     """Return the results of an action that no later request of the agent contains.
 
-    Each call that the agent `made` is matched by its name and order and gets a tool message. So does each call that the
-    end of the episode prevented. If the agent made a call that the action does not contain, its result becomes a user
-    message.
+    Each call that the agent `made` is matched by its name and order and gets a tool message. Each call that the end of
+    the episode prevented also gets a tool message. If the agent made a call that the action does not contain, the
+    result of the call becomes a user message.
     """
     left, messages = list(made), []
     for call in get_tool_calls(action):
@@ -472,7 +476,7 @@ def _answer_key(message: ChatMessage) -> str:
 
 
 def _without_items(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return messages as they are recorded: only the model's messages keep the items of its API."""
+    """Return messages as they are recorded. Only messages of the model keep the items of the model's API."""
     return [
         message
         if message["role"] == "assistant" or PROVIDER_ITEMS not in message
@@ -484,7 +488,7 @@ def _without_items(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 def same_conversation(given: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> bool:
     """Return True if both conversations look the same to a model.
 
-    Additional keys, null values and surrounding spaces make no difference.
+    Additional keys, null values and surrounding whitespace are ignored.
     """
     if len(given) != len(other):
         return False

@@ -35,9 +35,9 @@ _NEXT_LINE = "\n  "  # indented so that a text cannot look like another message
 class RandomPolicy(AgentPolicy):
     """A policy that acts at random, as a baseline for other agents. It uses the policy seed of the episode.
 
-    If the resource lists its admissible actions, each of those that calls an available tool is equally likely.
-    Otherwise each tool is equally likely, and its arguments are drawn from its schema. Without tools, the policy
-    answers with empty text.
+    If the resource lists its admissible actions, all of these that call an available tool are equally likely.
+    Otherwise, all tools are equally likely, and the arguments are drawn from the schema of the tool. If there are no
+    tools, the policy answers with empty text.
     """
 
     is_free = True
@@ -74,8 +74,9 @@ class ScriptedPolicy(AgentPolicy):
     """A policy that executes a list of actions or calls a function, for tests, demos and tutorials.
 
     Args:
-        actions: the actions in order, after which the policy terminates. Alternatively, a sync or async function that
-            receives the conversation and the tools, and returns an action, a 4-tuple or a `PolicyOutput`.
+        actions: the actions in order. After the last one, the policy terminates. Alternatively, a synchronous or
+            asynchronous function that receives the conversation and the tools, and returns an action, a 4-tuple or a
+            `PolicyOutput`.
 
     Raises:
         PolicyError: If an action in the list is invalid.
@@ -88,7 +89,7 @@ class ScriptedPolicy(AgentPolicy):
             for action in actions:
                 check_output(PolicyOutput(action))
         self._script = actions
-        self._next: int | None = None  # outside of an episode, the list's first action is repeated
+        self._next: int | None = None  # outside of an episode, the first action in the list is repeated
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """Return a session that starts at the beginning of the list."""
@@ -235,10 +236,10 @@ class HumanPolicy(AgentPolicy):
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """Parse arguments of the form `{json}` or `key=value …`. The values are parsed as JSON if possible.
+    """Parse arguments in the form `{json}` or `key=value …`. The values are parsed as JSON if possible.
 
     Raises:
-        ValueError: If the text has another form.
+        ValueError: If the text has neither form.
     """
     text = text.strip()
     if text.startswith("{"):

@@ -1,6 +1,7 @@
-"""The recording endpoint: a server for the requests of agents that have their own loop.
+"""The recording endpoint, a server that receives the model requests of agents that have their own loop.
 
-`RecordingEndpoint` is the server. Agents may use any API of `APIS`, each of which is converted from and to chat form.
+`RecordingEndpoint` is the server. Agents may use any API in `APIS`. Each of these APIs is converted to and from chat
+format.
 """
 
 from reward_kit.agent.recording.api import ChatMessage, ChatRequest, RecordedAnswer, ServedModel

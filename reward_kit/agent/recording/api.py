@@ -1,4 +1,4 @@
-"""The requests and answers of the recording endpoint in chat form, and the base class of its APIs."""
+"""The requests and responses of the recording endpoint in chat format, and the base class of its APIs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ServedModel:
     """The model behind a recording endpoint.
 
     Attributes:
-        name: the name of the model, which its answers contain.
+        name: the name of the model. Responses contain it.
         api: the API of the model's own endpoint, a key of `DIALECTS`.
-        has_logprobs: whether its answers have log-probabilities.
+        has_logprobs: whether responses contain log-probabilities.
     """
 
     name: str
@@ -32,11 +32,11 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request of a client in chat form.
+    """A request of a client in chat format.
 
     Attributes:
-        messages: the conversation. If the model's own endpoint has the same API, messages that chat form cannot express
-            contain the items of the client as `PROVIDER_ITEMS`.
+        messages: the conversation. If the model's own endpoint uses the same API as the client, messages that cannot be
+            expressed in chat format contain the items of the client as `PROVIDER_ITEMS`.
         options: the other keys, except those that the server sets.
         api: the API of the client, a key of `APIS`.
         body: the request as received.
@@ -78,7 +78,7 @@ class AgentApi:
         self._is_native = model.api == self.name
 
     def parse(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Return a request in chat form.
+        """Return a request in chat format.
 
         Raises:
             HTTPBadRequest: If the request is invalid, or contains something that the endpoint does not support.
@@ -87,11 +87,11 @@ class AgentApi:
         raise NotImplementedError
 
     def to_json(self, request: ChatRequest, answer: RecordedAnswer) -> dict[str, Any]:
-        """Return the answer to a request as a JSON object."""
+        """Return the response to a request as a JSON object."""
         raise NotImplementedError
 
     def events(self, request: ChatRequest, answer: RecordedAnswer) -> Iterator[Mapping[str, Any]]:
-        """Yield the events of a streamed answer. The `type` of an event, if any, is its name."""
+        """Yield the events of a streamed response. If an event has a `type`, this is its name."""
         raise NotImplementedError
 
 
@@ -113,15 +113,15 @@ def content_of_parts(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 
 def with_items(message: ChatMessage, api: str, items: list[Any]) -> ChatMessage:
-    """Return a message with the items that express it in an API."""
+    """Return a message and the items that express it in an API."""
     return {**message, PROVIDER_ITEMS: {api: items}}
 
 
 def only(value: Any, kind: type | tuple[type, ...], where: str) -> Any:
-    """Return a value of the expected type.
+    """Return `value` if it has the expected type.
 
     Raises:
-        HTTPBadRequest: If the value has another type.
+        HTTPBadRequest: If the value has a different type.
     """
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)

@@ -22,7 +22,7 @@ class ChatApi(AgentApi):
     end_of_stream = "data: [DONE]\n\n"
 
     def parse(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Return a request, whose messages are unmodified."""
+        """Return a request. Its messages are unmodified."""
         if body.get("n") not in (None, 1):
             raise bad_request(f"n must be 1, got {body['n']!r}; send one request per answer")
         for key, problem in {
@@ -51,7 +51,7 @@ class ChatApi(AgentApi):
         return value
 
     def events(self, request: ChatRequest, answer: RecordedAnswer) -> Iterator[Mapping[str, Any]]:
-        """Yield the chunks of a completion. If the usage is requested and known, the last chunk contains it."""
+        """Yield the chunks of a completion. If the usage was requested and is known, the last chunk contains it."""
         whole, head = self.to_json(request, answer), _head("chat.completion.chunk", answer)
         choice = whole["choices"][0]
         message, message_text = choice["message"], answer.completion.message.text

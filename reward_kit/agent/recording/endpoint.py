@@ -37,7 +37,7 @@ _MESSAGES = pydantic.TypeAdapter(list[Message])
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """An episode with a base URL: the answerer of its requests, and its APIs by name."""
+    """An episode with a base URL: the function that answers its requests, and its APIs, keyed by name."""
 
     answerer: Answerer
     apis: Mapping[str, AgentApi]
@@ -57,7 +57,10 @@ class RecordingEndpoint:
         self._url = ""
 
     async def open(self, answerer: Answerer) -> str:
-        """Return a new base URL, such as "http://127.0.0.1:41233/TOKEN/v1". `answerer` answers the requests to it."""
+        """Return a new base URL, such as "http://127.0.0.1:41233/TOKEN/v1".
+
+        `answerer` answers the requests that are sent to this URL.
+        """
         async with self._starting:
             if self._runner is None:
                 app = web.Application(client_max_size=AGENT_REQUEST_BYTES, middlewares=[_errors_as_json])
@@ -79,7 +82,7 @@ class RecordingEndpoint:
         self._episodes.pop(base_url.split("/")[-2], None)
 
     async def close(self) -> None:
-        """Stop the server. Call this once, when no base URL is in use."""
+        """Stop the server. Call this once, when no base URL is in use anymore."""
         if self._runner is not None:
             await self._runner.cleanup()
 

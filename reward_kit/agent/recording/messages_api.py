@@ -36,8 +36,8 @@ _DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "signature": "sig
 class MessagesApi(AgentApi):
     """Messages: https://docs.claude.com/en/api/messages.
 
-    The conversations of threads are kept, so that a request may continue one. No thread is created at the model's own
-    endpoint.
+    The conversations of threads are kept, so that a later request can continue one of them. No thread is created at the
+    model's own endpoint.
     """
 
     name = "messages"
@@ -47,7 +47,7 @@ class MessagesApi(AgentApi):
         self._threads: dict[str, dict[str, Any]] = {}  # the keys that a thread keeps, by the id of its last message
 
     def parse(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Return a request in chat form."""
+        """Return a request in chat format."""
         body = self._whole(body)
         for key in _NOT_SERVED:
             if body.get(key):
@@ -140,7 +140,7 @@ class MessagesApi(AgentApi):
         return messages
 
     def _to_message(self, head: ChatMessage, parts: list[Any], blocks: list[Any], where: str) -> ChatMessage:
-        """Return a message with content parts, and with its blocks if chat form cannot express them."""
+        """Return a message with content parts. If chat format cannot express its blocks, they are included as well."""
         content = content_of_parts([self._to_part(part, f"{where}.{index}") for index, part in enumerate(parts)])
         message = {**head, "content": content}
         if not self._is_native:
@@ -206,7 +206,7 @@ def messages_error_body(status: int, message: str) -> dict[str, Any]:
 
 
 def _to_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a tool of the client in chat form."""
+    """Return a tool of the client in chat format."""
     if tool.get("type") not in (None, "custom"):
         raise bad_request(f"{where}: tools of type {tool['type']!r:.80} are not supported; use tools with input_schema")
     function = {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}
@@ -215,7 +215,7 @@ def _to_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _to_arguments(value: Any) -> str:
-    """Return the arguments of a call as text. Text that was not JSON is restored."""
+    """Return the arguments of a call as a string. A string that was not JSON is restored."""
     if isinstance(value, dict) and value.keys() == {INVALID_ARGUMENTS}:
         value = value[INVALID_ARGUMENTS]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -57,7 +57,7 @@ class ResponsesApi(AgentApi):
         self._origins: dict[str, set[str]] = {}  # the ids of the responses, by the id of an item or a call
 
     def parse(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Return a request in chat form."""
+        """Return a request in chat format."""
         for key, problem in _NOT_SERVED.items():
             if body.get(key):
                 raise bad_request(f"{key}: {problem}")
@@ -72,7 +72,7 @@ class ResponsesApi(AgentApi):
         return ChatRequest(messages, self._options(body), self.name, {**body, "input": items})
 
     def to_json(self, request: ChatRequest, answer: RecordedAnswer) -> dict[str, Any]:
-        """Return a response, and keep its items."""
+        """Return a response and keep its items."""
         body, completion = request.body, answer.completion
         output = _output(answer, LOGPROBS in (body.get("include") or ()))
         status, details = "completed", None
@@ -112,7 +112,7 @@ class ResponsesApi(AgentApi):
         return self._conversations[response_id]
 
     def _input_items(self, given: Any) -> list[Item]:
-        """Return the input items, with items of earlier responses instead of references to them."""
+        """Return the input items. References to items of earlier responses are replaced by these items."""
         if isinstance(given, str):
             return [{"type": "message", "role": "user", "content": given}]
         items: list[Item] = []
@@ -129,7 +129,7 @@ class ResponsesApi(AgentApi):
         return items
 
     def _to_messages(self, items: Sequence[Item]) -> list[ChatMessage]:
-        """Return the messages of items. The items of one answer become one message."""
+        """Return the messages that the items represent. The items of one response become one message."""
         turns: list[ChatMessage | list[Item]] = []
         answer: list[Item] = []
         for index, item in enumerate(items):
@@ -150,9 +150,9 @@ class ResponsesApi(AgentApi):
         return [self._to_assistant(turn) if isinstance(turn, list) else turn for turn in turns]
 
     def _continues(self, last: Item, item: Item, is_next: bool) -> bool:
-        """Return True if an item belongs to the same answer as the last one of it.
+        """Return True if an item belongs to the same response as the last item of that response.
 
-        Some clients send each call with its result, so that results may be in between.
+        Some clients send the result of each call directly after the call, so results may be in between.
         """
         one, other = (self._origins.get(_own_id(item), set()) for item in (last, item))
         if not (one and other):
@@ -223,7 +223,7 @@ def _own_id(item: Item) -> str:
 
 
 def _with_parts(item: Item) -> Item:
-    """Return an item whose content, if it is a message, is a list of parts."""
+    """Return an item. If it is a message, its content is converted to a list of parts."""
     if (item.get("type") or "message") != "message":
         return item
     content = item["content"]
@@ -236,7 +236,7 @@ def _output_type(kind: str) -> str:
 
 
 def _to_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a function tool in chat form."""
+    """Return a function tool in chat format."""
     if tool.get("type", "function") != "function":
         raise bad_request(f"{where}: tools of type {tool['type']!r:.80} are not supported; use functions")
     keys = ("name", "description", "parameters", "strict")
@@ -244,7 +244,10 @@ def _to_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _output(answer: RecordedAnswer, with_logprobs: bool) -> list[dict[str, Any]]:
-    """Return the output items of an answer: those of the model's own endpoint, if it has the same API."""
+    """Return the output items of a response.
+
+    If the model's own endpoint has the same API, these are the items of that endpoint.
+    """
     message, id_ = answer.completion.message, answer.id
     if items := stored_items(message.model_extra or {}, ResponsesApi.name):
         return items

@@ -28,22 +28,22 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.task_parts import RunLimitsModel
 
 Build = Callable[[ProviderSession, RunBudget], Mapping[str, RLRolloutWorker]]
-"""A factory that creates a process's workers by label.
+"""A factory that creates the workers of a process, keyed by label.
 
-It is pickled, and called in the process with the provider session and the budget of the process. It raises ConfigError
-if the process lacks a requirement.
+The factory is pickled and is called in the process with the provider session and the budget of the process. It raises
+ConfigError if the process does not meet a requirement.
 """
 Start = Callable[[], Awaitable[Any]]
 """A function that starts an actor and returns its handle. It raises ConfigError, or RayError if a retry may succeed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_SETTLE_S = 10.0  # Time for the other actors to start after the first one.
+_SETTLE_S = 10.0  # The time for the other actors to start after the first one.
 _CLOSE_SECONDS = 15.0
 _MOST_LOG_LINES = 1_000
 logger = logging.getLogger("reward_kit.integrations.ray")
 
 
 class Usage(NamedTuple):
-    """The number of tokens and steps, and the cost in US dollars, of all episodes so far."""
+    """The number of tokens, the number of steps and the cost in US dollars of all episodes so far."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -57,7 +57,7 @@ class Usage(NamedTuple):
 
 
 class RunUsage(NamedTuple):
-    """The total usage of all other processes of a run, and how long the run has taken."""
+    """The total usage of all other processes of a run, and the time that the run has taken."""
 
     spent: Usage
     seconds: float
@@ -66,7 +66,8 @@ class RunUsage(NamedTuple):
 class ActorBudget(RunBudget):
     """The budget of a run in one of its processes.
 
-    The usage of this process (`own`) counts immediately. The usage of the others counts when the driver reports it.
+    The usage of this process (`own`) counts immediately. The usage of the other processes counts when the driver
+    reports it.
     """
 
     def __init__(self, limits: RunLimitsModel | None = None) -> None:
@@ -88,7 +89,7 @@ class ActorBudget(RunBudget):
 class Setup:
     """The settings of a process: its workers, the limits of the run, and environment variables with secrets.
 
-    The settings are sent directly to the process, and are never written to a file.
+    The settings are sent directly to the process and are never written to a file.
     """
 
     build: Build
@@ -112,7 +113,7 @@ class Assignment(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """An episode as a line of `episodes.jsonl`, with the usage and the logs of the process since its last reply."""
+    """An episode as a line of `episodes.jsonl`, and the usage and the logs of the process since its last reply."""
 
     record: dict[str, Any]
     spent: Usage
@@ -124,7 +125,7 @@ class Reply(NamedTuple):
 class Process:
     """The state of the process of an actor.
 
-    Each call runs in a task of its own. A separate task opens and closes the objects that all calls share.
+    Each call runs in a separate task. One additional task opens and closes the objects that all calls share.
 
     Attributes:
         context: the context variables of every call.
@@ -136,7 +137,7 @@ class Process:
         self._holder: asyncio.Task[None] | None = None
 
     async def open(self, shared: AbstractAsyncContextManager[Any]) -> None:
-        """Enter a context manager, and exit it in `close`. The context variables that it sets apply to every call."""
+        """Enter a context manager, which `close` exits. The context variables that it sets apply to every call."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def hold() -> None:
@@ -148,10 +149,10 @@ class Process:
         self._holder = self.context.run(asyncio.create_task, hold())
         await asyncio.wait([opened, self._holder], return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
-            await self._holder  # Raises the error that prevented the opening.
+            await self._holder  # This raises the error that prevented the opening.
 
     async def hold(self) -> None:
-        """Return only when this process ends, so that the caller notices this immediately."""
+        """Return only when this process ends. The caller therefore notices the end immediately."""
         await self._leave.wait()
 
     async def close(self) -> None:
@@ -162,7 +163,7 @@ class Process:
 
 
 class CollectedLogs(logging.Handler):
-    """A logging handler that stores the records of the package, so that they do not reach the log files of Ray."""
+    """A logging handler that stores the records of the package. The records do not reach the log files of Ray."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,12 +189,12 @@ def unpickle_setup(driver: str, packed: bytes) -> Any:
     """Unpickle an object that the driver sent.
 
     Raises:
-        ConfigError: If this process uses a different version of the package, or the object cannot be unpickled.
+        ConfigError: If this process uses a different version of the package, or if the object cannot be unpickled.
     """
     where, here = os.uname().nodename, package_version()
     if driver != here:
         raise ConfigError(
-            f"reward-kit has version {here} on {where}, but {driver} in the driver; install the same version"
+            f"reward-kit has version {here} on {where}, but version {driver} in the driver; install the same version"
         )
     with boundary(ConfigError, f"on {where}: the driver's message cannot be read"):
         return pickle.loads(packed)
@@ -201,7 +202,7 @@ def unpickle_setup(driver: str, packed: bytes) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """An actor of a pool, with its Ray handle, slot number and pending calls."""
+    """An actor of a pool. It has a Ray handle, a slot number and pending calls."""
 
     handle: Any
     number: int
@@ -213,14 +214,14 @@ class Member:
         return self.lost.is_set()
 
     def lose(self) -> None:
-        """Mark the actor as lost, even if it may only be unreachable. Its later results are ignored."""
+        """Mark the actor as lost, even if it may only be unreachable. Results that it returns later are ignored."""
         if not self.is_lost:
             self.lost.set()
             ray_module().kill(self.handle)
 
 
 class ActorPool:
-    """A pool of actors, which replaces lost actors and reports them to `tell`.
+    """A pool of actors. It replaces lost actors and reports each loss to `tell`.
 
     If there is no actor for `wait_s` seconds, `place` fails.
     """
@@ -253,7 +254,7 @@ class ActorPool:
                 slots.cancel_scope.cancel()
 
     async def place(self) -> Member:
-        """Return the actor with the fewest pending calls. If none exists, wait for one.
+        """Return the actor with the fewest pending calls. If there is no actor, wait for one.
 
         Raises:
             ConfigError: If actors cannot be started.
@@ -269,7 +270,7 @@ class ActorPool:
                 with anyio.move_on_after(self._settled_at - anyio.current_time()):
                     while len(self.members) < self.size and self._refusal is None:
                         await self._changed.wait()
-                if self._alive():  # The first actor may be lost while this waits for the others.
+                if self._alive():  # The first actor may be lost while this method waits for the others.
                     break
         if not (alive := self._alive()):
             raise ClusterError(
@@ -282,7 +283,7 @@ class ActorPool:
         return [member for member in self.members if not member.is_lost]
 
     async def _keep(self, number: int) -> None:
-        """Keep one slot of the pool occupied, by replacing an actor that is lost."""
+        """Keep one slot of the pool occupied by replacing its actor whenever the actor is lost."""
         pause_s = _FIRST_PAUSE_S
         while not self._is_closing:
             try:
@@ -299,7 +300,7 @@ class ActorPool:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             pause_s = _FIRST_PAUSE_S
-            if self._settled_at == math.inf:  # The first actor should not get all the work.
+            if self._settled_at == math.inf:  # The first actor must not get all the work.
                 self._settled_at = anyio.current_time() + _SETTLE_S
             member = Member(handle, number)
             self.members.append(member)
@@ -318,7 +319,7 @@ class ActorPool:
 
 
 async def _watch(member: Member) -> None:
-    """Mark an actor as lost when its `hold` call ends, which happens only if the actor ends."""
+    """Mark an actor as lost when its `hold` call ends. The call ends only if the actor ends."""
     try:
         await member.handle.hold.remote()
     except ray_module().exceptions.RayError as error:
@@ -328,7 +329,7 @@ async def _watch(member: Member) -> None:
 
 
 async def _end(member: Member) -> None:
-    """Ask an actor to close its objects, then kill it in any case."""
+    """Ask an actor to close its objects, and then kill the actor in any case."""
     with anyio.move_on_after(_CLOSE_SECONDS):
         try:
             await member.handle.close.remote()
@@ -340,8 +341,8 @@ async def _end(member: Member) -> None:
 async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> Any:
     """Start an actor, call its `prepare(version, packed)`, and return its handle when it is ready.
 
-    The settings may contain secrets, so they are passed in a call, which goes directly to the process. Ray would store
-    the arguments of a constructor.
+    The settings may contain secrets. They are therefore passed in a call, which goes directly to the process. Ray would
+    store the arguments of a constructor.
 
     Raises:
         ConfigError: If the actor cannot work in its process.

@@ -20,13 +20,13 @@ from reward_kit.errors import ConfigError, RewardKitError, boundary, install_hin
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.processes import remove_folder, temporary_folder
 
-_LONGEST_HOME = 43  # The path of a socket has at most 107 bytes, of which Ray uses 64.
+_LONGEST_HOME = 43  # The path of a socket has at most 107 bytes. Ray uses 64 of them.
 _ANSWER_S = 10.0
 _NOT_SHIPPED = ["runs/", ".git/", ".venv/", "__pycache__/"]
 
 
 class ClusterError(RewardKitError):
-    """Raised if the cluster cannot be reached, or has no workers left."""
+    """Raised if the cluster cannot be reached or has no workers left."""
 
 
 def ray_module() -> ModuleType:
@@ -42,12 +42,12 @@ def ray_module() -> ModuleType:
 class Connection:
     """A context manager for the connection of a run to a cluster.
 
-    The first user opens the connection, and the last one closes it. A connection that the program opened itself stays
-    open.
+    The first user opens the connection, and the last user closes it. If the program itself has opened a connection,
+    that connection stays open.
 
     Args:
         address: the address of the cluster. If None, a cluster is started on this machine and stopped at the end.
-        ship: a directory to copy to the nodes, where it becomes the working directory of every worker.
+        ship: a directory to copy to the nodes. On the nodes, it becomes the working directory of every worker.
 
     Attributes:
         is_own: True if the cluster was started here and has only the resources of this machine.
@@ -82,18 +82,18 @@ class Connection:
         if ray.is_initialized():
             if self._ship is not None:
                 raise ConfigError(
-                    "ship: this program is already connected to a cluster; set runtime_env in its ray.init"
+                    "ship: this program is already connected to a cluster; set runtime_env in ray.init instead"
                 )
             return
         with ExitStack() as opened:
-            # The output of workers is not forwarded, since it would mix with the result on standard output.
+            # The output of workers is not forwarded, because it would mix with the result on standard output.
             arguments: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             where = "a cluster on this machine"
             if address is None:
                 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # by default, Ray sends usage statistics
-                # "local" starts a new cluster, even if RAY_ADDRESS names another.
+                # "local" starts a new cluster even if RAY_ADDRESS names a different one.
                 arguments |= {"address": "local", "include_dashboard": False}
-                # The cluster's files are removed with it, unless the path of its sockets would be too long.
+                # The files of the cluster are removed with it, unless the path of its sockets would be too long.
                 home = temporary_folder("r")
                 if len(str(home)) <= _LONGEST_HOME:
                     opened.callback(remove_folder, home)
@@ -121,28 +121,31 @@ def _check_address(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(
-            f"--address {address}: write HOST:PORT of the head node, or auto; client addresses (ray://) are "
+            f"--address {address}: pass HOST:PORT of the head node, or auto; client addresses (ray://) are "
             "not supported"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
     except OSError as error:
         raise ClusterError(
-            f"no cluster answers at {address}: {error}; start one there with `ray start --head`"
+            f"no cluster responds at {address}: {error}; start a cluster there with `ray start --head`"
         ) from error
 
 
 def _take_signals_back() -> None:
-    """Restore the handlers of SIGINT and SIGTERM that Ray replaced. This is only possible in the main thread."""
+    """Restore the handlers of SIGINT and SIGTERM that Ray replaced. This is possible only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in (signal.SIGINT, signal.SIGTERM):
         if (handler := signal.getsignal(number)) is not None:
-            signal.signal(number, handler)  # Ray installs a C handler, of which Python does not know.
+            signal.signal(number, handler)  # Ray installs a C handler that Python does not know about.
 
 
 def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
-    """Return how many processes with these reservations fit on the cluster, if `taken` CPUs are already in use."""
+    """Return how many processes with these reservations fit on the cluster.
+
+    `taken` is the number of CPUs that are already in use.
+    """
     total: Mapping[str, float] = ray_module().cluster_resources()
     there = {"CPU": total.get("CPU", 0.0) - taken, "GPU": total.get("GPU", 0.0)}
     rooms = [there[name] / amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount]
@@ -152,8 +155,9 @@ def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
 def workers_to_start(options: RayOptions, is_own: bool, option: str) -> int:
     """Return how many processes should collect episodes.
 
-    This is `options.workers` or, if it is not set, the number of processes that fit beside those that call rewards. A
-    cluster that `is_own` cannot get further nodes. `option` is how messages show an option, such as "-E {}".
+    The number is `options.workers`. If that is not set, it is the number of processes that fit beside the processes
+    that call rewards. If `is_own` is true, the cluster cannot get further nodes. `option` is the format in which
+    messages show an option, such as "-E {}".
     """
     if workers_that_fit(options.cpus, options.gpus, options.reward_workers) < 1 and (is_own or options.workers is None):
         beside = f" in addition to {options.reward_workers} that call the reward" if options.reward_workers else ""

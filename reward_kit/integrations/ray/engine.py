@@ -1,8 +1,8 @@
 """The engine of `reward-kit run --engine ray`, which runs episodes in processes on a cluster.
 
 Everything else runs in the driver. A process needs the files of the task, either at the same path as in the driver or
-copied by Ray; both sides compare them. It needs neither the dataset, because samples are sent with each episode, nor
-the reward, which is called elsewhere.
+copied by Ray. Both sides compare the files. A process needs neither the dataset nor the reward: samples are sent with
+each episode, and the reward is called elsewhere.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class RayEngine:
     """An `Engine` that runs the episodes of one run on a cluster.
 
     Raises:
-        ConfigError: If a rate limit cannot be shared between processes, or an environment variable is not set.
+        ConfigError: If a rate limit cannot be shared between processes, or if an environment variable is not set.
     """
 
     def __init__(
         self, task: LoadedTask, request: RunArgs, options: RayOptions, traffic: ProviderSession | None = None
     ) -> None:
-        ray_module()  # report a missing package at once
+        ray_module()  # report a missing package immediately
         self._task, self._request, self._options, self._traffic = task, request, options, traffic
         self._env = environment_for(task.definition, options.env)
         if options.workers is not None:
@@ -55,7 +55,7 @@ class RayEngine:
 
     @asynccontextmanager
     async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
-        """Yield the workers by label, after starting the processes concurrently."""
+        """Start the processes concurrently, and yield the workers keyed by label."""
         async with self._connection:
             size = workers_to_start(self._options, self._connection.is_own, "-E {}")
             if self._options.workers is None:
@@ -85,7 +85,7 @@ class RayEngine:
 
 @dataclass(frozen=True, slots=True)
 class TaskWorkers:
-    """A factory (`actors.Build`) that creates the workers of a task in a process, one for each policy.
+    """A factory (`actors.Build`) that creates the workers of a task in a process. There is one worker per policy.
 
     If `is_shipped` is true, the directory of the task is the working directory of the process.
     """
@@ -104,16 +104,16 @@ class TaskWorkers:
         return cls(plain, tuple(request.models), tuple(request.policies), request.base_url, is_shipped)
 
     def __call__(self, traffic: ProviderSession, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
-        """Create the workers, by the label of their policy."""
+        """Create the workers, keyed by the label of their policy."""
         task = moved(self.task, Path.cwd()) if self.is_shipped else self.task
         here = os.uname().nodename
         if not task.folder.is_dir():
             raise ConfigError(f"{task.folder} does not exist on {here}; copy it there, or ship it with -E ship=true")
         for name, path in task.inputs.items():
             if name in _NOT_NEEDED or path.is_dir() or not path.exists():
-                continue  # The loader reports a required file that is missing.
+                continue  # If a required file is missing, the loader reports it.
             if hash_path(path) != task.digests[name]:
-                raise ConfigError(f"the {name} {path} on {here} differs from that of the driver")
+                raise ConfigError(f"the {name} {path} on {here} differs from the one on the driver")
         location = task.definition.tools_module_path
         tools = load_tools(location, task.folder) if location else None
         args = RunArgs(task_path=task.path, models=self.models, policies=self.policies, base_url=self.base_url)
@@ -151,7 +151,7 @@ def moved(task: LoadedTask, folder: Path) -> LoadedTask:
 
 
 def divide_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinitionModel:
-    """Return the definition for one of several processes, with its share of each rate limit."""
+    """Return the definition for one of multiple processes. The process gets its share of each rate limit."""
     changed = {}
     for section in ("policy", "user"):
         block = getattr(definition, section)
@@ -170,14 +170,17 @@ def divide_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinit
 
 
 def max_processes(definition: TaskDefinitionModel) -> int:
-    """Return how many processes can share the connection limits of the task; a very large number without limits."""
+    """Return how many processes can share the connection limits of the task.
+
+    If there are no limits, the result is a very large number.
+    """
     blocks = [block.options() for block in (definition.policy, definition.user) if block is not None]
     limits = [block["max_connections"] for block in blocks if isinstance(block.get("max_connections"), int)]
     return min(limits, default=sys.maxsize)
 
 
 def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> dict[str, str]:
-    """Return the environment variables that the processes need for endpoints, for the task, and from `env`.
+    """Return the environment variables that the processes need for endpoints and for the task, and those from `env`.
 
     Raises:
         ConfigError: If a requested variable is not set.
@@ -191,10 +194,10 @@ def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> di
     named += [preset.api_key_env for preset in providers if preset is not None and preset.api_key_env]
     passed = definition.resource_server.pass_env if definition.resource_server is not None else []
     names = (OPENAI_KEY, OPENAI_URL, ORIGINS_VARIABLE, *named, *passed, *asked)
-    known.pop(ORIGINS_VARIABLE, None)  # A `.env` file cannot assign keys to origins.
+    known.pop(ORIGINS_VARIABLE, None)  # A `.env` file must not assign keys to origins.
     known |= {name: os.environ[name] for name in (ORIGINS_VARIABLE,) if name in os.environ}
     if not os.environ.get(OPENAI_URL) and OPENAI_KEY not in asked:
-        # The workers cannot distinguish a URL from a `.env` file from a URL from the shell, so they get the key that
+        # The workers cannot tell whether a URL comes from a `.env` file or from the shell, so they get the key that
         # belongs to it.
         known[OPENAI_KEY] = resolve_endpoint(needs_key=False).api_key or ""
     return {name: known[name] for name in names if known.get(name)}

@@ -1,4 +1,4 @@
-"""Options of the workers on a cluster. They are parsed and checked before anything is started."""
+"""The options of the workers on a cluster. They are parsed and checked before anything is started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.validation import describe_validation_error
 
 RATES = ("requests_per_minute", "tokens_per_minute", "max_connections")
-"""The options of policies and rewards that limit the rate of requests, and which several processes must share."""
+"""The options of policies and rewards that limit the rate of requests. Multiple processes must share these limits."""
 
 
 class RayOptions(pydantic.BaseModel):
@@ -20,15 +20,17 @@ class RayOptions(pydantic.BaseModel):
     Attributes:
         address: the address of a running cluster, or "auto" for the cluster of this machine. If None, a cluster is
             started.
-        workers: the number of processes that collect episodes. If None, as many as fit, but not more than there are
-            concurrent episodes.
-        cpus: the number of CPUs that each of these processes reserves; a fraction if it mostly waits for an endpoint.
+        workers: the number of processes that collect episodes. If None, as many processes as fit are started, but not
+            more than there are concurrent episodes.
+        cpus: the number of CPUs that each of these processes reserves. Use a fraction if a process mostly waits for an
+            endpoint.
         gpus: the number of GPUs that each of these processes reserves.
-        reward_workers: the number of processes that call the reward, each with its own sandbox. If 0, the driver calls
-            it.
-        ship: whether to copy the directory of the task to the nodes. Otherwise, it must exist there at the same path.
+        reward_workers: the number of processes that call the reward. Each process has a separate sandbox. If 0, the
+            driver calls the reward.
+        ship: whether to copy the directory of the task to the nodes. If False, the directory must exist on the nodes at
+            the same path.
         env: further environment variables of the driver to pass to the workers.
-        worker_wait_s: the time in seconds after which the run fails if no worker exists.
+        worker_wait_s: the time in seconds after which the run fails if there is no worker.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
@@ -52,12 +54,12 @@ class RayOptions(pydantic.BaseModel):
         """Parse options from the command line.
 
         Args:
-            given: the options by name.
+            given: the options, keyed by name.
             address: the address of the cluster.
             option: the name of the command-line option, for messages.
 
         Raises:
-            ConfigError: If a name is unknown, or a value is out of range.
+            ConfigError: If a name is unknown, or if a value is out of range.
         """
         if "address" in given:
             raise ConfigError(f"{option} address: use --address")

@@ -1,9 +1,9 @@
-"""`RayAsyncRewardAgent`, the reward agent as an actor, for trainers that call it from several processes.
+"""`RayAsyncRewardAgent`, the reward agent as an actor, for trainers that call it from multiple processes.
 
-It has two main methods, which have the same names as in verl. `compute_reward_pipeline` submits a batch and returns
-its size, and `get` waits for a part of a batch, in whole groups. The actor uses an `AsyncRewardAgent`: batches are
-scored concurrently and never mixed, an exception affects only its own rollout, and a request that cannot be fulfilled
-raises an error immediately.
+Its two main methods have the same names as in verl. `compute_reward_pipeline` submits a batch and returns its size.
+`get` waits for a part of a batch, which consists of whole groups. The actor uses an `AsyncRewardAgent`: batches are
+scored concurrently and never mixed, an exception affects only the rollout that caused it, and a request that cannot be
+fulfilled raises an error immediately.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class _RequestColumns(NamedTuple):
 
 
 class RewardChunk(_RequestColumns):
-    """A part of a batch, in the order of the batch. Unpacks as (data_idxs, rewards, extra_infos).
+    """A part of a batch, in the order of the batch. It unpacks as (data_idxs, rewards, extra_infos).
 
     Attributes:
         data_idxs: the indices in the batch, in ascending order.
-        rewards: the rewards. An unscored rollout has None, which is not zero.
+        rewards: the rewards. The reward of an unscored rollout is None, not zero.
         extra_infos: the full results, including failures.
         batch: the number of the batch, counted from 1.
         lengths: the number of tokens in each response, as in `ScoredChunk.lengths`.
@@ -63,7 +63,7 @@ class RewardChunk(_RequestColumns):
         return chunk
 
     def placed(self, width: int) -> npt.NDArray[np.float32]:
-        """Return an array (B, width) of zeros, with each reward at the last token of its response.
+        """Return an array (B, width) of zeros in which each reward is at the last token of its response.
 
         The reward of an unscored response is NaN.
 
@@ -71,7 +71,7 @@ class RewardChunk(_RequestColumns):
             width: the number of columns of the batch's responses.
 
         Raises:
-            ConfigError: If the length of a response is unknown, or is not between 1 and `width`.
+            ConfigError: If the length of a response is unknown, or if it is not between 1 and `width`.
         """
         placed = np.zeros((len(self.rewards), width), dtype=np.float32)
         for row, (length, reward) in enumerate(zip(self.lengths, self.rewards, strict=True)):
@@ -92,7 +92,7 @@ class RewardAgentProcess(Process):
             the actor.
         choice: the sandbox settings. The level is chosen as on the command line.
         options: keyword arguments that are always passed to the reward.
-        reward_workers: the number of processes that call the reward. If 0, this process calls it.
+        reward_workers: the number of processes that call the reward. If 0, the process of the actor calls the reward.
         agent_options: the options of `AsyncRewardAgent`: max_concurrency, deadline_s, max_pending, rates, retries,
             cache, batch_format.
     """
@@ -119,7 +119,7 @@ class RewardAgentProcess(Process):
         self._opening = anyio.Lock()
 
     async def set_environment(self, variables: Mapping[str, str]) -> None:
-        """Set environment variables in this process and in the reward workers, such as the key of a judge.
+        """Set environment variables, such as the key of a judge, in this process and in the reward workers.
 
         This must be the first call. Ray sends the arguments of a call directly to the process, but would store the
         arguments of the constructor.
@@ -143,7 +143,7 @@ class RewardAgentProcess(Process):
             The number of requests.
 
         Raises:
-            ConfigError: If the reward cannot be loaded, or the batch cannot be divided into groups.
+            ConfigError: If the reward cannot be loaded, or if the batch cannot be divided into groups.
         """
         agent = await self._opened()
         return await CallTurn(agent.compute_reward_pipeline(data, group_size), self.context)
@@ -161,17 +161,18 @@ class RewardAgentProcess(Process):
 
         Args:
             chunk_size: the number of results. It must be a multiple of the group size unless `cut_groups` is true.
-            hook_func: a function to call in this process with the three columns. Its result is returned instead. If it
-                raises an error, the results remain available.
+            hook_func: a function that is called in this process with the three columns. Its result is returned instead.
+                If the function raises an error, the results remain available.
             order, cut_groups: see `AsyncRewardAgent.get`.
             **kwargs: keyword arguments for `hook_func`.
 
         Returns:
-            A `RewardChunk` or, for a batch in the `batch_format`, its three columns. For a `DataProto`, these are the
-            indices of the rows, the reward tensor, and a dict of lists; see `ScoredRows` of `integrations.verl`.
+            A `RewardChunk`, or its three columns if the batch has the `batch_format`. For a `DataProto`, the columns
+            are the indices of the rows, the reward tensor, and a dict of lists. See `ScoredRows` in
+            `integrations.verl`.
 
         Raises:
-            ConfigError: If the request cannot be fulfilled. It is raised immediately, and no results are lost.
+            ConfigError: If the request cannot be fulfilled. The error is raised immediately, and no results are lost.
         """
         agent = await self._opened()
         options: dict[str, Any] = {"order": order, "cut_groups": cut_groups, **kwargs}
@@ -185,7 +186,7 @@ class RewardAgentProcess(Process):
         return self._agent.stats if self._agent is not None else None
 
     async def shutdown(self) -> None:
-        """Score the submitted batches, then close the reward."""
+        """Score the submitted batches, and then close the reward."""
         await self.close()
 
     async def _opened(self) -> AsyncRewardAgent:

@@ -1,7 +1,7 @@
-"""Rewards in processes on a cluster: `RayScorer` is a `Scorer` that calls actors, each with its own sandbox.
+"""Rewards in processes on a cluster. `RayScorer` is a `Scorer` that calls actors, each of which has its own sandbox.
 
-The sandbox level is chosen once, in the driver. A sandboxed reward is sent as a program, so its files need not exist on
-the nodes. A reward that runs `in_process` is loaded again on each node, from the same path.
+The sandbox level is chosen once, in the driver. A sandboxed reward is sent as a program, so its files do not have to
+exist on the nodes. A reward that runs `in_process` is loaded again on each node from the same path.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringReque
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import EvaluationMode, RewardSpec
 
-_MOST_LOSSES = 3  # A call that kills its process would kill every new process.
+_MOST_LOSSES = 3  # A call that kills its process would also kill every new process.
 _CALLS_AT_A_TIME = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSetup:
-    """The settings of a process: a sandboxed reward, or the reference to a reward without a sandbox."""
+    """The settings of a process, which are a sandboxed reward or the reference to a reward without a sandbox."""
 
     confined: SandboxedReward | None
     reference: str = ""
@@ -60,7 +60,7 @@ class RewardSetup:
 
 
 class RewardActor(Process):
-    """The actor of a process that calls the reward. It accepts many calls at a time; the sandbox limits them."""
+    """The actor of a process that calls the reward. It accepts many calls at the same time. The sandbox limits them."""
 
     async def prepare(self, driver: str, packed: bytes) -> str:
         """Open the reward of a pickled `RewardSetup`, and return the name of the machine."""
@@ -84,8 +84,8 @@ class RewardActor(Process):
 class RayScorer:
     """A `Scorer` that calls the reward in processes of the cluster to which this program is connected.
 
-    If a process is lost, its calls are repeated in another process. A class with `post_process_scores` has an instance
-    in each process, and any of them may run `finish_group`.
+    If a process is lost, its calls are repeated in a different process. A class with `post_process_scores` has an
+    instance in each process, and any of these instances may run `finish_group`.
 
     Args:
         reward: the reward that `load_reward` returned.
@@ -93,17 +93,18 @@ class RayScorer:
         folder: the directory for a relative path in the reference.
         workers: the number of processes.
         cpus: the number of CPUs that each process reserves.
-        deadline_s: the time limit of a call without a sandbox in seconds. A sandboxed reward has its own limits.
+        deadline_s: the time limit in seconds of a call that does not run in a sandbox. A sandboxed reward has its own
+            limits.
         env: environment variables for the processes, such as the key of a judge.
-        wait_s: the time in seconds after which calls fail if no process exists.
-        connection: the connection to the cluster, which is opened before the processes. If None, the program must
-            already be connected.
+        wait_s: the time in seconds after which calls fail if there is no process.
+        connection: the connection to the cluster, which is opened before the processes are started. If None, the
+            program must already be connected.
 
     Attributes:
         rates, retries: the values from the class of a custom reward, for the reward agent.
 
     Raises:
-        ConfigError: If the reward limits its rates, which several processes cannot share.
+        ConfigError: If the reward limits its rates. Multiple processes cannot share such limits.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class RayScorer:
     ) -> list[Scored]:
         """Return the result of a call. If its process is lost, the call is repeated."""
         wanted, sent = self._reward.parameters, list(requests)
-        if wanted is not None and "step_data" not in wanted:  # without the episode, unless a parameter uses it
+        if wanted is not None and "step_data" not in wanted:  # omit the episode unless a parameter uses it
             sent = [replace(request, episode=None) for request in requests]
         for _ in range(_MOST_LOSSES):
             member = await self._pool.place()

@@ -1,7 +1,7 @@
-"""A pool of rollout workers in processes on a cluster, with the methods of a local rollout worker.
+"""A pool of rollout workers in processes on a cluster. It has the methods of a local rollout worker.
 
-A `RolloutActor` runs in each process. Its `RLRolloutWorker`s have an event loop, policies and provider sessions of
-their own.
+A `RolloutActor` runs in each process. Its `RLRolloutWorker`s have a separate event loop, separate policies and separate
+provider sessions.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.reward_agent.call_scheduler import CallTurn
 
 _CLOSE_SECONDS = 10.0
-_MOST_LOSSES = 4  # An episode that kills its process would kill every new process.
-_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # Less often with many processes, since each exchange costs the driver a call.
+_MOST_LOSSES = 4  # An episode that kills its process would also kill every new process.
+_EXCHANGE_S, _EXCHANGES_PER_S = 0.5, 200  # Fewer with many processes, as each costs the driver a call.
 logger = logging.getLogger("reward_kit.integrations.ray")
 
 
@@ -112,7 +112,7 @@ class RolloutActor(Process):
         return self._budget.own
 
     async def publish(self, version: int, weights: Any) -> None:
-        """Call `publish(version, weights)` of every policy. The policies then use these weights."""
+        """Call `publish(version, weights)` of every policy. From then on, the policies use these weights."""
         for worker in self._workers.values():
             policy: Any = worker.agent_policy
             await CallTurn(policy.publish(version, weights), self.context)
@@ -137,7 +137,7 @@ async def _close(party: Any) -> None:
 
 
 class RolloutPool:
-    """A pool of rollout workers on the cluster to which this program is connected; see `open`.
+    """A pool of rollout workers on the cluster to which this program is connected. See `open`.
 
     The usage that the processes report is charged to `budget`, and their notices about endpoints are passed to
     `traffic`.
@@ -177,7 +177,7 @@ class RolloutPool:
         return RayRolloutWorker(self, label)
 
     async def publish(self, version: int, weights: Any) -> None:
-        """Call `publish(version, weights)` of all policies. The policies then use these weights.
+        """Call `publish(version, weights)` of all policies. From then on, the policies use these weights.
 
         The weights are put into the object store once, and each machine fetches them once.
 
@@ -186,7 +186,7 @@ class RolloutPool:
             weights: the weights in the form that the policies accept, such as a `state_dict` on the CPU.
         """
         reference = ray_module().put(weights)
-        self._published = (version, reference)  # Processes that start later get the weights too.
+        self._published = (version, reference)  # Processes that start later also get the weights.
         async with anyio.create_task_group() as tasks:
             for member in self._pool.members:
                 tasks.start_soon(_ask, member, lambda handle: handle.publish.remote(version, reference))
@@ -206,10 +206,11 @@ class RolloutPool:
         """Collect one episode. If its process is lost, try again.
 
         Raises:
-            ClusterError: If no process is left, and no new one started in time.
+            ClusterError: If no process is left and no new process started in time.
         """
         for losses in range(_MOST_LOSSES):
-            # It is unknown which episode killed a process, so the last attempt of each suspect runs alone.
+            # It is unknown which episode killed a process. The last attempt of each suspected episode therefore runs
+            # alone.
             async with self._last_tries if losses == _MOST_LOSSES - 1 else nullcontext():
                 if (reply := await self._try_to_collect(group, rollout_index)) is not None:
                     return group.received(reply, losses)
@@ -239,28 +240,31 @@ class RolloutPool:
             self.traffic.tell(f"worker {member.number}: {notice}")
         if reply.gave_up is not None:
             self.traffic.give_up(reply.gave_up)
-            await anyio.lowlevel.checkpoint()  # If this ends the run, the episode does not count.
+            await anyio.lowlevel.checkpoint()  # If the run ends here, the episode does not count.
         return reply
 
     async def close_group(self, group: RayGroup) -> None:
-        """Release the initial state of a group after its last episode, without waiting."""
+        """Release the initial state of a group after its last episode. The method does not wait for the release."""
         member, group.member = group.member, None
         if group.keeps_start and member is not None and not member.is_lost:
             member.handle.close_group.remote(group.id)
 
     def _book(self, member: Member, spent: Usage) -> None:
         news = spent.since(self._booked.get(member, Usage()))
-        if news.steps > 0 or news.tokens > 0:  # Answers may arrive out of order.
+        if news.steps > 0 or news.tokens > 0:  # Responses may arrive out of order.
             self._booked[member] = spent
             self.budget.spend(ActionUsage(news.tokens, news.cost), news.steps)
 
     def _rest(self, member: Member) -> RunUsage:
-        """Return the usage of the run outside of this process."""
+        """Return the usage of the run outside this process."""
         total = Usage(self.budget.tokens, self.budget.cost, self.budget.steps)
         return RunUsage(total.since(self._booked.get(member, Usage())), self.budget.seconds)
 
     async def _exchange(self) -> None:
-        """Regularly send each process the usage of the others, so that all stop soon after a limit is reached."""
+        """Regularly send each process the usage of the others.
+
+        All processes then stop soon after a limit is reached.
+        """
 
         async def exchange_with(member: Member) -> None:
             spent = await _ask(member, lambda handle: handle.exchange.remote(self._rest(member)))
@@ -286,7 +290,7 @@ async def _ask(member: Member, call: Callable[[Any], Any]) -> Any:
 
 
 class RayRolloutWorker:
-    """A worker with the interface of `RLRolloutWorker` that collects episodes in any process on the cluster.
+    """A worker that collects episodes in any process on the cluster. It has the interface of `RLRolloutWorker`.
 
     Args:
         pool: the pool of processes.
@@ -304,14 +308,14 @@ class RayRolloutWorker:
         """Collect one episode. Errors are recorded in the episode.
 
         Raises:
-            ClusterError: If no process is left, and no new one started in time.
+            ClusterError: If no process is left and no new process started in time.
         """
         return await self._pool.collect(group, rollout_index)
 
 
 @dataclass(eq=False)
 class RayGroup:
-    """The initial state of a group in a process on the cluster, with the interface of `GroupStart`."""
+    """The initial state of a group in a process on the cluster. It has the interface of `GroupStart`."""
 
     pool: RolloutPool
     sample: Sample
@@ -327,7 +331,7 @@ class RayGroup:
         self._start = GroupStart(definition, self.sample, self.run_seed, policy_label=self.label)
         self.id = self._start.group_id
         self.keeps_start = False
-        if definition.resource_type is not None:  # The group's episodes begin in forks of one resource.
+        if definition.resource_type is not None:  # The episodes of the group begin in forks of one resource.
             kind = resource_class(definition.resource_type)
             base, sample = definition.base_resource_config, self.sample
             config = merged_config(kind, base, sample.resource_config, sample.location)
@@ -353,8 +357,8 @@ class RayGroup:
     def received(self, reply: Reply, losses: int) -> SingleAgentEpisode:
         """Return the episode in a reply.
 
-        If the group moved to another process, its initial state was created again. It counts as verified if its state
-        key has not changed.
+        If the group moved to a different process, its initial state was created again. The state counts as verified if
+        its state key has not changed.
         """
         episode = episode_from_record(reply.record)
         facts = get_facts(episode)
@@ -365,7 +369,7 @@ class RayGroup:
         return episode
 
     def given_up(self, rollout_index: int) -> SingleAgentEpisode:
-        """Return the failed episode to record if every process that tried to collect it was lost."""
+        """Return the failed episode that is recorded if every process that tried to collect the episode was lost."""
         start = self._start.identity(rollout_index)
         live = LiveEpisode(start, SingleAgentEpisode(start.rollout_id))
         error = ClusterError(f"its process was lost {_MOST_LOSSES} times; the call may be the cause")

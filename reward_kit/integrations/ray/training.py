@@ -1,6 +1,8 @@
-"""Training with `engine: ray`: episodes are collected in processes on a cluster, each with a copy of the weights.
+"""Training with `engine: ray`.
 
-`train_loop` runs a train file under Ray Train: `TorchTrainer(train_loop, …)` starts the processes. Weights are sent as
+Episodes are collected in processes on a cluster, each of which has a copy of the weights.
+
+`train_loop` runs a train file under Ray Train. `TorchTrainer(train_loop, …)` starts the processes. Weights are sent as
 arrays without copying them, and the processes on a machine read them from shared memory.
 """
 
@@ -87,17 +89,19 @@ def unpack_weights(weights: Mapping[str, PackedTensor]) -> dict[str, Tensor]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         for name, (data, dtype, shape) in weights.items():
-            # An empty array has no view in another type.
+            # An empty array has no view of a different type.
             flat = torch.from_numpy(data).view(dtype) if data.size else torch.empty(0, dtype=dtype)
             tensors[name] = flat.reshape(shape)
     return tensors
 
 
 def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
-    """Return factories that collect episodes on a cluster, and call rewards there if the train file requests it.
+    """Return factories that collect episodes on a cluster.
+
+    If the train file requests it, rewards are also called there.
 
     Raises:
-        ConfigError: If Ray is not installed, or an environment variable for the processes is not set.
+        ConfigError: If Ray is not installed, or if an environment variable for the processes is not set.
     """
     ray_module()
     engine = plan.config.engine
@@ -106,7 +110,7 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
 
     @asynccontextmanager
     async def actors(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterator[Workers]:
-        """Connect to the cluster, and start the processes without waiting for them."""
+        """Connect to the cluster, and start the processes without waiting until they are ready."""
         rollout, connection = plan.config.rollout, Connection(options.address)
         in_flight = rollout.max_concurrency or rollout.samples_per_update * rollout.group_size
         async with connection:
@@ -126,7 +130,7 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
                 yield Workers(ClusterWorker(pool, TRAINED, publishing), held_out)
 
     def scorer(task: LoadedTask) -> Scorer:
-        assert task.reward is not None, "load_plan refuses tasks without one"
+        assert task.reward is not None, "load_plan rejects tasks without a reward"
         if task.definition.reward_function_path is None:
             raise ConfigError("engine.reward_workers supports only one reward; remove it, or define a single reward")
         return RayScorer(
@@ -144,7 +148,7 @@ def on_cluster(plan: TrainingPlan, factories: Factories) -> Factories:
 
 @dataclass(frozen=True, slots=True)
 class TrainingWorkers:
-    """A factory (`actors.Build`) that creates the workers for training and evaluation, which share one policy."""
+    """A factory (`actors.Build`) that creates the workers for training and for evaluation. They share one policy."""
 
     tasks: Mapping[str, LoadedTask]
     policy: PolicyModel
@@ -164,7 +168,7 @@ class TrainingWorkers:
         return cls(plain, policy, folder, temperature, plan.config.threads, frozenset(plan.policy_of_user))
 
     def __call__(self, traffic: ProviderSession, budget: RunBudget) -> Mapping[str, RLRolloutWorker]:
-        """Create the workers, by name."""
+        """Create the workers, keyed by name."""
         use_threads(self.threads)
         policy: Any = make_policy(
             self.policy.type, self.policy.options(), self.folder, traffic, of_user=self.policy_of_user
@@ -181,9 +185,9 @@ class TrainingWorkers:
 
 
 class ActingPolicy(AgentPolicy):
-    """A policy in one of the processes, which receives new weights from the trainer.
+    """A policy in one of the processes. It receives new weights from the trainer.
 
-    `publishes` is False if another policy already publishes the same weights.
+    `publishes` is False if a different policy already publishes the same weights.
     """
 
     def __init__(self, policy: Any, *, publishes: bool) -> None:
@@ -217,7 +221,7 @@ class ActingPolicy(AgentPolicy):
 
 
 class ClusterPolicy:
-    """The trained policy, as seen by the trainer. Its weights are in this process, and the actors use copies."""
+    """The trained policy, as the trainer sees it. Its weights are in this process, and the actors use copies."""
 
     def __init__(self, policy: AgentPolicy, pool: RolloutPool) -> None:
         self._policy, self._pool, self.version = trainable(policy), pool, 0
@@ -232,7 +236,7 @@ class ClusterPolicy:
 
     @property
     def pad_token_id(self) -> int:
-        """The token id for padding."""
+        """The id of the padding token."""
         return self._policy.pad_token_id
 
     async def publish(self, version: int) -> None:
@@ -246,7 +250,7 @@ class ClusterWorker(RayRolloutWorker):
     """A worker that collects episodes for training or evaluation, with the worker `name` of each process."""
 
     def __init__(self, pool: RolloutPool, name: str, policy: ClusterPolicy) -> None:
-        # The label is part of ids and seeds, and is the same for all workers, as in a single process.
+        # The label is part of ids and seeds. It is the same for all workers, as in a single process.
         super().__init__(pool, TRAINED)
         self.agent_policy, self.task_definition, self._name = policy, pool.definition, name
 
@@ -258,12 +262,14 @@ def train_loop(config: Mapping[str, Any]) -> None:
     """Run a train file in a worker of Ray Train. Pass this function to `TorchTrainer`.
 
     Args:
-        config: the `train_loop_config` with the keys `train_file`, a path that exists on every node; `run`, the
-            directory of the run, on a disk that the first worker can read after a restart; and `overrides`, the keys to
-            override.
+        config: the `train_loop_config`. Its keys are `train_file`, `run` and `overrides`. `train_file` is a path that
+            exists on every node. `run` is the directory of the run, on a disk that the first worker can read after a
+            restart.
+            `overrides` contains the keys to override.
 
     Raises:
-        ConfigError: If the file is invalid, or the directory contains a run that was started with different settings.
+        ConfigError: If the file is invalid, or if the directory contains a run that was started with different
+            settings.
     """
     if unknown := [key for key in config if key not in _KEYS]:
         raise ConfigError(f"train_loop_config: unknown key {unknown[0]!r}{did_you_mean(unknown[0], _KEYS)}")
@@ -288,7 +294,7 @@ def train_loop(config: Mapping[str, Any]) -> None:
 async def _train(plan: TrainingPlan, folder: RunFolder, group: ProcessGroup | None) -> TrainingOutcome:
     @asynccontextmanager
     async def uninterrupted(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
-        yield  # Ray ends its workers itself; a restart resumes from their last checkpoint.
+        yield  # Ray ends its workers itself. A restart resumes from their last checkpoint.
 
     factories = Factories() if group is None else Factories(sharded_learner_factory(group))
     if plan.config.engine.type == "ray":

@@ -20,11 +20,11 @@ from reward_kit.providers.keys import read_dotenv
 from reward_kit.validation import check_number
 
 VARIABLE = "REWARD_KIT_SERVE_API_KEY"
-"""The environment variable that contains a server's key."""
+"""The environment variable that contains the key of a server."""
 _SHORTEST_KEY = 16
 MIB = 2**20
 AT_LEAST = (("max_pending", "max_batch"), ("max_held_mb", "max_body_mb"))
-"""Pairs of fields of `ServerOptions`; the second must not exceed the first."""
+"""Pairs of fields of `ServerOptions`. The second field of a pair must not exceed the first."""
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Server": "reward-kit"}
 
 
@@ -32,7 +32,7 @@ class Keys:
     """The keys of a server. A request needs one of them.
 
     Raises:
-        ConfigError: If there are no keys, or a key is too short or cannot be sent in a header.
+        ConfigError: If there are no keys, or if a key is too short or cannot be sent in a header.
     """
 
     def __init__(self, keys: Iterable[str]) -> None:
@@ -44,9 +44,9 @@ class Keys:
         self._digests = [_digest(text) for text in texts]
 
     def number_of(self, authorization: Sequence[str]) -> int:
-        """Return the number of the key in the `Authorization` headers, counted from 1, or 0 without a valid key.
+        """Return the number of the key in the `Authorization` headers, counted from 1. If no key is valid, return 0.
 
-        The comparison takes constant time, so that its duration reveals nothing about the keys.
+        The comparison takes constant time, so its duration reveals nothing about the keys.
         """
         scheme, _, token = (authorization[0] if len(authorization) == 1 else "").partition(" ")
         digest = _digest(token.strip() if scheme.lower() == "bearer" else "")
@@ -57,7 +57,7 @@ class Keys:
 
 
 def _digest(text: str) -> bytes:
-    """Hash a key, so that all keys are compared at the same length."""
+    """Hash a key. All keys are then compared at the same length."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -66,7 +66,7 @@ def check_key(key: str, where: str) -> None:
     if len(key) < _SHORTEST_KEY:
         raise ConfigError(
             f"{where} has {len(key)} characters; a key must have at least {_SHORTEST_KEY} characters, "
-            "preferably 43 random ones"
+            "preferably 43 random characters"
         )
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise ConfigError(f"{where} contains a space or a character that is invalid in HTTP headers")
@@ -75,11 +75,11 @@ def check_key(key: str, where: str) -> None:
 def read_keys(file: Path | None) -> tuple[list[str], str]:
     """Return the configured keys, of which there may be none, and a warning about the key file or "".
 
-    The file contains one key per line. Lines that start with # are ignored. Without a file, the key is read from the
-    environment or, if it is not set there, from `.env`.
+    The file contains one key per line. Lines that start with # are ignored. If there is no file, the key is read from
+    the environment or, if it is not set there, from `.env`.
 
     Raises:
-        ConfigError: If the file cannot be read, or contains no key.
+        ConfigError: If the file cannot be read or contains no key.
     """
     if file is None:
         key = (os.environ.get(VARIABLE) or read_dotenv(Path.cwd()).get(VARIABLE, "")).strip()
@@ -113,7 +113,7 @@ class ServerOptions:
 
     Attributes:
         host: the address to listen on.
-        port: the port to listen on; 0 selects a free port.
+        port: the port to listen on. If 0, a free port is selected.
         max_concurrency: the maximum number of concurrent calls of each reward. For a sandboxed reward, there is at most
             one call per CPU.
         max_pending: the maximum number of rollouts of each reward that are accepted but not answered. Further requests
@@ -129,7 +129,7 @@ class ServerOptions:
         shutdown_timeout_s: the time limit in seconds for pending requests at shutdown.
 
     Raises:
-        ConfigError: If a number is out of range, or no batch could ever be accepted.
+        ConfigError: If a number is out of range, or if the limits would never allow a batch.
     """
 
     host: str = "127.0.0.1"
@@ -158,7 +158,7 @@ class ServerOptions:
 
 
 class RefusedError(RewardKitError):
-    """Raised if a request is rejected, with a code for programs and a message for people.
+    """Raised if a request is rejected. It has a code for programs and a message for people.
 
     If `closes` is true, the connection is closed afterwards, for example because the body was not read.
     """

@@ -63,7 +63,7 @@ logger = logging.getLogger("reward_kit.integrations.reward_server")
 
 
 class NamedReward(NamedTuple):
-    """A loaded reward, and its name in URLs."""
+    """A loaded reward and its name in URLs."""
 
     name: str
     reward: Reward
@@ -73,17 +73,18 @@ class NamedReward(NamedTuple):
 def load_named_rewards(
     references: Sequence[str], folder: Path, choice: SandboxChoice, options: Mapping[str, Any]
 ) -> list[NamedReward]:
-    """Load rewards. Each is named by its id or by the name in its reference.
+    """Load rewards. Each reward is named by its id or by the name in its reference.
 
     Args:
         references: the rewards, as `file.py:function` or `name=file.py:function`.
         folder: the directory for relative file paths.
         choice: the sandbox settings of the user.
-        options: the options of the reward. If there are several rewards, each option is prefixed with the name of its
+        options: the options of the reward. If there are multiple rewards, each option is prefixed with the name of its
             reward and a dot.
 
     Raises:
-        ConfigError: If a reward cannot be loaded, two rewards have the same name, or an option belongs to no reward.
+        ConfigError: If a reward cannot be loaded, if two rewards have the same name, or if an option belongs to no
+            reward.
     """
     named: dict[str, NamedReward] = {}
     is_single, unused = len(references) == 1, set(options)
@@ -98,13 +99,15 @@ def load_named_rewards(
         loaded = load_reward(reference, folder, choice, own)
         name = name or loaded.reward.id
         if not _NAME.fullmatch(name):
-            raise ConfigError(f"the reward name {name!r} cannot be part of an address; write NAME={reference}")
+            raise ConfigError(f"the reward name {name!r} cannot be part of a URL; pass NAME={reference}")
         if name in named:
-            raise ConfigError(f"two rewards are named {name!r}; write NAME={reference} for one of them")
+            raise ConfigError(f"two rewards are named {name!r}; pass NAME={reference} for one of them")
         named[name] = NamedReward(name, loaded.reward, loaded.notes)
     if unused:
         names = " or ".join(f"{name}." for name in named)
-        raise ConfigError(f"-O {min(unused)}: with several rewards, prefix each option with the reward's name: {names}")
+        raise ConfigError(
+            f"-O {min(unused)}: if there are multiple rewards, prefix each option with the name of its reward: {names}"
+        )
     return list(named.values())
 
 
@@ -145,14 +148,14 @@ def _family(name: str, kind: str, description: str, samples: Iterable[tuple[str,
 class ServedReward:
     """A reward that scores the requests of many clients.
 
-    `pending` is the number of rollouts that are accepted but not answered.
+    `pending` is the number of rollouts that have been accepted but not answered.
     """
 
     def __init__(self, named: NamedReward, options: ServerOptions) -> None:
         reward = named.reward
         scorer = make_scorer(reward, options.deadline_s)
         self.agent = AsyncRewardAgent(scorer, max_concurrency=options.max_concurrency)
-        # A reward with `finish_group` returns the scores of a group together, so clients see it as a batch reward.
+        # A reward with `finish_group` returns the scores of a group together, so clients treat it as a batch reward.
         self._in_groups = scorer.mode == "batch" or reward.mode == "batch" or hasattr(scorer, "finish_group")
         self.about = AboutBody(
             name=named.name,
@@ -180,7 +183,7 @@ class ServedReward:
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[None]:
-        """Count rollouts as pending during the block. Raises the errors of `check_capacity`."""
+        """Count rollouts as pending during the block. This method raises the same errors as `check_capacity`."""
         self.check_capacity(count)
         self.pending += count
         try:
@@ -203,9 +206,9 @@ _ERRORS = {
     404: "The reward is unknown.",
     408: "The body did not arrive in time.",
     413: "The body exceeds the size limit.",
-    415: "The body is not JSON in UTF-8, or is compressed.",
-    422: "The body is not a valid request; the message names the field.",
-    429: "There are too many requests at the moment; Retry-After contains the time to wait.",
+    415: "The body is compressed or is not JSON in UTF-8.",
+    422: "The body is not a valid request. The message names the field.",
+    429: "There are too many requests at the moment. Retry-After contains the time to wait.",
     500: "An internal server error.",
     503: "The server is shutting down.",
 }
@@ -214,7 +217,7 @@ _RETRY_AFTER = {"description": "Whole seconds.", "schema": {"type": "integer", "
 
 
 class ErrorDetail(pydantic.BaseModel):
-    """An error, with a code for programs and a message for people."""
+    """An error. It has a code for programs and a message for people."""
 
     code: str
     message: str
@@ -237,7 +240,7 @@ class HealthBody(pydantic.BaseModel):
 
 
 def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
-    """Return the OpenAPI document of a server with these rewards as JSON. The schemas contain the limits."""
+    """Return the OpenAPI document of a server with these rewards, encoded as JSON. The schemas contain the limits."""
     models: list[Any] = [(model, "validation") for model in (ScoreBody, BatchBody)]
     answers = (AnswerBody, BatchAnswerBody, AboutBody, ListBody, ErrorBody, HealthBody)
     models += [(model, "serialization") for model in answers]
@@ -265,7 +268,7 @@ def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
         return {"operationId": name, "summary": summary, "responses": responses}
 
     def scoring(name: str, body: str, answer: str) -> dict[str, Any]:
-        scored = "Scores; if a reward failed, score is null and error contains the reason."
+        scored = "The scores. If a reward failed, score is null and error contains the reason."
         request = {"required": True, "content": {"application/json": {"schema": refs[body]}}}
         return {**operation(name, scored, refs[answer], _BODY_ERRORS), "requestBody": request}
 
@@ -276,7 +279,7 @@ def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
         "info": {
             "title": "reward-kit: rewards over HTTP",
             "version": package_version(),
-            "description": "The score of an unscored rollout is null, with the reason in error; it is never 0.",
+            "description": "The score of an unscored rollout is null, never 0. The reason is in error.",
         },
         "paths": {
             "/health": {
@@ -306,7 +309,7 @@ def openapi_document(names: Iterable[str], options: ServerOptions) -> bytes:
 
 @dataclass(slots=True)
 class _Request:
-    """The data of a request that metrics and the log need, even if the client has disconnected."""
+    """The data about a request that metrics and the log need, even if the client has disconnected."""
 
     key: int
     route: str = "unknown"
@@ -318,7 +321,7 @@ _ROUTES = {"/health": "health", "/metrics": "metrics", "/openapi.json": "openapi
 
 
 class Service:
-    """The handlers of all requests. A request without a valid key is rejected, except to `/health`."""
+    """The handlers of all requests. A request without a valid key is rejected, except for requests to `/health`."""
 
     def __init__(self, named: Sequence[NamedReward], keys: Keys, options: ServerOptions) -> None:
         self.rewards = {one.name: ServedReward(one, options) for one in named}
@@ -332,7 +335,10 @@ class Service:
         self._idle = anyio.Event()
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
-        """Answer, count and log one request. Internal errors are logged, and the response contains no details."""
+        """Answer one request, count it, and log it.
+
+        Internal errors are logged, and the response contains no details.
+        """
         began = asyncio.get_running_loop().time()
         seen = _Request(self._keys.number_of(request.headers.getall("Authorization", [])))
         self._in_flight += 1
@@ -346,9 +352,9 @@ class Service:
                 response = refusal.response()
             except RewardKitError as error:
                 logger.error("%s failed", seen.route, exc_info=error)
-                message = "internal server error; see the server's log"
+                message = "internal server error; see the log of the server"
                 response = RefusedError(500, "internal", message, closes=True).response()
-            if not seen.key:  # A client without a key gets one answer, and cannot reuse the connection.
+            if not seen.key:  # A client without a key gets one response and cannot reuse the connection.
                 response.force_close()
             seen.status = response.status
             return response
@@ -363,7 +369,7 @@ class Service:
             logger.info("%s", request.method, extra={**facts, "peer": request.remote, "seconds": round(seconds, 6)})
 
     async def end(self, timeout_s: float) -> bool:
-        """Reject new requests and wait for pending ones. Return True if all of them were answered in time."""
+        """Reject new requests and wait for the pending ones. Return True if all of them were answered in time."""
         self._is_ending = True
         if self._in_flight:
             with anyio.move_on_after(timeout_s):
@@ -376,7 +382,11 @@ class Service:
         self._idle.set()
 
     def _find_route(self, request: web.BaseRequest, seen: _Request) -> None:
-        """Set the route and the reward of a request, or raise a `RefusedError` without a key or for an unknown path."""
+        """Set the route and the reward of a request.
+
+        Raises:
+            RefusedError: If the request has no valid key, or if the path is unknown.
+        """
         path, name = request.rel_url.raw_path, None
         route = _ROUTES.get(path)
         if not seen.key and not (route == "health" and request.method in _READS):
@@ -434,9 +444,9 @@ class Service:
         requests = (("", {"route": r, "status": str(s)}, n) for (r, s), n in sorted(self._requests.items()))
         yield _family("requests_total", "counter", "Requests that were answered.", requests)
         spans = (one for route, h in sorted(self._request_seconds.items()) for one in h.samples({"route": route}))
-        yield _family("request_seconds", "histogram", "Time from the head of a request to its answer.", spans)
+        yield _family("request_seconds", "histogram", "Time from the head of a request to the response.", spans)
         yield _family("connections", "gauge", "Open connections.", [("", {}, self.connections())])
-        yield _family("held_bytes", "gauge", "Bytes of request bodies.", [("", {}, self._bodies.bytes)])
+        yield _family("held_bytes", "gauge", "Size of the request bodies in memory.", [("", {}, self._bodies.bytes)])
         named = [(reward, {"reward": name}, reward.agent.stats) for name, reward in self.rewards.items()]
         outcomes = (
             ("", {**labels, "outcome": outcome}, count)
@@ -445,14 +455,14 @@ class Service:
         )
         yield _family("rollouts_total", "counter", "Answered rollouts, by outcome.", outcomes)
         pending = [("", labels, reward.pending) for reward, labels, _ in named]
-        yield _family("pending", "gauge", "Accepted rollouts without an answer.", pending)
+        yield _family("pending", "gauge", "Rollouts that have been accepted but not answered.", pending)
         flying = [("", labels, stats.in_flight) for _, labels, stats in named]
         yield _family("calls_in_flight", "gauge", "Calls of a reward that are in flight.", flying)
         cost = [("", labels, stats.cost_usd) for _, labels, stats in named if stats.cost_usd is not None]
         yield _family("cost_usd_total", "counter", "Cost of scores in US dollars, as reported.", cost)
         calls = (one for reward, labels, _ in named for one in reward.call_seconds.samples(labels))
         yield _family(
-            "call_seconds", "histogram", "Duration of a call, including its wait for a thread or worker.", calls
+            "call_seconds", "histogram", "Duration of a call, including the wait for a thread or a worker.", calls
         )
 
 
@@ -467,7 +477,7 @@ _http_logger = logging.getLogger("reward_kit.integrations.reward_server.http")
 
 
 def _is_server_fault(record: logging.LogRecord) -> bool:
-    """Return True for an error of the server. Invalid HTTP from a client is only logged on one line."""
+    """Return True for an error of the server. If a client sends invalid HTTP, only one line is logged."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         logger.info("invalid HTTP", extra={"status": error.code, "problem": str(error.message)[:_SHOWN]})
@@ -479,7 +489,7 @@ _http_logger.addFilter(_is_server_fault)
 
 
 class _ProtocolFactory:
-    """Creates a protocol for each connection, up to `max_connections`.
+    """A factory that creates a protocol for each connection, up to `max_connections`.
 
     If the head of the first request does not arrive within the time limit, the connection is closed.
     """
@@ -507,7 +517,7 @@ class _ProtocolFactory:
 
 
 class _Full(asyncio.Protocol):
-    """A protocol that rejects a connection beyond `max_connections`."""
+    """A protocol that rejects connections beyond `max_connections`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -528,7 +538,7 @@ async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptio
 
     Args:
         named: the rewards.
-        keys: the accepted keys. Every request except to `/health` needs one.
+        keys: the accepted keys. Every request needs a key, except for requests to `/health`.
         options: the address and the limits.
 
     Raises:
@@ -563,7 +573,7 @@ async def serving(named: Sequence[NamedReward], keys: Keys, options: ServerOptio
             raise ConfigError(f"--host {host} --port {port}: {message}") from error
         for (
             each
-        ) in listener.sockets:  # Connections inherit the option, which limits the time for which answers stay unread.
+        ) in listener.sockets:  # Connections inherit the option, which limits how long responses may stay unread.
             with contextlib.suppress(OSError, AttributeError):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
         bound, port = listener.sockets[0].getsockname()[:2]

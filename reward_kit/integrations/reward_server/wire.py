@@ -1,6 +1,6 @@
 """The requests and responses of a reward server as pydantic models, and a reader for request bodies.
 
-The reader limits the size of a body and the time it takes to arrive. A body must be strict JSON, and every error
+The reader limits the size of a body and the time in which it must arrive. A body must be strict JSON, and every error
 names the field.
 """
 
@@ -54,32 +54,34 @@ class StateBody(BaseModel):
 
 
 class RolloutBody(BaseModel):
-    """A rollout, with the data that a reward function can see."""
+    """A rollout and the data that a reward function can see."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="Rollout")
 
     messages: list[Message] = Field(fail_fast=True, description="The whole conversation, in OpenAI chat format.")
     rollout_id: str | None = Field(
-        None, description="The rollout's id in the answer; default: its position in the request."
+        None, description="The id of the rollout in the response. The default is its position in the request."
     )
-    ground_truth: Any = Field(None, description="The sample's ground truth.")
+    ground_truth: Any = Field(None, description="The ground truth of the sample.")
     assistant_turns: list[int] | None = Field(
         None,
         fail_fast=True,
-        description="The position in messages of each step's message; by default, every assistant message is a step.",
+        description="For each step, the index of its message. By default, every assistant message is a step.",
     )
-    sample: dict[str, Any] = Field(default_factory=dict, description="The sample's row.")
-    environment_return: float | None = Field(None, description="The sum of the environment's rewards.")
+    sample: dict[str, Any] = Field(default_factory=dict, description="The row of the sample.")
+    environment_return: float | None = Field(None, description="The sum of the rewards of the environment.")
     stop_reason: str | None = Field(None, description="The reason why the episode ended.")
     state: StateBody | None = Field(None, description="The final state, for rewards with a parameter final_state.")
     episode: dict[str, Any] | None = Field(
         None,
         description=(
-            "A line of episodes.jsonl, for rewards with a parameter step_data; if it cannot be parsed, the "
-            "rollout is unscored."
+            "A line of episodes.jsonl, for rewards with a parameter step_data. If the line cannot be "
+            "parsed, the rollout is unscored."
         ),
     )
-    extra: dict[str, Any] = Field(default_factory=dict, description="Further named values, such as goal_description.")
+    extra: dict[str, Any] = Field(
+        default_factory=dict, description="Further values, keyed by name, such as goal_description."
+    )
 
 
 class ScoreBody(RolloutBody):
@@ -91,7 +93,7 @@ class ScoreBody(RolloutBody):
 
 
 class BatchBody(BaseModel):
-    """A request for several scores. For a batch reward, the rollouts form one group."""
+    """A request for multiple scores. For a batch reward, the rollouts form one group."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="BatchRequest")
 
@@ -116,9 +118,9 @@ class ListBody(BaseModel):
 
 
 def make_answer(scored: Scored, codec: Codec) -> dict[str, Any]:
-    """Return the response for a score; see `AnswerBody`.
+    """Return the response for a score. See `AnswerBody`.
 
-    If a step index has too many digits, only its rollout is unscored.
+    If a step index has too many digits, only the rollout with that index is unscored.
     """
     steps = (scored.result.step_outputs if scored.result is not None else None) or ()
     if any(isinstance(step.step_index, int) and step.step_index.bit_length() > _MOST_BITS for step in steps):
@@ -141,7 +143,7 @@ def make_answer(scored: Scored, codec: Codec) -> dict[str, Any]:
 
 
 class BodyReader:
-    """Reads request bodies. `bytes` is the total size of the bodies in memory."""
+    """A reader for request bodies. `bytes` is the total size of the bodies in memory."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.bytes = 0
@@ -237,7 +239,7 @@ def _parse_requests(
         try:
             if codec == "typed" and isinstance(rollout, Mapping):
                 with boundary(EpisodeError, "a value is not encoded as the codec 'typed' requires"):
-                    # The episode's values are already encoded in its record.
+                    # The values of the episode are already encoded in its record.
                     rollout = {key: v if key == "episode" else from_json_value(v) for key, v in rollout.items()}
             _check_sizes(rollout, options, prefix)
             model = RolloutBody.model_validate(rollout, strict=True)
@@ -291,7 +293,7 @@ def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
 
 
 def _describe(error: pydantic.ValidationError, prefix: str) -> str:
-    """Describe the errors of a body by field, with short values."""
+    """Describe the errors of a body per field. Values are shortened."""
     problems = error.errors(include_url=False)
     lines = []
     for problem in problems[:_MOST_PROBLEMS]:
@@ -346,11 +348,11 @@ _decode = strict_decoder(_unique).decode
 
 
 class _Fault(str):
-    """A placeholder for a rejected value, with the reason."""
+    """A placeholder for a rejected value. It contains the reason."""
 
 
 def _first_fault(text: str) -> str:
-    """Describe the first value that only lenient JSON parsers accept, with its field; "" if none exists."""
+    """Describe the first value that only lenient JSON parsers accept, and its field. If there is none, return ""."""
 
     def parse_object(pairs: list[tuple[str, Any]]) -> Any:
         twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
@@ -370,7 +372,7 @@ def _first_fault(text: str) -> str:
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all leaf values and keys with their field, in document order."""
+    """Yield all leaf values and keys with their fields, in document order."""
     waiting: list[tuple[str, Any]] = [("", value)]
     while waiting:
         field, item = waiting.pop()

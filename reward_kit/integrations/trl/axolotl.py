@@ -1,13 +1,13 @@
-"""A plugin with which Axolotl's GRPO trainer uses an advantage for each step.
+"""A plugin that lets Axolotl's GRPO trainer use a separate advantage for each step.
 
     rl: grpo
     plugins:
       - reward_kit.integrations.trl.axolotl.StepCreditPlugin
     trl:
-      rollout_func: my_rollouts.rollouts   # created by as_rollout_func in a module of yours
+      rollout_func: my_rollouts.rollouts   # created by as_rollout_func in your module
 
 The plugin sets the trainer. The rollouts score the episodes, so `trl.reward_funcs` must not be set. Axolotl requires a
-specific version of TRL, whose options apply.
+specific version of TRL, and the options of that version apply.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StepCreditPlugin(BasePlugin):
         """Check the configuration, and set the trainer in it.
 
         Raises:
-            ConfigError: If a key is missing, or a key would have no effect.
+            ConfigError: If a key is missing, or if a key would have no effect.
         """
         trl = cfg.get("trl") or {}
         if cfg.get("rl") != "grpo":
@@ -51,7 +51,7 @@ class StepCreditPlugin(BasePlugin):
             )
         if any(name != _REWARD for name in trl.get("reward_funcs") or ()):
             raise ConfigError(
-                "trl.reward_funcs has no effect, since the rollouts score the "
+                "trl.reward_funcs has no effect, because the rollouts score the "
                 "episodes; pass the reward to as_rollout_func"
             )
         if (cfg.get("context_parallel_size") or 1) > 1:

@@ -1,4 +1,4 @@
-"""An `environment_factory` for `GRPOTrainer`, with which TRL's own loop calls the tools of a resource.
+"""An `environment_factory` for `GRPOTrainer`. It lets TRL's own loop call the tools of a resource.
 
 TRL expects an object with `reset(**row)`, a method for each tool, and `get_reward()`. All episodes of a row start from
 forks of the same resource. Advantages for each step, and reward-kit's rules for the end of an episode, are only
@@ -47,9 +47,9 @@ _LIMIT = "time_limit_s"
 
 
 def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], str]) -> Callable[..., str]:
-    """Create a method for a tool, with a signature and a docstring that are derived from the tool's schema.
+    """Create a method for a tool. Its signature and its docstring are derived from the schema of the tool.
 
-    The arguments are passed on unchanged; the environment checks them.
+    The arguments are passed on unchanged, and the environment checks them.
 
     Args:
         spec: the tool in OpenAI format.
@@ -72,7 +72,7 @@ def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], st
         return call(self, name, arguments)
 
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    # Keyword-only, so that parameters without defaults may follow parameters with defaults.
+    # The parameters are keyword-only, so parameters without defaults may follow parameters with defaults.
     parameters += [
         inspect.Parameter(
             each,
@@ -113,7 +113,7 @@ def _is_name(text: Any) -> bool:
 
 
 def _in_one_line(text: str) -> str:
-    """Remove line breaks, and the colons of headings that would start a section of a docstring."""
+    """Remove line breaks. Also remove the colons of headings, which would start a section of a docstring."""
     line = " ".join(text.split())
     for heading in _HEADINGS:
         line = line.replace(heading, heading.removesuffix(":"))
@@ -132,21 +132,22 @@ def environment_factory(
     """Return an `environment_factory` for `GRPOTrainer`.
 
     A row of the dataset may have a column `resource_config`, which overrides keys of `config`. Its value is either a
-    dictionary, whose None values are ignored because datasets fill missing values with None, or a JSON string, in which
-    all keys apply. It can only set the keys that the resource lists in `per_sample_keys`. If there is a column `seed`,
-    rows with equal configurations can start in different states.
+    dictionary or a JSON string. None values in a dictionary are ignored, because datasets fill missing values with
+    None. In a JSON string, all keys apply. The column can set only the keys that the resource lists in
+    `per_sample_keys`. If there is a column `seed`, rows with equal configurations can start in different states.
 
     Args:
         resource: the name of a built-in resource, `module:Class`, `file.py:Class`, or the class.
         config: the configuration, as in the `base_resource_config` of a task.
-        example: a row for which the resource is set up once, to determine its tools. The default is an empty row.
+        example: a row for which the resource is set up once to determine its tools. The default is an empty row.
         run_seed: the seed of all random choices.
         gives_reward: whether to add the sum of the environment's rewards as a TRL reward, in addition to
             `reward_funcs`.
-        time_limit_s: the time limit of a call of the environment in seconds. If None, no limit applies.
+        time_limit_s: the time limit of a call to the environment in seconds. If None, no limit applies.
 
     Raises:
-        ConfigError: If the resource is unknown, rejects its configuration, or has a tool that cannot become a method.
+        ConfigError: If the resource is unknown, if it rejects its configuration, or if it has a tool that cannot become
+            a method.
     """
     kind = resource_class(resource) if isinstance(resource, str) else resource
     return EnvironmentFactory(
@@ -186,7 +187,10 @@ class TrlEpisode:
         return as_text(outcome.observation)
 
     def final_state(self) -> StateSnapshot | None:
-        """Return the state of the resource for reward functions, or set `failure` and return None if it fails."""
+        """Return the state of the resource for reward functions.
+
+        If the resource fails, set `failure` and return None.
+        """
 
         async def read() -> StateSnapshot | None:
             with environment_call(f"final_state of {type_name(self._world)}", self._limit, self._world, _LIMIT):
@@ -204,12 +208,12 @@ class TrlEpisode:
 
 
 class EnvironmentFactory:
-    """Creates TRL environments, one for each concurrent rollout; returned by `environment_factory`.
+    """The factory that `environment_factory` returns. It creates one TRL environment for each concurrent rollout.
 
     The resources of a row are forks of one resource.
 
     Attributes:
-        environment_class: the class of the environments, with a method for each tool.
+        environment_class: the class of the environments, which has a method for each tool.
         tools: the tools of the example row in OpenAI format.
     """
 
@@ -348,7 +352,7 @@ class Environment:
 
 
 def _get_reward(self: Environment) -> float | None:
-    """Return the sum of the resource's rewards, or None (unscored) if there were none or the resource failed."""
+    """Return the sum of the resource's rewards. If there were none or the resource failed, return None (unscored)."""
     play = self._play
     return None if play is None or play.failure is not None else play.environment_return
 

@@ -1,7 +1,7 @@
-"""Reward functions with the signature that TRL expects.
+"""Reward functions that have the signature that TRL expects.
 
 The signature is `(prompts, completions, completion_ids, **columns) -> list[float | None]`. The reward agent calls a
-reward concurrently, with the sandbox level that the command line would choose. An unscored completion gets None, never
+reward concurrently, in the sandbox level that the command line would choose. An unscored completion gets None, never
 0.0, and TRL excludes it from the baseline.
 """
 
@@ -31,7 +31,7 @@ from reward_kit.validation import describe_validation_error
 
 _MESSAGES = pydantic.TypeAdapter(list[Message])
 _TRAINER_ARGUMENTS = ("trainer_state", "log_extra", "log_metric", "environments")
-"""The arguments that TRL passes in addition to the dataset's columns."""
+"""The arguments that TRL passes in addition to the columns of the dataset."""
 _POINTWISE_NAMES = {many: one for one, many in BATCH_NAMES.items()}
 _ALWAYS = {"messages", "assistant_turns", "sample", "rollout_id"}
 _OF_ENVIRONMENT = {"state", "environment_return"}
@@ -42,21 +42,21 @@ logger = logging.getLogger("reward_kit.integrations.trl")
 
 
 class TrlConversation(NamedTuple):
-    """The messages of a prompt and its completion, with the indices of the assistant messages in the completion."""
+    """The messages of a prompt and its completion, and the indices of the assistant messages in the completion."""
 
     messages: list[Message]
     assistant_turns: list[int]
 
 
 def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
-    """Combine a prompt and its completion, each of which is a string or a list of messages.
+    """Combine a prompt and its completion. Each of them is a string or a list of messages.
 
     A string becomes a message of the user or the assistant. TRL passes tool calls without ids, and their arguments are
-    not strings, so ids are added and arguments are converted. The result of a tool belongs to the first unanswered call
-    of this tool.
+    not strings. Therefore, ids are added and arguments are converted. The result of a tool belongs to the first
+    unanswered call of this tool.
 
     Raises:
-        ConfigError: If an argument is neither a string nor a list, or a message is invalid.
+        ConfigError: If an argument is neither a string nor a list, or if a message is invalid.
     """
     parts: list[Any] = []
     for given, role, what in ((prompt, "user", "prompt"), (completion, "assistant", "completion")):
@@ -74,7 +74,7 @@ def _validated(given: Sequence[Any]) -> list[Message]:
     messages, count = [], 0
     for message in given:
         if isinstance(message, Mapping):
-            # Datasets have every key in every row, with None for missing values.
+            # Datasets have every key in every row. Missing values are None.
             message = {key: value for key, value in message.items() if value is not None or key == "content"}
             if message.get("tool_calls"):
                 calls = [_call(call, f"call_{count + i}") for i, call in enumerate(message["tool_calls"])]
@@ -121,10 +121,10 @@ def as_trl_reward(
     """Return a reward function for `reward_funcs` of `GRPOTrainer` and of other TRL trainers.
 
     Args:
-        reward: a `@reward_function`, a plain function with the same signature, or a `compute_score` as in verl, all of
-            which run in this process; or a reference such as `file.py:function`.
+        reward: a `@reward_function`, a plain function with the same signature, or a `compute_score` as in verl, which
+            runs in this process. Alternatively, a reference such as `file.py:function`.
         columns: the parameter names for columns of the dataset, such as `{"answer": "ground_truth"}`. Other columns
-            keep their names. The reward receives the columns that it names as parameters; `sample` contains all
+            keep their names. The reward receives the columns that it names as parameters. `sample` contains all
             columns.
         is_async: whether to return a coroutine function, which TRL awaits together with its other asynchronous rewards.
             The calls of a batch run concurrently in both cases.
@@ -132,13 +132,13 @@ def as_trl_reward(
         options: keyword arguments that are always passed to the reward.
         sandbox: the sandbox level of a reference. The default is the level that the command line would choose.
         folder: the directory for relative file paths. The default is the working directory.
-        deadline_s: the time limit of a call in seconds. A call that takes longer is unscored.
+        deadline_s: the time limit of a call in seconds. If a call takes longer, its completion is unscored.
         max_concurrency: the maximum number of concurrent calls.
         group_size: the number of completions in a group of a batch reward. By default, consecutive completions with
             equal prompts form a group.
 
     Raises:
-        ConfigError: If the reward cannot be loaded, or an option would have no effect.
+        ConfigError: If the reward cannot be loaded, or if an option would have no effect.
     """
     choice = SandboxChoice(level=sandbox, reward_time_s=deadline_s)
     loaded = resolve_reward(reward, folder, choice, options, choice_is="sandbox")
@@ -153,13 +153,13 @@ def as_trl_reward(
 
 
 class TRLReward:
-    """A reward with the interface that TRL expects, created by `as_trl_reward`.
+    """A reward that has the interface that TRL expects. `as_trl_reward` creates it.
 
-    The reward agent is opened by the first call.
+    The first call opens the reward agent.
 
     Attributes:
         reward: the reward that was passed to `as_trl_reward`.
-        unscored: the number of unscored completions so far, by failure class.
+        unscored: the number of unscored completions so far, per failure class.
     """
 
     def __init__(
@@ -178,21 +178,21 @@ class TRLReward:
         self._columns = {column: _POINTWISE_NAMES.get(ours, ours) for column, ours in (columns or {}).items()}
         self._needed = {_POINTWISE_NAMES.get(one, one) for one in reward.required - reward.resources.keys()}
         self._agent, self._group_size, self._is_open = agent, group_size, False
-        self._opening = threading.Lock()  # TRL awaits several batches at once.
+        self._opening = threading.Lock()  # TRL awaits multiple batches at the same time.
         if twice := [one for one, count in Counter(self._columns.values()).items() if count > 1]:
             raise ConfigError(f"columns: two columns would be renamed to {twice[0]!r}")
         if "step_data" in self._needed:
             raise ConfigError(
-                f"reward {reward.id!r} requires step_data, which only reward-kit's rollouts have; pass the "
+                f"reward {reward.id!r} requires step_data, but only reward-kit's rollouts have step_data; pass the "
                 "reward to as_rollout_func"
             )
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any
     ) -> Any:
-        """Return a score for each completion, or None if it is unscored.
+        """Return a score for each completion, or None if the completion is unscored.
 
-        `columns` contains the columns of the dataset, and further arguments of TRL.
+        `columns` contains the columns of the dataset and further arguments of TRL.
 
         Raises:
             ConfigError: If a column is missing that is listed in `columns` or that the reward requires, or if a prompt
@@ -225,7 +225,7 @@ class TRLReward:
         return [one.score for one in scored]
 
     def close(self) -> None:
-        """Stop the workers of the reward and its thread. Another call starts new ones."""
+        """Stop the workers of the reward and its thread. A later call starts new ones."""
         if self._is_open:
             self._is_open = False
             self._agent.__exit__(None, None, None)
@@ -251,7 +251,7 @@ class TRLReward:
             failure, play = None, getattr(environments[index], "_play", None)
             if "rollout_id" in row and row.get("failure") is not None:  # Failed episodes of reward-kit are not scored.
                 failure = Failure.from_line(row["failure"], "rollout")
-            # Read before the episode's failure, which this call may set.
+            # This is read before the failure of the episode, because this call may set the failure.
             state = play.final_state() if play is not None and (wanted is None or "state" in wanted) else None
             requests.append(
                 ScoringRequest(
@@ -274,7 +274,7 @@ class TRLReward:
         return requests
 
     def _named(self, columns: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
-        """Rename the columns as the reward function expects them."""
+        """Rename the columns to the names that the reward function expects."""
         known = {name: values for name, values in columns.items() if name not in _TRAINER_ARGUMENTS}
         for column, ours in self._columns.items():
             if column not in known:
@@ -282,27 +282,27 @@ class TRLReward:
             if ours != column and ours in known and ours not in self._columns:
                 raise ConfigError(
                     f"columns: {column!r} would be renamed to {ours!r}, but the dataset "
-                    "already has a column of that name"
+                    "already has a column with that name"
                 )
         named = {self._columns.get(column, column): values for column, values in known.items()}
         given = named.keys() | _ALWAYS | (_OF_ENVIRONMENT if columns.get("environments") else set())
         if missing := sorted(self._needed - given):
             raise ConfigError(
                 f"reward {self.reward.id!r} requires {missing[0]!r}, but the dataset has no such column"
-                f"{did_you_mean(missing[0], known)} (if another column contains it, "
+                f"{did_you_mean(missing[0], known)} (if a different column contains it, "
                 f"pass columns={{'…': {missing[0]!r}}})"
             )
         of_rollouts = {"assistant_turns"} if "rollout_id" in named else set()
         if clash := sorted(named.keys() & (_NO_COLUMN - of_rollouts) & (self.reward.parameters or set())):
             raise ConfigError(
-                f"the reward's parameter {clash[0]!r} is never taken from the dataset; rename the dataset's column "
-                "with this name"
+                f"the parameter {clash[0]!r} of the reward is never taken from the dataset; rename the column "
+                "with this name in the dataset"
             )
         return named
 
 
 class AsyncTRLReward(TRLReward):
-    """A `TRLReward` that is a coroutine function, and does not block the event loop of the caller."""
+    """A `TRLReward` that is a coroutine function and does not block the event loop of the caller."""
 
     async def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any
@@ -313,8 +313,8 @@ class AsyncTRLReward(TRLReward):
 def _conversation(prompt: Any, completion: Any, row: Mapping[str, Any]) -> TrlConversation:
     """Return the conversation of a row.
 
-    If the row contains an episode of reward-kit, which may have several turns, it is that of the episode. Otherwise, it
-    consists of the prompt and the completion.
+    If the row contains an episode of reward-kit, which may have multiple turns, the conversation is taken from the
+    episode. Otherwise, the conversation consists of the prompt and the completion.
     """
     if "rollout_id" not in row or "messages" not in row:
         return make_conversation(prompt, completion)
@@ -333,7 +333,7 @@ def rollout_scores(
     failure: Sequence[str | None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """Return the scores that reward-kit's rollouts contain; a reward function for TRL.
+    """Return the scores that reward-kit's rollouts contain. This is a reward function for TRL.
 
     Args:
         prompts: unused.
@@ -356,14 +356,21 @@ def rollout_scores(
 
 
 def _log_unscored(name: str, failures: Sequence[str | None], columns: Mapping[str, Any]) -> None:
-    """Log the share of unscored completions and the reasons, with `log_metric` and `log_extra` if TRL passes them."""
+    """Log the share of unscored completions and the reasons.
+
+    `log_metric` and `log_extra` are used if TRL passes them.
+    """
     unscored = [text for text in failures if text is not None]
     if (log_metric := columns.get("log_metric")) is not None and failures:
         log_metric(f"{name}/unscored", len(unscored) / len(failures))
     if (log_extra := columns.get("log_extra")) is not None:
-        # Logged for every batch, since the columns of TRL's table must have the same length.
+        # This is logged for every batch, because the columns of TRL's table must have the same length.
         log_extra(f"{name}/failure", list(failures))
     if unscored:
         logger.warning(
-            "%s: %d of %d completions are unscored; the first: %s", name, len(unscored), len(failures), unscored[0]
+            "%s: %d of %d completions are unscored; the first failure: %s",
+            name,
+            len(unscored),
+            len(failures),
+            unscored[0],
         )

@@ -1,9 +1,9 @@
 """Multi-turn rollouts as a `rollout_func` of TRL. The model that is being trained acts in the episodes of a task.
 
-TRL passes each prompt once for each of its generations, and expects a row for each. A prompt is the id of a sample of
-the task. The G episodes of a prompt form a group, and start from forks of one state. Before each generation, the policy
-receives the weights of the trainer. If the task has a reward, groups are scored while other groups are still being
-collected, and the rows contain an advantage for each step, which a `StepCreditTrainer` uses.
+TRL passes each prompt once for each of its generations, and expects a row for each generation. A prompt is the id of a
+sample of the task. The G episodes of a prompt form a group and start from forks of one state. Before each generation,
+the policy receives the weights of the trainer. If the task has a reward, groups are scored while other groups are still
+being collected. The rows then contain an advantage for each step, which a `StepCreditTrainer` uses.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
     "use_transformers_continuous_batching": (False,),
     "cache_implementation": (None,),
 }
-"""Options of `GRPOConfig` that control TRL's own sampling, with their default values, which have no effect."""
+"""Options of `GRPOConfig` that control TRL's own sampling, and the default values, which have no effect."""
 
 
 def as_rollout_func(
@@ -72,21 +72,24 @@ def as_rollout_func(
 
     Args:
         task: the task, or its file. `runs.tasks.load_task` also loads everything to which a file refers.
-        policy: the policy that acts: an `HFAgentPolicy` with the same model, or another `TrainablePolicy` whose module
-            is that of the trainer. It receives the weights of the trainer before each generation.
-        reward: the reward to use instead of that of the task. If None and the task has none, the `reward_funcs` of the
-            trainer compute the scores.
-        credit: the credit assigner to use instead of that in the task's `credit`.
-        samples: the samples to use instead of those of the task.
-        sample_of: a function that returns the sample for a prompt, for a dataset with other prompts. By default, a
+        policy: the policy that chooses the actions. It is an `HFAgentPolicy` with the same model, or a different
+            `TrainablePolicy` whose module is the module of the trainer. The policy receives the weights of the trainer
+            before each generation.
+        reward: the reward to use instead of the reward of the task. If None and the task has no reward, the
+            `reward_funcs` of the trainer compute the scores.
+        credit: the credit assigner to use instead of the `credit` of the task.
+        samples: the samples to use instead of the samples of the task.
+        sample_of: a function that returns the sample for a prompt, for a dataset with different prompts. By default, a
             prompt is the id of a sample, as in `Rollouts.rows`.
         run_seed: the seed of all random choices that the seed of the trainer does not determine.
-        max_concurrency: the maximum number of concurrent episodes. If None, all episodes of a generation run at once.
+        max_concurrency: the maximum number of concurrent episodes. If None, all episodes of a generation run
+            concurrently.
         reward_concurrency: the maximum number of concurrent reward calls.
         segments: see `rollout_output`.
 
     Raises:
-        ConfigError: If the policy cannot be trained, there is credit but no reward, or an option would have no effect.
+        ConfigError: If the policy cannot be trained, if there is credit but no reward, or if an option would have no
+            effect.
     """
     loaded = load_task(Path(task)) if isinstance(task, str | Path) else task
     definition = loaded.definition if isinstance(loaded, LoadedTask) else loaded
@@ -123,13 +126,13 @@ def as_rollout_func(
 
 
 class Rollouts:
-    """A `rollout_func`, created by `as_rollout_func`.
+    """A `rollout_func` that `as_rollout_func` creates.
 
     Attributes:
         policy: the policy that acts and is trained.
         worker: the worker that collects episodes.
         reward_agent: the agent that scores the episodes, or None if the trainer scores them.
-        credit: the credit assigner, or None without credit.
+        credit: the credit assigner, or None if no credit is assigned.
         episodes: the episodes of the last generation.
     """
 
@@ -154,18 +157,18 @@ class Rollouts:
         self._samples = {sample.id: sample for sample in samples}
         self._sample_of, self._run_seed, self._limit = sample_of or self._named, run_seed, max_concurrency
         self._thread: LoopThread | None = None
-        self._generation: tuple[str, int, int] = ("", -1, 0)  # Mode, step and number of calls at the step
+        self._generation: tuple[str, int, int] = ("", -1, 0)  # The mode, the step, and the number of calls at the step
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the samples as rows `{"prompt": id}`, for `datasets.Dataset.from_list(rollouts.rows())`."""
         return [{"prompt": id_} for id_ in self._samples]
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
-        """Collect an episode for each prompt, and return their rows.
+        """Collect an episode for each prompt, and return the rows of the episodes.
 
         Raises:
-            ConfigError: If the prompts do not form groups, a prompt is not the id of a sample, an option of the trainer
-                would have no effect, or an episode cannot be converted to a row.
+            ConfigError: If the prompts do not form groups, if a prompt is not the id of a sample, if an option of the
+                trainer would have no effect, or if an episode cannot be converted to a row.
         """
         check_trainer(trainer, self.policy)
         is_training = trainer.model.training
@@ -175,10 +178,13 @@ class Rollouts:
         if self._thread is None:
             self._thread = LoopThread("rollouts for TRL", self._opened())
         output = self._thread.run(self._collect(seeded, size, trainer))
-        # A rollout's columns override the dataset's in TRL; reject this, so that no column is lost silently.
+        # In TRL, the columns of a rollout override the columns of the dataset. Reject equal names, so that no column is
+        # lost silently.
         known = getattr(getattr(trainer, "train_dataset", None), "column_names", None) or ()
         if clash := sorted(set(known) & output.keys()):
-            raise ConfigError(f"the dataset's column {clash[0]!r} has the name of a column of the rollouts; rename it")
+            raise ConfigError(
+                f"the dataset and the rollouts both have a column {clash[0]!r}; rename the column of the dataset"
+            )
         return output
 
     def close(self) -> None:
@@ -188,7 +194,7 @@ class Rollouts:
             thread.close()
 
     def _named(self, prompt: Any) -> Sample:
-        """Return the sample whose id is the prompt, or the content of its last message."""
+        """Return the sample whose id is the prompt or the content of the prompt's last message."""
         name = prompt[-1].get("content") if isinstance(prompt, list) and prompt else prompt
         if not isinstance(name, str):
             raise ConfigError(
@@ -197,19 +203,22 @@ class Rollouts:
         if name not in self._samples:
             near = did_you_mean(name, self._samples)
             raise ConfigError(
-                f"no sample {name[:80]!r}{near} (the dataset's prompts must be those of "
+                f"no sample {name[:80]!r}{near} (the prompts of the dataset must come from "
                 "rows(); for other prompts, pass sample_of)"
             )
         return self._samples[name]
 
     def _with_seeds(self, samples: Sequence[Sample], mode: str, trainer: Any) -> list[tuple[Sample, int]]:
-        """Give each sample the seed of its group. It differs between groups, and is the same if training is resumed."""
+        """Give each sample the seed of its group.
+
+        It differs between groups and stays the same if training is resumed.
+        """
         step = int(trainer.state.global_step)
         number = self._generation[2] + 1 if self._generation[:2] == (mode, step) else 0
         self._generation = (mode, step, number)
         parts = ("trl", self._run_seed, mode, step, number, trainer.accelerator.process_index)
-        # Seeds depend on the sample, not on its position, because a resumed trainer has the same samples in another
-        # order.
+        # Seeds depend on the sample and not on its position, because a resumed trainer has the same samples in a
+        # different order.
         seen: Counter[str] = Counter()
         seeded = []
         for sample in samples:
@@ -233,7 +242,7 @@ class Rollouts:
         failures = [failure for episode in self.episodes if (failure := get_facts(episode)["failure"]) is not None]
         if failures:
             first = failures[0]["message"]
-            logger.warning("%d of %d episodes failed; the first: %s", len(failures), len(self.episodes), first)
+            logger.warning("%d of %d episodes failed; the first failure: %s", len(failures), len(self.episodes), first)
         outcome = RowOutcome()
         if agent is not None:
             scored: list[Scored] = []
@@ -258,8 +267,8 @@ def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
     if any(len(group) != size or any(prompt != group[0] for prompt in group) for group in cut):
         lengths = [len(list(same)) for _, same in groupby(prompts)]
         raise ConfigError(
-            f"{len(prompts)} prompts do not form groups of {size} equal prompts (lengths of runs of equal "
-            f"prompts: {lengths}), but a group shares one initial state; make per_device_train_batch_size × "
+            f"{len(prompts)} prompts do not form groups of {size} equal prompts (the runs of equal prompts "
+            f"have the lengths {lengths}), but a group shares one initial state; make per_device_train_batch_size × "
             "steps_per_generation, and per_device_eval_batch_size, multiples of the number of generations"
         )
     return [group[0] for group in cut]
@@ -284,12 +293,12 @@ def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
         )
     if getattr(trainer, "tools", None):
         raise ConfigError(
-            "tools have no effect with these rollouts, since TRL would call them in its own loop; remove them"
+            "tools have no effect with these rollouts, because TRL would call the tools in its own loop; remove them"
         )
 
 
 async def publish(policy: TrainablePolicy, trainer: Any) -> None:
-    """Set the weights of the policy to those of the trainer. Their version is the number of optimizer steps."""
+    """Set the weights of the policy to the weights of the trainer. Their version is the number of optimizer steps."""
     version, module = int(trainer.state.global_step), trainer.accelerator.unwrap_model(trainer.model)
     takes: Any = policy.publish
     if "state_dict" in inspect.signature(takes).parameters:
@@ -298,7 +307,7 @@ async def publish(policy: TrainablePolicy, trainer: Any) -> None:
         await policy.publish(version)
     else:
         raise ConfigError(
-            f"{type(policy).__name__} acts with its own module, but the trainer trains another module; pass "
+            f"{type(policy).__name__} acts with its own module, but the trainer trains a different module; pass "
             "model=policy.module to the trainer"
         )
 

@@ -1,8 +1,8 @@
-"""Conversion of episodes to the result of a `rollout_func`, with one row for each episode.
+"""Conversion of episodes to the result of a `rollout_func`, which has one row for each episode.
 
-A row contains a segment `a1 o1 a2 o2 … aN` of the episode, with exactly the token ids that the model read and sampled,
-their mask and log-probabilities, and further columns. TRL's `env_mask` is reward-kit's `action_mask`: 1 for tokens that
-the policy sampled.
+A row contains a segment `a1 o1 a2 o2 … aN` of the episode with exactly the token ids that the model read and sampled.
+It also contains their mask, their log-probabilities, and further columns. TRL's `env_mask` is reward-kit's
+`action_mask`: 1 for tokens that the policy sampled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reward_kit.tokens.pipeline import row_columns
 
 Segments = Literal["refuse", "last"]
 ADVANTAGES = "token_advantages"
-"""The column of advantages: for each row, one number per token of the completion, 0.0 outside of the actions."""
+"""The column of advantages. For each row, it has one number per token of the completion, 0.0 outside the actions."""
 
 
 class RowOutcome(NamedTuple):
@@ -41,29 +41,29 @@ def rollout_output(
     filler_id: int,
     segments: Segments = "refuse",
 ) -> dict[str, list[Any]]:
-    """Convert episodes to the result of a `rollout_func`, with a row for each episode in the same order.
+    """Convert episodes to the result of a `rollout_func`. The result has a row for each episode, in the same order.
 
     The columns are `prompt_ids`, `completion_ids`, `env_mask` and `logprobs`. For reward functions, there are also
     `rollout_id`, `sample_id`, `messages`, `assistant_turns`, `stop_reason`, `failure`, `environment_return` and
-    `num_steps`. For `token_advantages`, there are `action_lengths`, `step_rewards` and `state_keys`, with an item for
-    each action of the row. Without credit, the step rewards are the step outputs of the reward or, if there are
-    none, the rewards of the environment. If scores are computed, there is a column `score`, which is None for an
-    unscored episode; if credit is computed, there is a column `token_advantages`.
+    `num_steps`. For `token_advantages`, there are `action_lengths`, `step_rewards` and `state_keys`, which have an item
+    for each action of the row. If there is no credit, the step rewards are the step outputs of the reward or, if there
+    are none, the rewards of the environment. If scores are computed, there is a column `score`, which is None for an
+    unscored episode. If credit is computed, there is a column `token_advantages`.
 
-    Unscored episodes, and actions without an advantage, are excluded from training: their `env_mask` is 0. If an
-    episode failed before the policy sampled a token, its row consists of two filler tokens and is excluded as well,
-    because TRL requires a row for each prompt and rejects empty completions.
+    Unscored episodes and actions without an advantage are excluded from training: their `env_mask` is 0. TRL requires a
+    row for each prompt and rejects empty completions. If an episode failed before the policy sampled a token, its row
+    therefore consists of two filler tokens and is excluded as well.
 
     Args:
         episodes: the episodes that were collected for TRL's prompts.
         outcome: the scores and the credit of the episodes.
         filler_id: the token id for rows without sampled tokens.
-        segments: what to do with an episode whose context was rewritten, so that its tokens form several segments:
+        segments: what to do with an episode whose context was rewritten, so that its tokens form multiple segments:
             "refuse" it, or train only on its "last" segment.
 
     Raises:
-        ConfigError: If an episode has several segments, its log-probabilities are unknown, or its tokens were sampled
-            under a constraint.
+        ConfigError: If an episode has multiple segments, if its log-probabilities are unknown, or if its tokens were
+            sampled under a constraint.
     """
     check_choice("segments", segments, get_args(Segments))
     steps = outcome.credited.steps if outcome.credited is not None else None
@@ -115,14 +115,14 @@ def rollout_output(
 
 
 def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, list[Any]]:
-    """Return the columns with tokens. Raise an error for a row on which TRL would silently train incorrectly."""
+    """Return the columns that contain tokens. Raise an error if TRL would silently train incorrectly on the row."""
     episode = columns.episodes[int(columns.episodes_B[row])]
     start, length = int(columns.starts_B[row]), int(columns.lengths_B[row])
     first = start + int(columns.prompt_lengths_B[row])
     completion = slice(first, start + length)
     if columns.rows["allowed_ids"][row] is not None:
         raise ConfigError(
-            f"episode {episode.id_}: a constraint restricted sampling to a part of the vocabulary, but TRL "
+            f"episode {episode.id_}: a constraint restricted sampling to part of the vocabulary, but TRL "
             "computes log-probabilities over the whole vocabulary; set constrain to False"
         )
     if not np.isfinite(columns.tokens["logprobs"][completion]).all():
@@ -138,10 +138,10 @@ def _tokens_of_row(columns: Columns, row: int, with_credit: bool) -> dict[str, l
 
 
 def _actions(columns: Columns, row_of_episode: Sequence[int | None], outcome: RowOutcome) -> dict[str, list[list[Any]]]:
-    """Return the columns with an item for each action of the row of each episode, for `token_advantages`."""
+    """Return the columns that have an item for each action of an episode's row, for `token_advantages`."""
     credited = outcome.credited
     if credited is None:
-        # Without scores, the rewards of the environment are all that is known.
+        # If there are no scores, only the rewards of the environment are known.
         scored = outcome.scored or [Scored(episode.id_, None) for episode in columns.episodes]
         credited = CreditAssigner(step_rewards="environment").align(columns.episodes, scored)
     keys_E = [readable_keys([steps], credited.state_hash) for steps in credited.steps]

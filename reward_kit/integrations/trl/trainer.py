@@ -1,4 +1,4 @@
-"""A `GRPOTrainer` that uses an advantage for each token, and the log-probabilities of the sampler.
+"""A `GRPOTrainer` that uses an advantage for each token and the log-probabilities of the sampler.
 
 TRL's loss accepts advantages of shape (B, T), but its trainer computes them with shape (B,). `StepCreditLoss` passes
 the advantages of reward-kit's rollouts to the loss.
@@ -26,28 +26,28 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
     "reward_weights": (None,),
     "multi_objective_aggregation": ("sum_then_normalize",),
 }
-"""Options of `GRPOConfig` that control TRL's own advantages, with their default values, which have no effect."""
+"""Options of `GRPOConfig` that control TRL's own advantages, and the default values, which have no effect."""
 
 
 class StepCreditLoss:
-    """A mixin for a `GRPOTrainer`. List it before the class of the trainer.
+    """A mixin for a `GRPOTrainer`. List the mixin before the class of the trainer.
 
-    The advantages are those that the `credit` of the rollouts assigns; all tokens of a step have the same advantage.
-    The old log-probabilities are those of the sampler, so a generation can be used for several optimizer steps, and can
-    be older than the weights. Rows and tokens without an advantage, such as those of unscored episodes, are excluded
-    from the loss and from its divisor. (A loss that is a mean over rows is divided by the number of rows of the
-    generation. This is exact if an optimizer step uses all of them, as by default.)
+    The advantages are those that the `credit` of the rollouts assigns. All tokens of a step have the same advantage.
+    The old log-probabilities are those of the sampler. A generation can therefore be used for multiple optimizer steps
+    and can be older than the weights. Rows and tokens without an advantage, such as those of unscored episodes, are
+    excluded from the loss and from its divisor. (A loss that is a mean over rows is divided by the number of rows of
+    the generation. This is exact if an optimizer step uses all of these rows, as it does by default.)
 
     Args:
-        model: the model to train. It is the model of the rollouts' policy, or an identical one.
+        model: the model to train. It is the model of the rollouts' policy or an identical model.
         reward_funcs: None or `rewards.rollout_scores`, because the rollouts compute the scores.
         args: the `GRPOConfig`.
-        rollout_func: the result of `as_rollout_func`, with a reward and credit.
+        rollout_func: the result of `as_rollout_func` with a reward and credit.
         **options: further options of `GRPOTrainer`. `train_dataset=Dataset.from_list(rollouts.rows())` contains the
             samples of the rollouts.
 
     Raises:
-        ConfigError: If the rollouts have no advantages, or an option would have no effect.
+        ConfigError: If the rollouts have no advantages, or if an option would have no effect.
     """
 
     def __init__(
@@ -64,11 +64,13 @@ class StepCreditLoss:
                 f"rollout_func must be a result of as_rollout_func with credit, got {type_name(rollout_func)}"
             )
         if rollout_func.credit is None:
-            raise ConfigError("the rollouts have no advantages; pass as_rollout_func credit=CreditAssigner('gigpo', …)")
+            raise ConfigError(
+                "the rollouts have no advantages; pass credit=CreditAssigner('gigpo', …) to as_rollout_func"
+            )
         given = reward_funcs if isinstance(reward_funcs, Sequence) else [reward_funcs]
         if [one for one in given if one not in (None, rollout_scores)]:
             raise ConfigError(
-                "reward_funcs would be logged but have no effect, since advantages come from the reward of the "
+                "reward_funcs would be logged but have no effect, because advantages come from the reward of the "
                 "rollouts; pass the reward to as_rollout_func, and remove reward_funcs"
             )
         if unused := [name for name in ("tools", "environment_factory") if options.get(name) is not None]:
@@ -80,7 +82,7 @@ class StepCreditLoss:
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         this: Any = self
         trainer: Any = super()
-        inputs = [dict(row) for row in inputs]  # TRL modifies the rows, and may pass a row several times.
+        inputs = [dict(row) for row in inputs]  # TRL modifies the rows and may pass a row multiple times.
         output: dict[str, Any] = trainer._generate_and_score_completions(inputs)
         advantages_BT = _padded([row[ADVANTAGES] for row in inputs], output["completion_ids"])
         mask_BT = output["completion_mask"] * output["tool_mask"]
@@ -90,7 +92,8 @@ class StepCreditLoss:
         output["advantages"] = advantages_BT
         output["old_per_token_logps"] = output["sampling_per_token_logps"]
         output[_ROW_SCALE] = advantages_BT.new_tensor(count / max(used, 1))
-        # TRL's table of completions shows TRL's own advantages; replace them with the mean of those in the loss.
+        # TRL's table of completions shows TRL's own advantages. Replace them with the means of the advantages in the
+        # loss.
         means_B = (advantages_BT * mask_BT).sum(dim=1) / counts_B.clamp(min=1)
         shown = this.accelerator.gather(means_B).tolist()
         logged = this._logs["advantages"]
@@ -122,7 +125,7 @@ class StepCreditTrainer(StepCreditLoss, GRPOTrainer):
 
 
 def _padded(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tensor:
-    """Return the rows as a tensor of shape (B, T), padded with 0 on the right like the completions."""
+    """Return the rows as a tensor of shape (B, T). The rows are padded with 0 on the right, as the completions are."""
     padded_BT = torch.zeros(completion_ids_BT.shape, dtype=torch.float32)
     for index, row in enumerate(rows):
         if len(row) > padded_BT.shape[1]:
@@ -134,12 +137,13 @@ def _padded(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tenso
 
 
 def _check_options(trainer: Any) -> None:
-    """Reject options that would have no effect, or would distort the advantages."""
+    """Reject options that would have no effect or would distort the advantages."""
     args = trainer.args
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:
             raise ConfigError(
-                f"{name}={value!r} has no effect, because advantages are those of the rollouts' credit; set it there"
+                f"{name}={value!r} has no effect, because the credit of the rollouts determines advantages; set "
+                "it there"
             )
     if trainer.importance_sampling_level != "token":
         raise ConfigError(
@@ -147,4 +151,4 @@ def _check_options(trainer: Any) -> None:
             "a step over its whole row; set it to 'token'"
         )
     if getattr(args, "use_liger_kernel", False) and hasattr(trainer, "compute_liger_loss"):
-        raise ConfigError("use_liger_kernel: its fused loss supports only one advantage per row; remove it")
+        raise ConfigError("use_liger_kernel: the fused loss of Liger supports only one advantage per row; remove it")

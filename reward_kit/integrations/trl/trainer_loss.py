@@ -1,4 +1,4 @@
-"""The advantages and loss of a TRL trainer as a loss for `check_trainer`."""
+"""The advantages and the loss of a TRL trainer, as a loss for `check_trainer`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trl.trainer.utils import split_tensor_dict
 def trl_loss(trainer: GRPOTrainer) -> Callable[[dict[str, Any]], Tensor]:
     """Return the training step of a `GRPOTrainer` or of a subclass, for `check_trainer`.
 
-    The trainer's own code computes advantages and loss. Its rollouts, rewards and log-probabilities are those of the
-    enumerated batches, so it cannot be used for training afterwards.
+    The code of the trainer computes the advantages and the loss. The enumerated batches replace the trainer's rollouts,
+    rewards and log-probabilities, so the trainer cannot be used for training afterwards.
 
     Args:
-        trainer: a trainer on the CPU, with its options and any model. It needs an optimizer, as from
+        trainer: a trainer on the CPU, with its options and any model. It needs an optimizer, for example from
             `create_optimizer_and_scheduler`.
     """
     current: dict[str, Any] = {}
@@ -46,7 +46,9 @@ def trl_loss(trainer: GRPOTrainer) -> Callable[[dict[str, Any]], Tensor]:
         groups, parts = batch["uid"].tolist(), batch["micro_batches"]
         sizes = {groups.count(group) for group in groups}
         if len(sizes) > 1 or len(set(batch["traj_uid"])) < len(groups) or sorted(groups) != groups:
-            raise NotImplementedError("TRL's groups are consecutive rows of one size, with one row per episode")
+            raise NotImplementedError(
+                "in TRL, groups are consecutive rows of one size, and there is one row per episode"
+            )
         (trainer.num_generations,) = sizes
         trainer.args.steps_per_generation = trainer.args.gradient_accumulation_steps = len(parts)
         trainer.current_gradient_accumulation_steps = len(parts)

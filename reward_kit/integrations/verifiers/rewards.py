@@ -1,8 +1,8 @@
-"""A taskset of verifiers (v1) as a dataset and a reward function, which `reward-kit run` can use.
+"""Conversion of a taskset of verifiers (v1) to a dataset and a reward function for `reward-kit run`.
 
-The rows contain the data of the tasks. The reward function creates a trace from the conversation, and scores it with
-the `@vf.reward` methods and the judges of the task. Tasks that need a container (`runtime`), such as many tasks about
-code, are rejected, because verifiers would skip such a reward without an error.
+The rows contain the data of the tasks. The reward function creates a trace from the conversation and scores the trace
+with the `@vf.reward` methods and the judges of the task. Tasks that need a container (`runtime`), such as many tasks
+about code, are rejected. Otherwise, verifiers would skip such a reward without an error.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.typed_interface import Function, reward_function
 
 DATA = "verifiers"
-"""The field of a row that contains the task's data."""
+"""The field of a row that contains the data of the task."""
 
 
 def dataset_rows(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
-    """Yield a row for each task, with `id`, `messages` and the data of the task."""
+    """Yield a row for each task. The row contains `id`, `messages` and the data of the task."""
     for task in taskset:
         data = task.data
         if data.prompt is None:
             raise ConfigError(
-                f"task {data.idx} has no prompt, since its user starts the conversation; run it in an Env of verifiers"
+                f"task {data.idx} has no prompt, because its user starts the conversation; run it in an Env of "
+                "verifiers"
             )
         if task.NEEDS_CONTAINER or data.image is not None:
             raise ConfigError(f"task {data.idx} needs a container; run it with verifiers")
@@ -58,10 +59,11 @@ def write_samples(taskset: vf.Taskset, path: Path) -> int:
 def as_reward_function(taskset: vf.Taskset) -> Function:
     """Return a reward function that computes the rewards of a taskset, for rows from `dataset_rows`.
 
-    The score is the weighted sum, as in verifiers. Each reward and metric in [0, 1] is also a metric of the result.
+    The score is the weighted sum, as in verifiers. Each reward and each metric in [0, 1] is also a metric of the
+    result.
 
     Raises:
-        ConfigError: If a reward or a metric needs a runtime, or the taskset has no reward.
+        ConfigError: If a reward or a metric needs a runtime, or if the taskset has no reward.
     """
     kind, config = type(taskset).task_type(), taskset.config.task
     data_kind = kind.data_type()
@@ -69,12 +71,12 @@ def as_reward_function(taskset: vf.Taskset) -> Function:
     rewards = [*example.hooks("reward"), *(judge.score for judge in example.plugged_judges())]
     if not rewards:
         raise ConfigError(
-            f"{kind.__name__} has no @vf.reward and no judge, since its Env scores it; run it with verifiers"
+            f"{kind.__name__} has no @vf.reward and no judge, because its Env scores it; run it with verifiers"
         )
     for hook in (*rewards, *example.hooks("metric")):
         parameter = inspect.signature(hook).parameters.get("runtime")
         if parameter is not None and parameter.default is inspect.Parameter.empty:
-            raise ConfigError(f"{hook.__qualname__} needs a runtime, which only rollouts of verifiers have")
+            raise ConfigError(f"{hook.__qualname__} needs a runtime, but only rollouts of verifiers have a runtime")
 
     @reward_function(id=type(taskset).__name__)
     async def rewards_of_verifiers(

@@ -1,4 +1,4 @@
-"""A task file as a taskset of verifiers (v1), with a task for each sample. The reward of the file scores the tasks.
+"""A task file as a taskset of verifiers (v1). Each sample becomes a task, and the reward of the file scores the tasks.
 
     from reward_kit.integrations.verifiers.tasksets import TaskFileTaskset
 
@@ -7,7 +7,7 @@
 
     __all__ = ["Arithmetic"]
 
-Rollouts use the harness, limits and retries of verifiers. Keys of the file that would have no effect there are
+Rollouts use the harness, limits and retries of verifiers. Keys of the file that would have no effect in verifiers are
 rejected. `ResourceTaskset` provides the resource and the tools of a task.
 
 `as_verifiers_reward` converts a reward function to a reward of verifiers. verifiers has no unscored rollouts and
@@ -47,7 +47,7 @@ from reward_kit.runs.tasks import LoadedTask, load_task
 RewardOfTrace = Callable[[Any, Any], Awaitable[float]]
 _RESOURCE_KEYS = ("resource_type", "base_resource_config", "tools_module_path", "tools", "resource_server", "noise")
 _ROLLOUT_KEYS = {
-    "user": "in verifiers, an Env answers the agent",
+    "user": "in verifiers, an Env responds to the agent",
     "terminate_tool": "the harness decides when the agent is done",
     "termination_regex": "write a @vf.stop",
     "stop_phrases": "write a @vf.stop",
@@ -58,7 +58,10 @@ _ROLLOUT_KEYS = {
 
 
 def _kept_open(reward: Reward, deadline_s: float | None) -> PersistentAgent:
-    """Return an agent that is opened once in each event loop, since verifiers has no hook for the end of a taskset."""
+    """Return an agent that is opened once in each event loop.
+
+    It is not closed, because verifiers has no hook for the end of a taskset.
+    """
     if reward.mode != "pointwise":
         raise ConfigError(
             f"reward {reward.id!r} scores groups, but a @vf.reward receives one trace; "
@@ -89,8 +92,9 @@ def as_verifiers_reward(
     """Return an `async (task, trace) -> float` for a `@vf.reward` method, or for `rewards:` in a configuration.
 
     Args:
-        reward: a reward function or `compute_score`, which runs in this process; or a reference, `file.py:function` or
-            `module:function`, which runs with the sandbox level that the command line would choose.
+        reward: a reward function or `compute_score`, which runs in this process. Alternatively, a reference
+            (`file.py:function` or `module:function`), which runs in the sandbox level that the command line would
+            choose.
         ground_truth: the field of the task's data that is passed as `ground_truth`. All fields are passed as `sample`.
         folder: the directory for a relative path in a reference.
         choice: the sandbox settings of a reference. For a function, only the time limit of a call applies.
@@ -105,7 +109,7 @@ def as_verifiers_reward(
     async def score(task: Any, trace: Any) -> float:
         data = task.model_dump()
         if ground_truth not in data and "ground_truth" in loaded_reward.required:
-            raise ConfigError(f"the task's data have no {ground_truth!r}{did_you_mean(ground_truth, data)}")
+            raise ConfigError(f"the data of the task has no field {ground_truth!r}{did_you_mean(ground_truth, data)}")
         request = ScoringRequest.from_episode(trace_to_episode(trace))
         return await _score(scorer, replace(request, ground_truth=data.get(ground_truth), sample=data), trace)
 
@@ -113,14 +117,14 @@ def as_verifiers_reward(
 
 
 class TaskFileConfig(vf.TasksetConfig):
-    """The configuration of a taskset: a different task file, and keys to override."""
+    """The configuration of a taskset. It can select a different task file and override keys."""
 
     task_file: Path | None = None
     overrides: dict[str, Any] = Field(default_factory=dict)
 
 
 class SampleData(vf.TaskData):
-    """A sample and the path of its task file, so that a trace can be scored again from its record."""
+    """A sample and the path of its task file. The path allows a trace to be scored again from its record."""
 
     ground_truth: Any = None
     sample: dict[str, Any] = Field(default_factory=dict)
@@ -167,10 +171,10 @@ class SampleTask(vf.Task[SampleData]):
 
 
 class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
-    """A taskset with the samples of a task file that has no resource. Subclass it and set `task_file`.
+    """A taskset that contains the samples of a task file without a resource. Subclass it and set `task_file`.
 
     Attributes:
-        task_file: the path of the task file, unless the configuration sets a different one.
+        task_file: the path of the task file, unless the configuration sets a different path.
     """
 
     task_file: ClassVar[Path | None] = None
@@ -179,7 +183,7 @@ class TaskFileTaskset(vf.Taskset[SampleTask, TaskFileConfig]):
         """Yield a task for each sample, in the order of the dataset.
 
         Raises:
-            ConfigError: If the file is invalid, or a key would have no effect in verifiers.
+            ConfigError: If the file is invalid, or if a key would have no effect in verifiers.
         """
         task = self._task(dict.fromkeys(_RESOURCE_KEYS, "use ResourceTaskset, which serves its tools"))
         for sample in task.samples:
@@ -232,7 +236,7 @@ class ResourceToolsConfig(vf.ToolsetConfig):
 
 
 class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
-    """A server with the tools of the resource of one rollout."""
+    """A server that provides the tools of the resource of one rollout."""
 
     TOOL_PREFIX = None
 
@@ -243,7 +247,7 @@ class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
         sample = _sample(loaded_task, task.id or "")
         start = GroupStart(loaded_task.definition, sample, run_seed=0)
         self._exit_stack.push_async_callback(start.close)
-        # Random numbers differ between rollouts, unless the task sets shared noise.
+        # Random numbers differ between rollouts unless the task sets shared noise.
         self._world = (await start.episode(secrets.randbits(31))).resource
         if self._world is not None:
             self._exit_stack.push_async_callback(close_quietly, self._world)
@@ -252,7 +256,7 @@ class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
         self._lock = asyncio.Lock()
 
     def register(self, mcp: Any) -> None:
-        """Register each tool with its own schema. The SDK would derive a schema from a signature."""
+        """Register each tool with its own schema. Otherwise, the SDK would derive a schema from a signature."""
         from mcp.server.mcpserver.tools.base import Tool
         from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
 
@@ -275,7 +279,7 @@ class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
 
     def _calling(self, name: str) -> Any:
         async def call(**arguments: Any) -> str:
-            async with self._lock:  # A resource accepts one action at a time
+            async with self._lock:  # A resource accepts only one action at a time
                 state: ResourceState = self.state
                 if state.stop_reason or state.failure:
                     return "Not executed: the episode is over."
@@ -311,18 +315,18 @@ async def _final_state(world: ForkableResource | None, limit_s: float | None) ->
 
 
 class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
-    """A task of verifiers for a sample with its own resource."""
+    """A task of verifiers for a sample that has its own resource."""
 
     @classmethod
     def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:
-        """Return the server with the tools of the resource."""
+        """Return the server that provides the tools of the resource."""
         return [ResourceTools(ResourceToolsConfig())]
 
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
         """Return the scoring request with the results of the resource.
 
-        Without tool calls, the final state is the initial state of the sample. A trace that was read from a record has
-        no resource. It therefore has no final state, unless its messages contain no tool call.
+        If there are no tool calls, the final state is the initial state of the sample. A trace that was read from a
+        record has no resource. It therefore has no final state, unless its messages contain no tool call.
         """
         state: ResourceState = trace.state
         if state.failure is not None:
@@ -348,14 +352,14 @@ class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
 
 
 class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig]):
-    """A taskset with the samples of a task file that has a resource or tools. Subclass it and set `task_file`."""
+    """A taskset that contains the samples of a task file with a resource or tools. Subclass it and set `task_file`."""
 
     def load(self) -> Iterator[ResourceTask]:
         """Yield a task for each sample. Its prompt includes the first observation of the resource.
 
         Raises:
-            ConfigError: If the file is invalid, has neither a resource nor tools, or a key would have no effect in
-                verifiers.
+            ConfigError: If the file is invalid, if it has neither a resource nor tools, or if a key would have no
+                effect in verifiers.
         """
         task = self._task({})
         if task.definition.resource_type is None and task.tools is None:
@@ -363,7 +367,7 @@ class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig])
 
         async def first_observations() -> list[str]:
             observations = []
-            async with ServerPool():  # One server for all samples, if the task has one.
+            async with ServerPool():  # All samples share one server, if the task has a server.
                 for sample in task.samples:
                     async with _open_resource(task, sample) as world:
                         observations.append("" if world is None else as_text(await world.get_observation()))
@@ -375,7 +379,7 @@ class ResourceTaskset(TaskFileTaskset, vf.Taskset[ResourceTask, TaskFileConfig])
 
 @asynccontextmanager
 async def _open_resource(task: LoadedTask, sample: Sample) -> AsyncIterator[ForkableResource | None]:
-    """Open the resource in the initial state of a sample, or return None if the task has no resource."""
+    """Open the resource in the initial state of a sample. If the task has no resource, yield None."""
     async with GroupStart(task.definition, sample, run_seed=0) as start:
         world = (await start.episode(0)).resource
         try:

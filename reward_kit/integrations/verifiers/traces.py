@@ -1,10 +1,10 @@
 """Conversion between episodes and traces of verifiers (v1). Traces are dictionaries, so verifiers is not imported.
 
-A trace is a tree of messages, each with the tokens that it adds. A path from the root to a leaf is a context of the
-model, and one training row. For each action of an episode, the trace contains the tokens since the previous action and
-the sampled tokens. If the context was rewritten, a new branch starts. It repeats earlier messages without their tokens,
-so that every sampled token occurs once in the trace. `info["reward_kit"]` contains the data for which a trace has no
-field.
+A trace is a tree of messages. Each message has the tokens that it adds. A path from the root to a leaf is a context of
+the model and corresponds to one training row. For each action of an episode, the trace contains the tokens since the
+previous action and the sampled tokens. If the context was rewritten, a new branch starts. It repeats earlier messages
+without their tokens, so every sampled token occurs only once in the trace. `info["reward_kit"]` contains the data for
+which a trace has no field.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CUT_OFF = {
     "agent_timeout": StopReason.WALL_TIME_LIMIT,
     "setup_timeout": StopReason.WALL_TIME_LIMIT,
 }
-# A trace indicates a truncated end only by the name of its stop condition.
+# In a trace, only the name of the stop condition indicates that the end was truncated.
 _STOPS = {
     StopReason.MAX_STEPS: "max_turns",
     StopReason.ENVIRONMENT_TRUNCATED: "max_turns",
@@ -55,7 +55,7 @@ Credit = float | Sequence[float] | None
 
 
 def to_verifiers(message: Message) -> dict[str, Any]:
-    """Convert a message to the format of verifiers. Content may be lost; see `is_same`."""
+    """Convert a message to the format of verifiers. Content may be lost. See `is_same`."""
     role = _ROLES.get(message.role, message.role)
     if role != "assistant":
         parts = message.content if isinstance(message.content, list) else None
@@ -99,7 +99,7 @@ def is_same(message: Message) -> bool:
 
 
 class TokenTurn(NamedTuple):
-    """The context and the sampled tokens of one action, with their log-probabilities if they are known."""
+    """The context and the sampled tokens of one action. Their log-probabilities are included if they are known."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -123,12 +123,12 @@ def _read_conversation(nodes: Sequence[Mapping[str, Any]]) -> Conversation:
         for link in node.get("semantic_parents") or ():
             if str(link["type"]).startswith("subagent"):
                 raise EpisodeError(
-                    f"node {number} of the trace belongs to another agent "
+                    f"node {number} of the trace belongs to a different agent "
                     f"({link['type']}) and cannot be part of the episode"
                 )
         message, parent = node["message"], node.get("parent")
         calls = tuple((call["id"], call["name"], call["arguments"]) for call in message.get("tool_calls") or ())
-        # Without the reasoning, which rewritten contexts omit.
+        # The reasoning is not compared, because rewritten contexts omit it.
         contents = (message["role"], message.get("content") or "", message.get("tool_call_id") or None, calls)
         position = len(seen)
         if not node.get("sampled"):
@@ -174,11 +174,11 @@ def episode_to_trace(
         episode: a complete episode with messages.
         scored: the score of the episode. If the episode is unscored, the trace is not `ok`, its reward is None, and its
             errors contain the reason, as in verifiers itself.
-        advantages: (S,) the advantages of each action: one number for all its tokens, one for each token, or None if
-            none are assigned.
+        advantages: (S,) the advantages of each action. An item is one number for all tokens of the action, one number
+            for each token, or None if no advantages are assigned.
 
     Raises:
-        EpisodeError: If the episode is a chunk, tokens belong to no message, or a trace cannot store a number.
+        EpisodeError: If the episode is a chunk, if tokens belong to no message, or if a trace cannot store a number.
     """
     if episode.lookback or episode.t_started:
         raise EpisodeError(
@@ -256,7 +256,7 @@ def _graph(
         step = steps.get(index)
         turn = turns.get(step) if step is not None else None
         if turn is not None and turn.segment_reason is not None:
-            # A new branch, which repeats later messages without their tokens.
+            # This is a new branch, which repeats later messages without their tokens.
             reached = len(path)
             shared = next((i for i, node in enumerate(path) if nodes[node].get("token_ids")), reached)
             path, stored = path[:shared], 0
@@ -270,7 +270,7 @@ def _graph(
         if turn.logprobs is not None and not np.isfinite(turn.logprobs).all():
             raise EpisodeError(
                 f"episode {episode.id_}, step {step}: a trace must have a finite log-probability for "
-                "every sampled token of an action, or for none"
+                "every sampled token of an action, or for none of them"
             )
         credit, size = None if advantages is None else advantages[step], len(sampled)
         values = None
@@ -298,10 +298,10 @@ def _graph(
 
 
 def trace_to_episode(trace: Any) -> SingleAgentEpisode:
-    """Convert a trace that was created by `episode_to_trace` or recorded by verifiers to an episode.
+    """Convert a trace to an episode. The trace was created by `episode_to_trace` or recorded by verifiers.
 
     If verifiers recorded the trace, each message that the model sampled becomes a step without rewards, and
-    `custom_data` contains the task and the end of the trace. A message that several branches repeat occurs once in the
+    `custom_data` contains the task and the end of the trace. A message that multiple branches repeat occurs once in the
     episode.
 
     Args:
@@ -309,7 +309,7 @@ def trace_to_episode(trace: Any) -> SingleAgentEpisode:
             log-probabilities. `to_record(float_decimals=None)` does not round them.
 
     Raises:
-        EpisodeError: If the value is not a trace, has several agents, or was changed so much that it cannot be
+        EpisodeError: If the value is not a trace, has multiple agents, or was changed so much that it cannot be
             converted.
     """
     record = trace_record(trace)
@@ -320,7 +320,11 @@ def trace_to_episode(trace: Any) -> SingleAgentEpisode:
 
 
 def trace_record(trace: Any) -> Mapping[str, Any]:
-    """Return a trace as a dictionary without rounding numbers, or raise an `EpisodeError` if it is not a trace."""
+    """Return a trace as a dictionary without rounding numbers.
+
+    Raises:
+        EpisodeError: If the value is not a trace.
+    """
     record = trace.model_dump(mode="python") if hasattr(trace, "model_dump") else trace
     if not isinstance(record, Mapping) or "nodes" not in record:
         raise EpisodeError(f"a trace of verifiers v1 must have nodes, got {trace!r:.80}")
@@ -340,7 +344,7 @@ def _own_episode(kept: Mapping[str, Any], conversation: Conversation) -> SingleA
         messages[int(index)] = message
     tokens, before = EpisodeTokens(), TokenTurn([], [], None)
     for step, version in kept["versions"].items():
-        # An action without tokens after an unchanged context has a node without tokens.
+        # If an action without tokens follows an unchanged context, its node has no tokens.
         before = conversation.token_turns.get(int(step)) or TokenTurn([*before.prompt_ids, *before.token_ids], [], None)
         reason = kept["reasons"].get(step, REWRITTEN)
         version = UNKNOWN_VERSION if version is None else version
@@ -369,7 +373,7 @@ def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> S
     names = (data.get("id"), data.get("name"), data.get("idx"), task.get("key"), record["id"])
     sample_id = str(next(name for name in names if name is not None))
     failure, errors = None, record.get("errors") or ()
-    # An error of a retried attempt, or of scoring, is not a failure of the rollout.
+    # An error in a retried attempt or in scoring is not a failure of the rollout.
     if errors and not record.get("ok") and None not in (record.get("rewards") or {}).values():
         kind = str(errors[-1]["type"])
         known = {"ProviderError": "provider_error", "TimeoutError": "timeout"}
@@ -397,7 +401,7 @@ def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> S
 
 
 def trace_advantages(trace: Any) -> list[list[float] | None]:
-    """Return (S,) the advantages of the sampled tokens of each action, or None if none are assigned.
+    """Return the advantages (S,) of the sampled tokens of each action. An item is None if no advantages are assigned.
 
     Raises:
         EpisodeError: If the value is not a trace.

@@ -3,7 +3,7 @@
     from reward_kit.integrations.verl.compute_score import as_compute_score
     compute_score = as_compute_score("rewards.py:graded")
 
-verl loads a file with these lines as `reward.custom_reward_function`.
+verl loads a file that contains these lines as `reward.custom_reward_function`.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
 
 SECTION = "reward.reward_kit"
-"""The section of verl's configuration that sets a reward and the options of its calls."""
+"""The section of verl's configuration that sets a reward and the options for its calls."""
 OnUnscored = Literal["raise", "mask"]
 
 
 @dataclass(frozen=True, slots=True)
 class RewardOptions:
-    """Options for the calls of a reward by verl.
+    """Options for the calls that verl makes to a reward.
 
     Attributes:
         level: the sandbox level of a reward that is passed by name. The default is the level that the command line
             would choose.
         options: keyword arguments that are always passed to the reward.
         max_concurrency: the maximum number of concurrent calls in each process of verl.
-        deadline_s: the time limit of a call in seconds. A call that takes longer is unscored.
+        deadline_s: the time limit of a call in seconds. If a call takes longer, its rollout is unscored.
         on_unscored: "raise" raises an error, and verl's trainer continues without the rollout or its group. "mask" sets
             the score to NaN, and reward-kit's trainers (but not others) exclude the row from the loss.
-        metrics: the names of the metrics to report to verl; NaN if a result has no valid value. verl takes the names of
-            a batch from its first row, so all rows must have the same names.
+        metrics: the names of the metrics to report to verl. A metric is NaN if a result has no valid value. verl takes
+            the names of a batch from its first row, so all rows must have the same names.
 
     Raises:
         ConfigError: If an option is out of range.
@@ -81,10 +81,10 @@ class RewardOptions:
 
 
 class PersistentReward:
-    """A reward whose agent is opened by the first call in each event loop, and stays open.
+    """A reward whose agent is opened by the first call in each event loop and stays open.
 
     Raises:
-        ConfigError: If the reward cannot be loaded, or scores groups. verl requests one row at a time.
+        ConfigError: If the reward cannot be loaded, or if it scores groups. verl requests one row at a time.
     """
 
     def __init__(self, reward: Any, options: RewardOptions, folder: Path | None = None) -> None:
@@ -101,12 +101,12 @@ class PersistentReward:
         )
 
     async def score(self, request: ScoringRequest) -> dict[str, float]:
-        """Return the score of a rollout as `score`, with the requested metrics.
+        """Return the score of a rollout as `score`, along with the requested metrics.
 
         If the caller is cancelled, the call is cancelled too.
 
         Raises:
-            RewardError: If the rollout is unscored and `on_unscored` is "raise"; `recorded` is the failure.
+            RewardError: If the rollout is unscored and `on_unscored` is "raise". `recorded` is the failure.
         """
         scored: Scored = await self._agent.score(request)
         failure = scored.failure
@@ -128,7 +128,10 @@ class PersistentReward:
 def scorer_factory(
     reward: Any, options: RewardOptions, folder: Path | None = None
 ) -> Callable[[], RewardSpec | Scorer]:
-    """Return a function that creates scorers for a reward, which is loaded only once. A `Scorer` is used unchanged."""
+    """Return a function that creates scorers for a reward. The reward is loaded only once.
+
+    If the reward is already a `Scorer`, it is used unchanged.
+    """
     if hasattr(reward, "score_group"):
         for name, value in (("level", options.level), ("folder", folder), ("options", options.options or None)):
             if value is not None:
@@ -151,19 +154,19 @@ def as_compute_score(
     """Return a `compute_score(data_source, solution_str, ground_truth, extra_info)` that calls a reward.
 
     The reward receives the answer of the assistant as the only message, because verl passes nothing else. With
-    `RewardKitManager`, it receives the whole conversation. verl's row is passed as `sample`. The result is `{"score":
-    …}` with the requested `metrics`. For an unscored answer, the function raises an error or, with
-    `on_unscored="mask"`, returns NaN; it never returns 0.0.
+    `RewardKitManager`, the reward receives the whole conversation. verl's row is passed as `sample`. The result is
+    `{"score": …}` with the requested `metrics`. For an unscored answer, the function raises an error or, if
+    `on_unscored="mask"` is set, returns NaN. It never returns 0.0.
 
     Args:
         reward: `file.py:function`, which runs in a sandbox as on the command line, or a reward function or class.
         asynchronous: whether to return a coroutine function, which verl calls concurrently, or an ordinary function,
-            for threads.
+            which verl calls in threads.
         folder: the directory for relative file paths. The default is the working directory.
         **options: the options of `RewardOptions`.
 
     Raises:
-        ConfigError: If the reward cannot be loaded, or an option is unknown.
+        ConfigError: If the reward cannot be loaded, or if an option is unknown.
     """
     held = PersistentReward(reward, RewardOptions.of(options, "as_compute_score"), Path(folder) if folder else None)
 
@@ -189,7 +192,7 @@ def as_compute_score(
     @functools.wraps(compute_score)
     def compute_score_here(*args: Any, **kwargs: Any) -> dict[str, float]:
         if _NAME not in _threads:
-            # One thread for all callers of this process that have no loop; it ends with the process.
+            # All callers of this process that have no loop share one thread. It ends with the process.
             made = LoopThread(_NAME)
             if _threads.setdefault(_NAME, made) is not made:  # Two calls started at the same time.
                 made.close()

@@ -1,8 +1,8 @@
 """Conversion of episodes to a `DataProto` of verl and back.
 
-`verl_rows` arranges episodes in NumPy arrays, which `to_data_proto` converts, and `from_data_proto` is the inverse.
-`step_columns` adds the columns that describe the actions of a row. `agent_loop_outputs` converts an episode to the
-result of an agent loop of verl.
+`verl_rows` arranges episodes in NumPy arrays, and `to_data_proto` converts these arrays. `from_data_proto` is the
+inverse. `step_columns` adds the columns that describe the actions of a row. `agent_loop_outputs` converts an episode to
+the result of an agent loop of verl.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from reward_kit.tokens.pipeline import RowPer, RowPipeline
 EPISODE = "reward_kit_episode"
 """The row column that contains the whole episode, for `from_data_proto`."""
 STEP_COLUMNS = ("steps", "action_lengths", "state_keys", "step_rewards", "valid_actions")
-"""The row columns with one item for each action of the row."""
+"""The row columns that have one item for each action of the row."""
 Unscored = Literal["leave_out", "mask"]
 _STEP_CREDIT = ("base_reward", "advantage", "return_to_go")
 _ALIGNED = ("metrics", "reward_reason")  # Keys that the alignment adds to a step's info.
 _NOT_IN_VERL = ("step_rewards", "values", "value_mask")
-"""Columns of reward-kit's rows that verl lacks or defines differently. In verl, `values` belong to tokens; here they
-belong to actions.
+"""Columns of reward-kit's rows that verl lacks or defines differently.
+
+In verl, `values` belong to tokens. In reward-kit, they belong to actions.
 """
 _ROW_KEYS = ("rollout_id", "segment", "steps")
 _CREDIT = {"advantages": "advantage", "returns": "return_to_go"}
@@ -45,20 +46,20 @@ logger = logging.getLogger("reward_kit.integrations.verl")
 
 
 def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
-    """Add columns that contain a list for each row, with one item for each action. Can be used as a connector.
+    """Add columns that contain a list for each row. The list has one item for each action.
 
-    `steps` contains the step numbers of the actions, and `action_lengths` contains their numbers of tokens.
-    `state_keys` contains the keys of the states before the actions, as strings. `step_rewards` contains the base
-    rewards, or None if they are not set. `valid_actions` is False for an action that the environment could not parse.
-    If every row has one action, `anchor_obs` (the name in verl-agent) is its state key. `reward_kit_episode` is the
-    whole episode, an object that all of its rows share.
+    This function can be used as a connector. `steps` contains the step numbers of the actions, and `action_lengths`
+    contains their numbers of tokens. `state_keys` contains the keys of the states before the actions, as strings.
+    `step_rewards` contains the base rewards, or None if they are not set. `valid_actions` is False for an action that
+    the environment could not parse. If every row has one action, `anchor_obs` (the name in verl-agent) is the state key
+    of the action. `reward_kit_episode` is the whole episode, an object that all rows of the episode share.
 
     Args:
         columns: the columns, with rows from `segment_rows` or `action_rows`.
         with_episodes: whether to add `reward_kit_episode`.
 
     Raises:
-        ConfigError: If the rows are missing, or an episode has tokens for only some of its steps.
+        ConfigError: If the rows are missing, or if an episode has tokens for only some of its steps.
     """
     if "segment" not in columns.rows:
         raise ConfigError("no row column 'segment'; add segment_rows or action_rows to the pipeline")
@@ -128,7 +129,7 @@ def agent_loop_outputs(
     Args:
         episode: the collected episode.
         steps: the steps of the episode with their base rewards. By default, the steps have no rewards.
-        score: the score of the episode. If None, the reward loop of verl scores it.
+        score: the score of the episode. If None, the reward loop of verl scores the episode.
         with_episode: whether to pass the whole episode to the reward.
 
     Raises:
@@ -167,12 +168,12 @@ def to_data_proto(
     step_data_lists: Sequence[Sequence[StepData]] | None = None,
     **options: Any,
 ) -> Any:
-    """Convert the result of `verl_rows` to a `DataProto`, with ids and masks in int64, and numbers in float32.
+    """Convert the result of `verl_rows` to a `DataProto`. Ids and masks are int64, and other numbers are float32.
 
     Args:
         episodes: the episodes, as in `verl_rows`.
         step_data_lists: the steps of each episode, as in `verl_rows`.
-        **options: the options of `verl_rows`, of which `pad_token_id` is required.
+        **options: the options of `verl_rows`. `pad_token_id` is required.
 
     Raises:
         ConfigError: As for `verl_rows`, or if verl is not installed.
@@ -181,7 +182,7 @@ def to_data_proto(
     try:
         from verl import DataProto
     except ImportError as error:
-        raise ConfigError(f"verl is not installed: {error}; install it as its documentation describes") from error
+        raise ConfigError(f"verl is not installed: {error}; install verl as its documentation describes") from error
     return DataProto.from_dict(
         tensors=to_tensors(rows), non_tensors=dict(rows.non_tensor_batch), meta_info=dict(rows.meta_info)
     )
@@ -200,11 +201,12 @@ def verl_rows(
     response_length: int | None = None,
     with_episodes: bool = True,
 ) -> TokenBatch:
-    """Convert episodes to rows with the names, axes and padding of verl.
+    """Convert episodes to rows that have the names, axes and padding of verl.
 
     Prompts are padded on the left, and responses on the right. If `scores` is passed, the rows have `rm_scores` and
-    `token_level_scores`, which are equal and contain the score of each episode at its last sampled token. If a step has
-    an advantage, the rows have `advantages` and `returns`. If all log-probabilities are known, they have
+    `token_level_scores`. These two columns are equal and contain the score of each episode at its last sampled token.
+    If a step has an advantage, the rows have `advantages` and `returns`. If all log-probabilities are known, the rows
+    have
     `rollout_log_probs`. `step_columns` and `reward_kit.tokens.connectors` describe the other columns.
 
     Args:
@@ -222,8 +224,8 @@ def verl_rows(
             them.
 
     Raises:
-        ConfigError: If the lists and the episodes differ in length, an option is unknown, a row is too long, there are
-            no rows, or an episode has tokens for only some of its steps.
+        ConfigError: If the number of items in a list differs from the number of episodes, if an option is unknown, if a
+            row is too long, if there are no rows, or if an episode has tokens for only some of its steps.
     """
     check_choice("unscored", unscored, get_args(Unscored))
     columns = row_columns(episodes, step_data_lists, scores=scores, per=per, pipeline=pipeline)
@@ -236,7 +238,7 @@ def verl_rows(
         columns = columns.select_rows(is_scored_B)
     if not len(columns.lengths_B):
         raise ConfigError(
-            "no episode has both tokens and a score, so the batch is empty, but verl requires at least one row"
+            "no episode has both tokens and a score, so the batch is empty; verl requires at least one row"
         )
     columns = replace(columns, tokens={key: v for key, v in columns.tokens.items() if key not in _NOT_IN_VERL})
     rows = verl_batch(pad_rows(columns, pad_token_id=pad_token_id, padding="outer"))
@@ -265,7 +267,7 @@ def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict
                 f"set it to at least {least}, or omit such episodes"
             )
     wanted["both"] = wanted["prompt"] + wanted["completion"]
-    # An empty batch, whose width the concatenated batch adopts.
+    # This is an empty batch. The concatenated batch adopts its width.
     wide = {
         key: np.zeros((0, wanted[get_axis(key, rows.meta_info)]), dtype=values.dtype)
         for key, values in rows.batch.items()
@@ -275,7 +277,7 @@ def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict
 
 def _verl_arrays(arrays: dict[str, Array], others: dict[str, Array], *, has_credit: bool) -> dict[str, Array]:
     made = {key: values for key, values in arrays.items() if key not in ("completion_mask", "loss_mask")}
-    # verl continues counting in the padding on the right.
+    # In verl, positions continue in the padding on the right.
     made["position_ids"] = np.clip(np.cumsum(arrays["attention_mask"], axis=1) - 1, 0, None)
     if np.isnan(made["rollout_log_probs"]).any():
         del made["rollout_log_probs"]
@@ -295,7 +297,7 @@ class _NoTokenizer:
     """A placeholder for the tokenizer of a reward manager that never decodes an answer."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        raise ConfigError("nothing is decoded here")
+        raise ConfigError("no answer is decoded here")
 
 
 class RestoredEpisodes(NamedTuple):
@@ -304,7 +306,7 @@ class RestoredEpisodes(NamedTuple):
     Attributes:
         episodes: the episodes, in the order of their first rows.
         step_data_lists: the steps of each episode, with their original rewards and their current credit.
-        scores: the score of each episode, or None if it is unscored.
+        scores: the score of each episode, or None if the episode is unscored.
     """
 
     episodes: list[SingleAgentEpisode]
@@ -315,22 +317,22 @@ class RestoredEpisodes(NamedTuple):
 def from_data_proto(data: Any) -> RestoredEpisodes:
     """Return the episodes of a batch from `to_data_proto`, even if its rows were reordered, repeated or dropped.
 
-    If verl or an estimator has added `advantages` and `returns` to the batch, they are stored on the steps. A number
-    that differs only because it was rounded to float32 keeps its original precision. An episode is omitted if all of
-    its rows were dropped.
+    If verl or an estimator has added `advantages` and `returns` to the batch, they are stored on the steps. If a number
+    differs only because it was rounded to float32, the number on the step keeps its original precision. An episode is
+    omitted if all of its rows were dropped.
 
     Args:
         data: a `DataProto`, or rows from `verl_rows`.
 
     Raises:
-        ConfigError: If the batch was created by other code or without its episodes, or the tokens of a row differ from
-            those of its episode.
+        ConfigError: If the batch was created by different code or without its episodes, or if the tokens of a row
+            differ from the tokens of its episode.
     """
     columns = data.non_tensor_batch
     if missing := [name for name in (*_ROW_KEYS, EPISODE) if name not in columns]:
         raise ConfigError(
-            f"non_tensor_batch has no {missing[0]!r}{did_you_mean(missing[0], map(str, columns))} (only batches "
-            "from to_data_proto with with_episodes=True contain their episodes)"
+            f"non_tensor_batch has no {missing[0]!r}{did_you_mean(missing[0], map(str, columns))} (batches contain "
+            "their episodes only if to_data_proto is called with with_episodes=True)"
         )
     arrays = {key: np.asarray(data.batch[key]) for key in set(data.batch.keys())}
     names = list(map(str, columns["rollout_id"]))
@@ -370,7 +372,7 @@ def _check_tokens(
     recorded, given = np.array(tokens.ids[start:stop]), arrays["input_ids"][row][is_token]
     if not np.array_equal(recorded, given):
         raise ConfigError(
-            f"row {row} has {len(given)} tokens, which differ from the {len(recorded)} tokens of episode "
+            f"the {len(given)} tokens of row {row} differ from the {len(recorded)} tokens of episode "
             f"{episode.id_}; rows must not be changed or sampled again"
         )
     if "rollout_log_probs" in arrays:
@@ -379,7 +381,7 @@ def _check_tokens(
         # In a row of one action, earlier actions are part of the prompt and have no log-probabilities.
         sampled_with = np.array(tokens.logprobs[start:stop])[stop - start - len(logprobs) :]
         if not np.array_equal(sampled_with.astype(np.float32), logprobs.astype(np.float32)):
-            raise ConfigError(f"row {row}: rollout_log_probs differ from those of the episode")
+            raise ConfigError(f"row {row}: rollout_log_probs differ from the log-probabilities of the episode")
     return start + int(is_token[: arrays["prompts"].shape[1]].sum())
 
 
@@ -396,7 +398,7 @@ def _take_credit(
             if key not in arrays:
                 continue
             before, now = getattr(step, name), np.float32(arrays[key][row, column])
-            # A zero may also represent a missing value.
+            # A zero may also stand for a missing value.
             if before is None and (is_masked or (had_credit and now == 0)):
                 continue
             if before is None or np.float32(before) != now:

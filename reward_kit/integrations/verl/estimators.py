@@ -26,7 +26,7 @@ from reward_kit.errors import ConfigError
 
 PREFIX = "reward_kit_"
 OPTIONS = "reward_kit"
-"""The section of verl's `algorithm` with the estimator's options, such as `+algorithm.reward_kit.omega=0.5`."""
+"""The section of verl's `algorithm` that contains the estimator options, such as `+algorithm.reward_kit.omega=0.5`."""
 _ROW_COLUMNS: ContextVar[Mapping[str, Any] | None] = ContextVar("reward_kit_rows", default=None)
 Estimate = Callable[..., tuple[Tensor, Tensor]]
 
@@ -42,13 +42,17 @@ def row_credit(
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages and returns for the tokens of rows. All tokens of an action have the same advantage.
 
-    A trajectory consists of all rows with the same `traj_uid` or, without that column, of one row. Trajectories with
-    the same `uid` form a group. The steps of a trajectory are the actions in its rows. Its score is the sum of the
-    `token_level_rewards` of the row that ends it according to `ends_episode` or, without that column, of all its rows.
-    If every row of a trajectory contains its whole score (`rows="each"`, as in verl-agent), it is the mean of these
-    sums instead. This includes the KL penalty if verl has applied one. If the score equals `episode_rewards` in
-    float32, the exact value is used. A trajectory whose `episode_rewards` or `token_level_rewards` are NaN is unscored:
-    it gets zeros, and is excluded from its group.
+    A trajectory consists of all rows with the same `traj_uid`. If this column is missing, each row is a trajectory.
+    Trajectories with the same `uid` form a group. The steps of a trajectory are the actions in its rows.
+
+    The score of a trajectory is the sum of the `token_level_rewards` of the row that ends it according to
+    `ends_episode`. If this column is missing, the sum is taken over all its rows. If every row of a trajectory
+    contains the whole score (`rows="each"`, as in verl-agent), the score is the mean of the row sums instead. If verl
+    has applied a KL penalty, the score includes the penalty. If the score equals `episode_rewards` in float32, the
+    exact value is used.
+
+    A trajectory is unscored if its `episode_rewards` or `token_level_rewards` are NaN. An unscored trajectory gets
+    zeros and is excluded from its group.
 
     Args:
         estimator: a name in `ROW_ESTIMATORS`.
@@ -57,14 +61,14 @@ def row_credit(
         columns: the columns `uid` and, as created by `step_columns`, `traj_uid`, `state_keys`, `step_rewards`,
             `valid_actions`, `action_lengths` and `steps`. For rows of one action, `anchor_obs`, `rewards` and
             `is_action_valid` are accepted instead of the lists, as in verl-agent. Without `action_lengths`, an action
-            is a contiguous run of sampled tokens. If `response_mask` no longer marks the sampled tokens, `sampled_mask`
-            (B, T) must.
-        options: the options of the estimator, by name.
-        rows: the rows that contain the score of a trajectory: "last", or "each". If None, it is "each" for a trajectory
-            without `ends_episode` whose rows all sum up to `episode_rewards`, and otherwise "last".
+            is a contiguous run of sampled tokens. If `response_mask` no longer marks the sampled tokens, there must be
+            a column `sampled_mask` (B, T) that marks them.
+        options: the options of the estimator, keyed by name.
+        rows: the rows that contain the score of a trajectory: "last", or "each". If None, the value is "each" for a
+            trajectory that has no `ends_episode` and whose rows all sum to `episode_rewards`. Otherwise, it is "last".
 
     Raises:
-        ConfigError: If the estimator or an option is unknown, or the columns are incomplete or inconsistent.
+        ConfigError: If the estimator or an option is unknown, or if the columns are incomplete or inconsistent.
         InvalidResultError: If a reward is not finite.
     """
     columns = {name: values.cpu() if isinstance(values, Tensor) else values for name, values in columns.items()}
@@ -97,7 +101,7 @@ def compute_advantage(data: Any, adv_estimator: Any, **options: Any) -> Any:
     """Call verl's `compute_advantage`, and provide the `non_tensor_batch` to reward-kit's estimators.
 
     Unscored rows, whose `episode_rewards` or `token_level_rewards` are NaN, get advantages and returns of 0. No
-    estimator sees them, so they do not count as 0 in their group.
+    estimator sees these rows, so they do not count as 0 in their group.
 
     Args:
         data: a `DataProto` with `token_level_rewards` and `response_mask`.
@@ -137,7 +141,7 @@ def register_estimators() -> None:
 
 @functools.cache
 def estimator_for_verl(name: str) -> Estimate:
-    """Return an estimator of `ROW_ESTIMATORS` with the signature that verl's registry requires."""
+    """Return an estimator of `ROW_ESTIMATORS` that has the signature required by verl's registry."""
 
     def estimate(
         token_level_rewards: Tensor,
@@ -150,7 +154,8 @@ def estimator_for_verl(name: str) -> Estimate:
         columns = dict(non_tensor_batch or _ROW_COLUMNS.get() or {})
         if not columns and name in STATE_ESTIMATORS:
             raise ConfigError(
-                f"{name} needs the states of the rows, but verl itself does not pass such columns to an estimator; use "
+                f"{name} needs the states of the rows, but verl itself does not pass these columns to an "
+                "estimator; use "
                 "reward_kit's trainers, or compute_advantage of reward_kit.integrations.verl.estimators"
             )
         if index is not None:
@@ -162,7 +167,10 @@ def estimator_for_verl(name: str) -> Estimate:
 
 
 def estimator_options(name: str, config: Any) -> dict[str, Any]:
-    """Return the options of an estimator: those under `algorithm.reward_kit`, and verl's own `algorithm.gamma`."""
+    """Return the options of an estimator.
+
+    They are the options under `algorithm.reward_kit` and verl's `algorithm.gamma`.
+    """
     given = dict((config.get(OPTIONS) if config is not None else None) or {})
     if any(not isinstance(key, str) for key in given):
         raise ConfigError(f"algorithm.{OPTIONS} must be a mapping of options of {name!r}, got {given!r:.80}")

@@ -1,4 +1,4 @@
-"""A reward manager for verl's reward loop. It scores each rollout as soon as it is finished, many concurrently.
+"""A reward manager for verl's reward loop. It scores each rollout as soon as it is finished, many of them concurrently.
 
 reward.reward_manager.source=importlib
 reward.reward_manager.module.path=pkg://reward_kit.integrations.verl.reward_loop
@@ -39,23 +39,23 @@ def register_manager() -> None:
 class RewardKitManager:
     """A reward manager that scores the rows of verl's reward loop as soon as they arrive.
 
-    Rewards are called concurrently by an `AsyncRewardAgent`, with its limits and deadlines. The reward receives the
-    chat of the prompt and the answer. If the row or the `extra_fields` of its agent loop contain the whole episode
+    An `AsyncRewardAgent` calls rewards concurrently and applies its limits and deadlines. The reward receives the chat
+    of the prompt and the answer. If the row or the `extra_fields` of its agent loop contain the whole episode
     (`reward_kit_episode`), the reward receives the episode. For an unscored rollout, an error is raised, and verl
-    continues without it. With `on_unscored: mask`, its score is NaN instead, and reward-kit's trainers exclude it from
-    the loss. The score is never 0.0.
+    continues without the rollout. If `on_unscored: mask` is set, the score is NaN instead, and reward-kit's trainers
+    exclude the rollout from the loss. The score is never 0.0.
 
     Args:
         config: the configuration of verl. `reward.reward_kit` contains `reward`, `folder` and the keys of
-            `RewardOptions`. Without `reward`, verl's own `reward.custom_reward_function` is used, which runs in this
-            process.
+            `RewardOptions`. If `reward` is missing, verl's own `reward.custom_reward_function` is used, which runs in
+            this process.
         tokenizer: the tokenizer that decodes prompts and answers.
         compute_score: the reward function that verl has loaded.
         reward_router_address: the address of verl's reward model. It is not used.
         reward_model_tokenizer: the tokenizer of verl's reward model. It is not used.
 
     Raises:
-        ConfigError: If no reward is set, it cannot be loaded, or a key of the section is unknown.
+        ConfigError: If no reward is set, if it cannot be loaded, or if a key of the section is unknown.
     """
 
     def __init__(
@@ -76,19 +76,19 @@ class RewardKitManager:
                     "reward.custom_reward_function.path and .name"
                 )
             reward = compute_score
-            if isinstance(compute_score, functools.partial):  # verl's way of passing its `reward_kwargs`
+            if isinstance(compute_score, functools.partial):  # verl passes its `reward_kwargs` in this way
                 reward, kwargs = compute_score.args
                 options = replace(options, options={**kwargs, **options.options})
         self.held = PersistentReward(reward, options, Path(folder) if folder else None)
         self._requests = RowRequests(tokenizer)
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Return `reward_score` and `reward_extra_info` of a rollout, from its last row.
+        """Return the `reward_score` and the `reward_extra_info` of a rollout, based on its last row.
 
         Raises:
             RewardError: If the rollout is unscored and `on_unscored` is "raise".
         """
-        # Tokenizers are slow, and this loop serves all other rollouts in the meantime.
+        # Tokenizers are slow, and this loop must serve all other rollouts in the meantime.
         request = (await asyncio.to_thread(self._requests.of, data[-1:]))[0]
         request = replace(request, rollout_id=f"{request.rollout_id}/{next(_numbers)}")
         score = await self.held.score(request)
@@ -97,9 +97,9 @@ class RewardKitManager:
 
     @classmethod
     def assemble_rm_scores(cls, data: Any, scores: Sequence[float]) -> Tensor:
-        """Return an array (B, T) with each score at the last sampled token of its row.
+        """Return an array (B, T) in which each score is at the last sampled token of its row.
 
-        A row without sampled tokens gets no score. NaN remains NaN, so that it is not treated as zero.
+        A row without sampled tokens gets no score. NaN remains NaN, so it is not treated as zero.
         """
         batch, scores_B = RewardBatch.of(data), np.array(scores, dtype=np.float64)
         rewards = batch.placed(scores_B)

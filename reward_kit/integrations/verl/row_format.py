@@ -1,4 +1,4 @@
-"""`DataProtoFormat`, with which a reward agent scores the rows of a `DataProto` and returns token rewards."""
+"""`DataProtoFormat`, which lets a reward agent score the rows of a `DataProto` and return token rewards."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from reward_kit.rl.reward_manager import NaiveRewardManager, RewardManager, Toke
 
 
 class RowRequests(NaiveRewardManager):
-    """Creates the scoring request for a row.
+    """A factory that creates the scoring request for a row.
 
-    If the row contains an episode, the request is for this episode. Otherwise, it contains the prompt and the decoded
-    answer.
+    If the row contains an episode, the request is for this episode. Otherwise, the request contains the prompt and the
+    decoded answer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -46,7 +46,7 @@ class RowRequests(NaiveRewardManager):
 def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode | None:
     """Return the episode in the columns of a row or in the `extra_fields` of its agent loop, if there is one.
 
-    In the reward loop of verl, those fields are called `tool_extra_fields`.
+    In the reward loop of verl, the fields are called `tool_extra_fields`.
     """
     carried = columns[EPISODE][row] if EPISODE in columns else None
     for name in ("extra_fields", "tool_extra_fields"):
@@ -62,14 +62,14 @@ class _RewardColumns(NamedTuple):
 
 
 class ScoredRows(_RewardColumns):
-    """Rows of a `DataProto` with their rewards. Unpacks as (data_idxs, reward_tensor, reward_extra_infos).
+    """Rows of a `DataProto` with their rewards. They unpack as (data_idxs, reward_tensor, reward_extra_infos).
 
     Attributes:
         data_idxs: the indices of the rows in the submitted batch, in ascending order.
         reward_tensor: (rows, T) float32 rewards for the response tokens, on the device of the batch. The score of a
-            rollout is on the last sampled token of its last row. An unscored row is NaN in its first column.
-        reward_extra_infos: a list for each name, with one item for each row: `score` (None if unscored),
-            `failure_class`, `failure`, and the metrics and other values of the results.
+            rollout is on the last sampled token of its last row. For an unscored row, the first column is NaN.
+        reward_extra_infos: a list for each name, with one item per row. The names are `score` (None if unscored),
+            `failure_class`, `failure`, and those of the metrics and other values in the results.
         data: the rows, as a `DataProto`. `rm_scores` and `token_level_scores` are the reward tensor, and
             `response_mask` is 0 for unscored rows. `non_tensor_batch` also contains `episode_rewards` (NaN for
             unscored rows), `failure_class` and `failure`.
@@ -83,8 +83,9 @@ class ScoredRows(_RewardColumns):
 class DataProtoFormat:
     """The `batch_format` of a reward agent for batches of verl.
 
-    A rollout consists of all rows with the same `traj_uid` or, without that column, of one row. Rollouts with the same
-    `uid` form a group, and need not be adjacent. Without `uid`, a group consists of adjacent rollouts.
+    A rollout consists of all rows with the same `traj_uid`. If this column is missing, each row is a rollout. Rollouts
+    with the same `uid` form a group and do not have to be adjacent. If there is no `uid`, a group consists of adjacent
+    rollouts.
 
     Args:
         tokenizer: the tokenizer that decodes prompts and answers.
@@ -97,10 +98,10 @@ class DataProtoFormat:
         self._row_requests = RowRequests(tokenizer)
 
     def arrange(self, data: Any, group_size: int) -> _Arrangement | None:
-        """Return the scoring requests of a `DataProto` with its rows, or None if `data` is not a `DataProto`.
+        """Return the scoring requests and the rows of a `DataProto`, or None if `data` is not a `DataProto`.
 
         Raises:
-            ConfigError: If the rollouts do not form groups, or the rows are incomplete.
+            ConfigError: If the rollouts do not form groups, or if the rows are incomplete.
         """
         return _Arrangement(data, group_size, self._row_requests) if hasattr(data, "non_tensor_batch") else None
 
@@ -113,7 +114,7 @@ class _Arrangement:
         rollouts_B = batch.episodes_B
         firsts = np.unique(rollouts_B, return_index=True)[1]
         order = _by_group(data.non_tensor_batch.get("uid"), firsts, group_size)
-        # The row that represents a rollout: the row that ends it, or its last row.
+        # The row that represents a rollout is the row that ends the rollout, or its last row.
         ends_B: Bools = batch.ends_B | batch.is_empty_B
         lasts = np.zeros(len(firsts), dtype=np.int64)
         lasts[rollouts_B] = np.arange(len(rollouts_B))
@@ -121,7 +122,7 @@ class _Arrangement:
         self._data = data
         self._request_B = np.argsort(order)[rollouts_B]
         self._ends_B = np.isin(np.arange(len(rollouts_B)), lasts)
-        # The number of response tokens up to the last sampled one.
+        # The number of response tokens up to the last sampled token.
         lengths = (batch.last_B[lasts[order]] + 1).tolist()
         self.requests = [
             replace(request, extra={**request.extra, "response_length": length})
@@ -129,7 +130,7 @@ class _Arrangement:
         ]
 
     def result(self, chunk: ScoredChunk) -> ScoredRows:
-        """Return the rows of the rollouts in a chunk, with their scores."""
+        """Return the rows and the scores of the rollouts in a chunk."""
         rows = np.flatnonzero(np.isin(self._request_B, chunk.data_idxs))
         index_of = {request: index for index, request in enumerate(chunk.data_idxs)}
         index_B = np.array([index_of[request] for request in self._request_B[rows].tolist()], dtype=np.int64)
@@ -137,7 +138,7 @@ class _Arrangement:
         batch, scores_B = RewardBatch.of(data), chunk.rewards_B[index_B]
         is_scored = torch.from_numpy(~np.isnan(scores_B)).to(batch.device)
         rewards = batch.placed(np.where(self._ends_B[rows], scores_B, np.nan))
-        # An estimator that does not know of unscored rows returns NaN for their group, instead of counting zeros. The
+        # An estimator that does not handle unscored rows returns NaN for their group instead of counting zeros. The
         # first column exists in every row.
         rewards[~is_scored, 0] = float("nan")
         facts = [result_facts(chunk.extra_infos[index]) for index in index_B.tolist()]
@@ -165,6 +166,6 @@ def _by_group(uids: Any, firsts: Ints, group_size: int) -> Ints:
         if len(rollouts) != group_size:
             raise ConfigError(
                 f"the group with uid {uid!r:.80} has {len(rollouts)} rollouts, but group_size is {group_size}; pass "
-                "whole groups of one size"
+                "whole groups that all have this size"
             )
     return np.array([rollout for rollouts in members.values() for rollout in rollouts], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""verl's advantage estimators and policy losses as a loss for `check_trainer`."""
+"""verl's advantage estimators and policy losses, as a loss for `check_trainer`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def verl_loss(
     Args:
         estimator: the name of a registered advantage estimator, as in `algorithm.adv_estimator`.
         policy_loss: the name of a registered policy loss, as in `actor.policy_loss.loss_mode`.
-        aggregation: as in `actor.loss_agg_mode`.
+        aggregation: the aggregation of the loss, as in `actor.loss_agg_mode`.
         algorithm: options of verl's `AlgoConfig`, such as `norm_adv_by_std_in_grpo`.
         actor: options of verl's `ActorConfig`.
-        per_micro_batch: average the losses of the micro-batches, each normalized by its own tokens, as verl did before
-            its engines passed the size of the whole batch.
+        per_micro_batch: whether to average the losses of the micro-batches, each of which is normalized by its own
+            tokens. verl did so before its engines passed the size of the whole batch.
     """
     options = AlgoConfig(**dict(algorithm or {}))
     config = ActorConfig(

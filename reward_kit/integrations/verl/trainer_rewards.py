@@ -1,4 +1,4 @@
-"""Rewards for whole groups, which verl's trainer requests itself instead of its reward loop.
+"""Rewards for whole groups. verl's trainer requests them itself instead of its reward loop.
 
 They are needed for a reward that scores a group in one call or post-processes its scores (`post_process_scores`),
 because verl's reward loop passes single rollouts to a reward. Set `+reward.reward_kit.in_trainer=true` with one of
@@ -34,7 +34,7 @@ _COLUMNS = ("uid", "raw_prompt", "data_source", "reward_model", "extra_info", "e
 
 
 class RewardPipeline:
-    """Rewards for batches of verl. Use it as a context manager.
+    """Rewards for batches of verl. Use the pipeline as a context manager.
 
     It is a `SyncRewardAgent` with a `DataProtoFormat`, which describes rollouts and groups. A reward that scores groups
     is called once for each group.
@@ -51,7 +51,7 @@ class RewardPipeline:
         agent: the reward agent.
 
     Raises:
-        ConfigError: If the reward cannot be loaded, or an option is invalid.
+        ConfigError: If the reward cannot be loaded, or if an option is invalid.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class RewardPipeline:
         Args:
             data: a `DataProto` with `prompts`, `responses` and `attention_mask`.
             group_size: the number of rollouts in a group.
-            deadline_s: the time limit in seconds after which a rollout without a score is unscored.
+            deadline_s: the time limit in seconds. A rollout that has no score by then is unscored.
 
         Raises:
-            ConfigError: If the rollouts do not form groups, or the rows are incomplete.
+            ConfigError: If the rollouts do not form groups, or if the rows are incomplete.
         """
         return self.agent.submit(data, group_size, deadline_s=deadline_s)
 
@@ -108,36 +108,37 @@ class RewardPipeline:
         Args:
             chunk_size: the number of rollouts.
             hook_func: a function that is called with the three columns of the rows. Its result is returned instead. If
-                it raises an error, the rows remain available.
+                the function raises an error, the rows remain available.
             ticket: the ticket of the batch. The default is the oldest batch that has results left.
-            order: "completion" returns the groups that finish first; "submission" returns those that were submitted
-                first.
+            order: "completion" returns the groups that finish first, and "submission" returns the groups that were
+                submitted first.
             **kwargs: keyword arguments for `hook_func`.
 
         Raises:
-            ConfigError: If there are fewer rollouts left, or the number would split a group.
+            ConfigError: If fewer rollouts are left, or if the number would split a group.
         """
         return self.agent.get(chunk_size, hook_func, ticket=ticket, order=order, **kwargs)
 
     def mini_batches(
         self, chunk_size: int, *, ticket: Ticket | None = None, order: Order = "completion"
     ) -> Iterator[ScoredRows]:
-        """Call `get` until the batch has no results left. The last part may be smaller."""
+        """Call `get` until the batch has no results left. The last mini-batch may be smaller."""
         return self.agent.mini_batches(chunk_size, ticket=ticket, order=order)
 
 
 class TrainerRewards:
-    """Replaces verl's `RewardLoopManager` in a trainer of reward-kit.
+    """A replacement for verl's `RewardLoopManager` in a trainer of reward-kit.
 
-    It requests all groups of a batch at once. The reward of an unscored rollout is NaN, and the trainer excludes it
-    from the loss. `reward.reward_kit` contains `reward`, `folder` and the keys of `RewardOptions`.
+    It requests all groups of a batch at the same time. The reward of an unscored rollout is NaN, and the trainer
+    excludes the rollout from the loss. `reward.reward_kit` contains `reward`, `folder` and the keys of `RewardOptions`.
 
     Raises:
-        ConfigError: If no reward is set, it cannot be loaded, or a key of the section is unknown or has no effect.
+        ConfigError: If no reward is set, if it cannot be loaded, or if a key of the section is unknown or has no
+            effect.
     """
 
     reward_loop_worker_handles = None
-    """None, so that verl does not score rollouts as they finish."""
+    """None. verl therefore does not score rollouts as they finish."""
 
     def __init__(self, config: Any, tokenizer: Any) -> None:
         section = dict(config.reward.reward_kit)
@@ -187,12 +188,12 @@ class TrainerRewards:
 
 
 def import_verl_queue() -> Any:
-    """Return the module of verl's queue, which is installed with verl."""
+    """Return the module of verl's queue. The module is installed with verl."""
     return importlib.import_module("transfer_queue")
 
 
 def _rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
-    """Return rows of verl's queue as a `DataProto`, with prompts padded on the left and responses on the right."""
+    """Return rows of verl's queue as a `DataProto`. Prompts are padded on the left and responses on the right."""
     from verl import DataProto
 
     def padded(rows: list[Tensor], fill: int, side: str) -> Tensor:
@@ -220,7 +221,10 @@ def _rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
 
 
 def parse_sessions(keys: Sequence[str]) -> tuple[Array, Array]:
-    """Return (B,) the session in each `uid_session_output` key, and True for the last output of each session."""
+    """Return the session in each `uid_session_output` key, and True for the last output of each session.
+
+    Both arrays have shape (B,).
+    """
     numbered = [key.rsplit("_", 1) for key in keys]
     last: dict[str, int] = {}
     for session, output in numbered:

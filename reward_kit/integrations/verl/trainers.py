@@ -1,8 +1,8 @@
 """verl's trainers with credit for each step: `trainer.v1.trainer_mode=reward_kit_sync` and two similar modes.
 
 They differ from verl's own trainers (`sync`, `colocate_async`, `separate_async`) only before advantages are computed.
-They fetch the columns that an agent loop has put into `extra_fields`, which reward-kit's estimators need. They exclude
-unscored rows, whose `rm_scores` are NaN, from the loss.
+They fetch the columns that an agent loop has put into `extra_fields`, because reward-kit's estimators need these
+columns. They also exclude unscored rows, whose `rm_scores` are NaN, from the loss.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ def register_trainers() -> None:
 
 @functools.cache
 def trainer_with_credit(base: Any, mode: str) -> Any:
-    """Return a trainer of verl with credit for each step. verl uses `mode` to find its buffer and its options."""
+    """Return a trainer of verl with credit for each step.
+
+    verl uses `mode` to find the buffer and the options of the trainer.
+    """
 
     class TrainerWithCredit(base):
         def __init__(self, config: Any) -> None:
@@ -67,10 +70,11 @@ def trainer_with_credit(base: Any, mode: str) -> Any:
 
 
 def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
-    """Return the columns of a batch in verl's queue, as `row_credit` requires them.
+    """Return the columns of a batch in verl's queue in the form that `row_credit` requires.
 
     A trajectory is a session. Its rows are the outputs of its agent loop, which are numbered in their keys
-    (`uid_session_output`). `episode_rewards` are NaN for a session whose `rm_scores` contain NaN, and otherwise None.
+    (`uid_session_output`). `episode_rewards` is NaN for a session whose `rm_scores` contain NaN. For other sessions, it
+    is None.
     """
     data = _fetch(batch, batch.keys, "response_mask", "rm_scores")
     sessions, ends = parse_sessions(batch.keys)
@@ -87,16 +91,16 @@ def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
     fetched = _fetch(batch, batch.keys, "extra_fields")
     if "extra_fields" not in set(fetched.keys()):
         raise ConfigError(
-            "the rows in verl's queue have no 'extra_fields'; for each output, the agent loop must store there "
+            "the rows in verl's queue have no 'extra_fields'; for each output, the agent loop must store in it "
             "the state before each action ('state_keys'), the reward of each action ('step_rewards') "
-            "and its number of tokens ('action_lengths')"
+            "and the number of tokens of each action ('action_lengths')"
         )
     rows: list[Mapping[str, Any]] = [dict(fields or {}) for fields in fetched["extra_fields"]]
     for name in STEP_COLUMNS:
         if any(fields.get(name) is not None for fields in rows):
             columns[name] = objects([fields.get(name) for fields in rows])
     if "state_keys" in columns and "steps" not in columns:
-        # Steps without numbers are numbered across the rows of a session.
+        # If the steps have no numbers, they are numbered across the rows of a session.
         steps: list[list[int]] = [[] for _ in rows]
         reached: dict[str, int] = {}
         for row in sorted(range(len(rows)), key=lambda row: int(batch.keys[row].rsplit("_", 1)[1])):
@@ -112,11 +116,11 @@ def _fetch(batch: Any, keys: list[str], *fields: str) -> Any:
 
 
 def _leave_out_of_loss(batch: Any, unscored_B: Array, estimator: Any) -> None:
-    """Mask unscored rows in verl's queue, from which its actor reads them."""
+    """Mask unscored rows in verl's queue, because the actor reads its rows from the queue."""
     if not is_ours(estimator):
         raise ConfigError(
             f"{int(unscored_B.sum())} rows are unscored, but verl's estimator {estimator!r} would count them as 0.0; "
-            "use an estimator of reward_kit, or set on_unscored: raise, so that such rollouts have no rows"
+            "use an estimator of reward_kit, or set on_unscored: raise, which removes the rows of such rollouts"
         )
     from tensordict import TensorDict
 

@@ -160,7 +160,7 @@
     const made = steps.map((step, t) => {
       const line = byStep.get(t);
       const outcome = (t + 1 < steps.length ? steps[t + 1] : record.final)?.info ?? {};
-      const key = plainText(line?.state_key ?? step?.state_key) || null;
+      const key = plainText(line?.state_key ?? step?.state_and_results ?? step?.state_key) || null;
       return {
         index: t,
         action: actionText(step?.action),
@@ -212,7 +212,8 @@
       const weights = ["omega", "step_weight"]
         .filter((key) => number(settings[key]) !== null)
         .map((key) => `${key} ${settings[key]}`);
-      const how = [settings.estimator, ...weights].join(", ");
+      const hash = settings.state_hash ? [`state hash ${settings.state_hash}`] : [];
+      const how = [settings.estimator, ...weights, ...hash].join(", ");
       return {
         is_credited: true,
         gamma,

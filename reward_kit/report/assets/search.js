@@ -1,7 +1,7 @@
 // Full-text search of a page that contains its episodes. The texts are read when the page is idle.
 (() => {
   if (RK.read("index").mode !== "inline") return;
-  const NOT_TEXT = new Set(["role", "type", "id", "tool_call_id", "state_key", "info", "outputs"]);
+  const NOT_TEXT = new Set(["role", "type", "id", "tool_call_id", "state_key", "state_and_results", "info", "outputs"]);
   let texts = null; // episode -> its messages and tool calls in lower case
 
   const stringsOf = (value, found = []) => {

@@ -28,6 +28,7 @@ from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.rl.learner.config import PPOConfig, schema_bounds
 from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.reward_manager import NormalizationType
+from reward_kit.rl.training.branching import BranchChoice
 from reward_kit.task_parts import BY_NAME, CreditModel, PolicyModel
 
 _STRICT = ConfigDict(extra="forbid")
@@ -91,6 +92,25 @@ Metric = Annotated[
 ]
 
 
+class BranchingModel(BaseModel):
+    """Additional groups, which continue the episodes of an update from one of their steps.
+
+    The episodes of such a group begin with the same recorded steps, which are not trained on again. Their advantages
+    compare only what was done differently from there.
+    """
+
+    model_config = _STRICT
+
+    groups: int = Field(ge=1, description="number of additional groups per update")
+    where: BranchChoice = Field(
+        default="uniform",
+        description=(
+            "the steps to continue from: `uniform` draws any step; `first_visits` draws among the first visits of "
+            "states within their group; `uncertainty` prefers actions with a low probability per token"
+        ),
+    )
+
+
 class RolloutModel(BaseModel):
     """The episodes that are collected for one update."""
 
@@ -107,6 +127,15 @@ class RolloutModel(BaseModel):
     )
     max_concurrency: int | None = Field(
         default=None, ge=1, description="maximum number of concurrent episodes; default: all episodes of a batch"
+    )
+    continuations: int | None = Field(
+        default=None,
+        ge=1,
+        description="number of continuations that measure the value of the state before each step; required by the "
+        "estimator vine, with pipeline: sync",
+    )
+    branching: BranchingModel | None = Field(
+        default=None, description="additional groups that continue episodes of the update; requires pipeline: sync"
     )
 
 
@@ -241,6 +270,19 @@ class EvaluationModel(BaseModel):
         return self
 
 
+class HooksModel(BaseModel):
+    """Your own functions, each in the form file.py:function."""
+
+    model_config = _STRICT
+
+    after_collect: str | None = Field(
+        default=None, min_length=1, description="called with the episodes of each group before they are scored"
+    )
+    annotate_step: str | None = Field(
+        default=None, min_length=1, description="called with each step and its episode before credit is computed"
+    )
+
+
 class CheckpointsModel(BaseModel):
     """The checkpoints. A checkpoint is also written at the end and when training is interrupted."""
 
@@ -321,6 +363,7 @@ class TrainModel(BaseModel):
         description="the credit estimator; default: the estimator of the task, or gigpo if the task has none",
     )
     dynamic_sampling: DynamicSamplingModel | None = None
+    hooks: HooksModel | None = None
     ppo: PPO = Field(default_factory=PPOConfig)
     evaluation: EvaluationModel | None = None
     checkpoints: CheckpointsModel = Field(default_factory=CheckpointsModel)

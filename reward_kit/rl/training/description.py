@@ -24,6 +24,11 @@ _CREDIT: Mapping[str, str] = {
     "reinforce_plus_plus": "A = (G - mean) / std over all steps of the batch",
     "discounted_returns": "A = G, minus the mean of the group with baseline: mean",
     "turn_level_grpo": "A = G_k - mean G_k of the other episodes of the group at the same turn",
+    "hgpo": "A = Σ w_i A_i, A_i = (G_k - mean) / std over the group's steps whose last i + 1 states are equal",
+    "gagpo": "A = (B - mean) / std over the steps of a group, B = Σ (gamma lam)^i δ_i, δ = r + gamma V' - V, "
+    "V = mean G of the group in the state",
+    "g2po": "A = A_E + step_weight A_S, A_S = norm of Q in the state + norm of Q - V in the group, Q = r + V', "
+    "V = gamma mean G of the group in the state",
     "gae": "A = Σ (gamma lam)^i δ_i,  δ = r + gamma V' - V",
 }
 _OVER_THE_BATCH: Mapping[str, str] = {
@@ -175,7 +180,7 @@ def _credit(plan: TrainingPlan) -> list[str]:
         "reward_function": "r_k: the reward of step k from the reward function",
         "environment": "r_k: the environment's reward of step k, unless the reward function returns one",
     }
-    formulas = _gigpo(options) if credit.estimator == "gigpo" else [_CREDIT[credit.estimator]]
+    formulas = _gigpo(options) if credit.estimator == "gigpo" else [_CREDIT.get(credit.estimator, "your function")]
     texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
     shown = ", ".join(f"{name} {text}" for name, text in texts.items() if options[name] is not None)
     return [f"{credit.estimator}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {shown}"]

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from reward_kit.agent.branches import repeated_steps
 from reward_kit.credit.diagnostics import credit_diagnostics
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.episodes.record import environment_return, episode_to_record, get_facts
@@ -121,6 +122,7 @@ class Meter:
         self._scores: list[float | None] = []
         self._failures: list[Failure] = []
         self._credit: list[Figures] = []
+        self._hook: list[Figures] = []
         self._counts: Counter[str] = Counter()
 
     @contextmanager
@@ -142,7 +144,7 @@ class Meter:
     def add_collected(self, episodes: Sequence[SingleAgentEpisode]) -> None:
         """Count finished episodes."""
         self.totals["episodes"] += len(episodes)
-        self.totals["env_steps"] += sum(map(len, episodes))
+        self.totals["env_steps"] += sum(len(episode) - repeated_steps(episode) for episode in episodes)
         self.totals["sampled_tokens"] += sum(map(sampled_tokens, episodes))
 
     def add_scored(self, episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch) -> None:
@@ -159,6 +161,10 @@ class Meter:
             figures = credit_diagnostics(credited.credit, lengths, credited.scores, credited.group_ids).summary()
         self._credit.append(figures)
 
+    def add_hook(self, figures: Figures) -> None:
+        """Add the figures that the hook `after_collect` returned for a group; see `take` for the combination."""
+        self._hook.append(figures)
+
     def take(self) -> Figures:
         """Return the figures since the last call, and start over."""
         figures = prefixed("score", score_figures(self._scores, self._failures, self.pass_threshold))
@@ -166,6 +172,8 @@ class Meter:
         if self._credit:
             # Counts are added; shares are weighted by steps.
             figures |= _merged(self._credit, [one.get("credit/steps", 0.0) for one in self._credit], _CREDIT_SUMS)
+        if self._hook:
+            figures |= prefixed("hook", _merged(self._hook, [1.0] * len(self._hook), ()))
         figures |= {name: float(count) for name, count in self._counts.items()}
         figures |= {f"time/{stage}_s": value for stage, value in self._seconds.items()}
         if scoring := self._seconds.get(SCORING):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
 import numpy as np
 import torch
 
+from reward_kit.agent.branches import Branch
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
-from reward_kit.agent.rl_rollout_worker import RolloutWorker, collect_group, gather
+from reward_kit.agent.rl_rollout_worker import RolloutWorker, gather
 from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.environments.base import ToolSpec
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -132,8 +134,8 @@ class TrainingWorker(RolloutWorker, Protocol):
     task_definition: TaskDefinitionModel
 
 
-GroupRequest = tuple[Sample, int]
-"""A sample and the seed of its group."""
+GroupRequest = tuple[Sample, int] | Branch
+"""A sample and the seed of its group, or a step of a recorded episode, from which the group continues."""
 Finished = Callable[[int, list[SingleAgentEpisode]], Coroutine[Any, Any, None]]
 
 
@@ -141,11 +143,17 @@ class Collector:
     """Collects a group of episodes for each sample, with up to `max_concurrency` episodes at a time.
 
     If `max_concurrency` is `None`, all episodes of a call run concurrently. With a `LockstepBarrier`, episodes are
-    collected in waves that start together, so that timing does not affect which episodes act at the same time.
+    collected in waves that start together, so that timing does not affect which episodes act at the same time. If
+    `after_group` is set, it is called with the episodes of each group.
     """
 
-    def __init__(self, group_size: int, max_concurrency: int | None = None) -> None:
-        self._group_size, self._limit = group_size, max_concurrency
+    def __init__(
+        self,
+        group_size: int,
+        max_concurrency: int | None = None,
+        after_group: Callable[[list[SingleAgentEpisode]], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        self._group_size, self._limit, self._after_group = group_size, max_concurrency, after_group
         self._wave_lock = anyio.Lock()
 
     async def collect(
@@ -168,10 +176,11 @@ class Collector:
             return episode
 
         async def collect(index: int) -> None:
-            sample, seed = requests[index]
-            groups[index] = await collect_group(
-                worker, sample, self._group_size, run_seed=seed, collect=collect_episode
-            )
+            request = requests[index]
+            async with request if isinstance(request, Branch) else worker.group(*request) as start:
+                groups[index] = await gather(partial(collect_episode, start), range(self._group_size))
+            if self._after_group is not None:
+                await self._after_group(groups[index])
             if finished is not None:
                 await finished(index, groups[index])
 

@@ -29,6 +29,7 @@ from reward_kit.rl.learner.sharding import ProcessGroup, ShardedLearner, follow
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.rl.trainer import Learner, Trainer, trainable
+from reward_kit.rl.training.branching import Branching
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
 from reward_kit.rl.training.plan import TrainingPlan, load_plan, with_temperature
 from reward_kit.rl.training.rollouts import (
@@ -162,6 +163,9 @@ async def open_components(
             run_seed=config.seed,
             reward_manager=None if normalization == "none" else manager,
             max_concurrency=rollout.max_concurrency,
+            after_collect=plan.after_collect,
+            branching=Branching(branching.groups, branching.where) if (branching := rollout.branching) else None,
+            continuations=rollout.continuations or 0,
         )
         evaluation = None
         if config.evaluation is not None and plan.held_out is not None and workers.held_out is not None:

@@ -107,8 +107,8 @@ async def test_azure_client_addresses_its_deployment() -> None:
 @pytest.mark.parametrize(
     ("behaviour", "message"),
     [
-        (status(401), r"answered HTTP 401: .*check the key"),
-        (status(500), r"answered HTTP 500"),
+        (status(401), r"returned HTTP 401: .*check the key"),
+        (status(500), r"returned HTTP 500"),
         (dropped(), r"did not answer"),
     ],
 )
@@ -211,7 +211,8 @@ async def test_a_long_wait_for_a_retry_is_logged(caplog: pytest.LogCaptureFixtur
         await worker.run_episode()
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert re.search(
-        r"attempt 1 failed, the next in 5\.\d\d s: the endpoint of OpenAIClientPolicy answered HTTP 503", warning
+        r"attempt 1 failed; the next attempt starts in 5\.\d\d s: the endpoint of OpenAIClientPolicy returned HTTP 503",
+        warning,
     )
 
 
@@ -234,7 +235,7 @@ async def test_unknown_keys_of_log_probs_are_reported_once(caplog: pytest.LogCap
 async def test_permanent_failure_reports_the_fix(code: int, advice: str) -> None:
     async with ChatServer([status(code)]) as server, worker_of(OpenAIClientPolicy, server.base_url) as worker:
         with pytest.raises(
-            ProviderError, match=rf"the endpoint of OpenAIClientPolicy answered HTTP {code}: .*; {advice}"
+            ProviderError, match=rf"the endpoint of OpenAIClientPolicy returned HTTP {code}: .*; {advice}"
         ):
             await worker.run_episode()
     assert len(server.requests) == 1

@@ -228,7 +228,7 @@ async def test_checkpoint_restores_state_milestones_and_count() -> None:
         ({"split": "held-out"}, "split"),
         ({"task_types": []}, "task_types"),
         ({"index": -1}, "index"),
-        ({"index": 1, "problem": SMALL.to_json()}, "index and problem cannot be combined"),
+        ({"index": 1, "problem": SMALL.to_json()}, "index and problem cannot be used together"),
         ({"problem": {**SMALL.to_json(), "things": [{"name": "mug 1", "type": "mug", "at": "shelf 9"}]}}, "shelf 9"),
         ({"problem": {**SMALL.to_json(), "things": [{"name": "mug", "type": "mug", "at": "cabinet 1"}]}}, "number"),
         ({"action_from": "text"}, "did you mean 'action_form'"),
@@ -330,7 +330,7 @@ async def test_published_games_are_selected_by_split_type_and_index(
         resource = await made(RealAlfworldResource, **config, index=index)
         assert json.loads((await resource.final_state()).payload)["game_file"].startswith("look_at_obj_in_light-b")
         await resource.close()
-    with pytest.raises(ConfigError, match="published and game_file cannot be combined"):
+    with pytest.raises(ConfigError, match="published and game_file cannot be used together"):
         await made(RealAlfworldResource, **config, game_file="x")
     with pytest.raises(ConfigError, match="use the resource alfworld_real"):
         await made(AlfworldResource, **config)

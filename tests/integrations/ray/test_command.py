@@ -182,9 +182,9 @@ def test_unreachable_cluster_is_reported_in_a_single_line(folder: Path, shell: S
     CountingTask(folder / "task", samples=1)
     code, _, errors = shell.call("task.yaml", "--engine", "ray", "--address", "127.0.0.1:1")
     assert code == 3, errors
-    assert "error: no cluster answers at 127.0.0.1:1: " in errors and "Traceback" not in errors
+    assert "error: no cluster responds at 127.0.0.1:1: " in errors and "Traceback" not in errors
     code, _, errors = shell.call("task.yaml", "--engine", "ray", "--address", "ray://127.0.0.1")
-    assert code == 2 and "--address ray://127.0.0.1: write HOST:PORT" in errors
+    assert code == 2 and "--address ray://127.0.0.1: pass HOST:PORT" in errors
 
 
 def test_local_model_is_loaded_in_the_workers_and_not_in_the_driver(

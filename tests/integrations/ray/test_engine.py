@@ -32,7 +32,7 @@ class TestLostWorkers:
     async def test_killed_worker_is_replaced_and_its_episodes_are_restarted(
         self, cluster: Any, home: Path, folder: Path
     ) -> None:
-        counting = CountingTask(folder / "task", samples=60, policy={"type": "mine.py:Adds", "wait_s": 0.02})
+        counting = CountingTask(folder / "task", samples=60, policy={"type": "mine.py:Adds", "wait_s": 0.06})
         there: list[int] = []
         kills = [AfterEpisodes(count, lambda: there.append(killed("ray::RolloutActor", home))) for count in (40, 160)]
         run = await carried_out(

@@ -120,7 +120,7 @@ class TestScorer:
         assert "its process was lost 3 times" in scored.failure.message
 
     async def test_agent_deadline_ends_the_call(self, rewards: Path) -> None:
-        async with AsyncRewardAgent(scorer(rewards, "slow", HERE), deadline_s=5.0) as agent:
+        async with AsyncRewardAgent(scorer(rewards, "slow", HERE), deadline_s=20.0) as agent:
             await agent.submit(requests(0.0, 600.0))
             chunk = await agent.get(2)
         assert chunk.rewards == [1.0, None]

@@ -136,7 +136,7 @@ class TestRejected:
 
     def test_invalid_rewards_are_rejected(self) -> None:
         here = ("--sandbox", "in_process")
-        assert "two rewards are named 'exact'; write NAME=" in refused("rewards.py:exact", "rewards.py:exact", *here)
+        assert "two rewards are named 'exact'; pass NAME=" in refused("rewards.py:exact", "rewards.py:exact", *here)
         assert "is already served" in refused("http://127.0.0.1:1/v1/rewards/x")
         assert "rewards.py has no 'exakt'; did you mean 'exact'?" in refused("rewards.py:exakt", *here)
         assert refused() == "Missing parameter: rewards"
@@ -151,8 +151,9 @@ class TestRejected:
     def test_option_of_no_served_reward_is_rejected(self) -> None:
         here = ("rewards.py:scaled", "again=rewards.py:scaled", "--sandbox", "in_process")
         message = refused(*here, "-O", "factor=2")
-        assert (
-            message == "-O factor: with several rewards, prefix each option with the reward's name: scaled. or again."
+        assert message == (
+            "-O factor: if there are multiple rewards, "
+            "prefix each option with the name of its reward: scaled. or again."
         )
         assert "has no option 'factr'; did you mean 'factor'?" in refused(here[0], *here[2:], "-O", "factr=2")
 

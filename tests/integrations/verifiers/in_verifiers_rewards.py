@@ -100,11 +100,13 @@ def test_reward_that_needs_a_verifiers_rollout_is_rejected() -> None:
 
         return Some(vf.TasksetConfig())
 
-    with pytest.raises(ConfigError, match=r"Boxed.passes needs a runtime, which only rollouts of verifiers have"):
+    with pytest.raises(
+        ConfigError, match=r"Boxed.passes needs a runtime, but only rollouts of verifiers have a runtime"
+    ):
         as_reward_function(of(Boxed))
     with pytest.raises(ConfigError, match="Unrewarded has no @vf"):
         as_reward_function(of(Unrewarded))
-    with pytest.raises(ConfigError, match="task 0 has no prompt, since its user starts the conversation"):
+    with pytest.raises(ConfigError, match="task 0 has no prompt, because its user starts the conversation"):
         list(dataset_rows(of(SumTask)))
     with pytest.raises(ConfigError, match="task 0 needs a container"):
         list(dataset_rows(of(SumTask, prompt="?", image="python:3")))

@@ -114,7 +114,7 @@ def test_gigpo_without_its_columns_reports_the_missing_ones() -> None:
     from verl.trainer.ppo.ray_trainer import compute_advantage as verls
 
     register_estimators()
-    with pytest.raises(ConfigError, match="verl itself does not pass such columns to an estimator"):
+    with pytest.raises(ConfigError, match="verl itself does not pass these columns to an estimator"):
         verls(exported(collected(1)), "reward_kit_gigpo", config=OmegaConf.create(ALGORITHM))
 
 

@@ -43,7 +43,7 @@ class ToolSchema:
 
     @cached_property
     def parameters(self) -> Mapping[str, Any]:
-        """The schema of each parameter, by name."""
+        """The schema of each parameter, keyed by name."""
         parameters: Mapping[str, Any] = self.schema.get("properties") or {}
         return parameters
 
@@ -155,7 +155,7 @@ class ActionFormat(ABC):
         return
 
     def call_id(self, turn: int, position: int) -> str:
-        """Return the id of the call at `position` in this turn. If it is "", the conversation assigns an id."""
+        """Return the id of the call at `position` in this turn. If the id is "", the conversation assigns one."""
         return ""
 
     def action(self, text: str, tools: Sequence[ToolSchema], turn: int = 0, *, may_reason: bool = True) -> Action:
@@ -176,7 +176,7 @@ class ActionFormat(ABC):
 
 
 class Hermes(ActionFormat):
-    """Calls of the form `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, with optional text around them."""
+    """Calls of the form `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, optionally surrounded by text."""
 
     name = "hermes"
     _BEGIN, _END = "<tool_call>", "</tool_call>"
@@ -269,7 +269,10 @@ class Mistral(ActionFormat):
 
 
 class Plain(ActionFormat):
-    """`tool_name {json}`, or `tool_name value` if the only parameter is a string, or `tool_name` without parameters."""
+    """A call of the form `tool_name {json}`.
+
+    It may also be `tool_name value` if the only parameter is a string, or `tool_name` if the tool has no parameters.
+    """
 
     name = "plain"
 
@@ -309,7 +312,7 @@ class Plain(ActionFormat):
 
 
 class Bare(ActionFormat):
-    """The only argument of the only tool, as the whole text."""
+    """The whole text is the only argument of the only tool."""
 
     name = "bare"
 
@@ -405,7 +408,7 @@ def _read_call(block: str) -> RawToolCall:
 
 
 def _as_text(arguments: Any) -> str:
-    """Return the arguments of a call as a JSON string. Some models already write them as a string."""
+    """Return the arguments of a call as a JSON string. Some models already write the arguments as a string."""
     if isinstance(arguments, str):
         return arguments
     return "{}" if arguments is None else json_text(arguments)

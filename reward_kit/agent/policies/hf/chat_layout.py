@@ -50,7 +50,7 @@ class Delta(NamedTuple):
 
 
 class Tools(NamedTuple):
-    """The tools of a turn as they are passed to the template. If two keys are equal, so are the tools."""
+    """The tools of a turn as they are passed to the template. If two keys are equal, the tools are equal as well."""
 
     key: str
     specs: Sequence[ToolSpec] | None
@@ -60,9 +60,9 @@ NO_TOOLS = Tools("", None)
 
 
 def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
-    """Return the tools of a turn with a key.
+    """Return the tools of a turn and their key.
 
-    The key is computed again in each turn, because specifications may change in place.
+    The key is computed again in each turn, because specifications may be changed in place.
     """
     return Tools(_TOOLS_ENCODER.encode(specs), specs) if specs else NO_TOOLS
 
@@ -132,7 +132,10 @@ class ChatLayout:
         return self._cache.get(("whole", self._key(chat), tools.key), lambda: self.whole_uncached(chat, tools))
 
     def whole_uncached(self, chat: Sequence[Chat], tools: Tools) -> Delta:
-        """Render a conversation like `whole`, but without the cache. Use this if it will not occur again."""
+        """Render a conversation like `whole`, but without the cache.
+
+        Use this if the conversation will not occur again.
+        """
         text = self._render(chat, tools)
         return Delta(tuple(self.encode(text)), text)
 
@@ -243,7 +246,7 @@ class RecentResults:
         self._size = 0
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """Return the cached result for a key. If none exists, call `make` and store its result."""
+        """Return the cached result for a key. If there is no cached result, call `make` and store its result."""
         if key in self._known:
             self._known.move_to_end(key)
             known: _Value = self._known[key]
@@ -284,7 +287,7 @@ def to_chat(message: Message, tool_role: str = "tool") -> Chat:
 class PromptTokens(NamedTuple):
     """The input of the model in one turn: the whole context.
 
-    The reason is `None` if the context extends the previous one. Otherwise it says why the context was rewritten.
+    The reason is `None` if the context extends the previous one. Otherwise, it describes why the context was rewritten.
     """
 
     ids: list[int]
@@ -336,7 +339,7 @@ class TokenConversation:
         return PromptTokens(list(self._ids), None)
 
     def answered(self, token_ids: Sequence[int], text: str) -> None:
-        """Record an answer: all sampled ids, and the text without the token that ended it."""
+        """Record an answer. It consists of all sampled ids, and of the text without the token that ended the answer."""
         self._ids += token_ids
         self._awaits_answer = False
         self._chat = [*self._chat, {"role": "assistant", "content": text}]

@@ -41,7 +41,7 @@ class TokenConstraint(Protocol):
 
 
 class TurnConstraints:
-    """Creates the constraint for each turn. Each set of tools is prepared only once."""
+    """An object that creates the constraint for each turn. Each set of tools is prepared only once."""
 
     def __init__(self, layout: ChatLayout, tokenizer: Any, stop_id: int, max_new_tokens: int) -> None:
         self._layout, self._tokenizer, self._stop_id = layout, tokenizer, stop_id
@@ -107,7 +107,7 @@ class _Node:
 
 
 class ChoiceTrie:
-    """A trie of the token ids of several strings, each followed by the stop token. Many turns can share it.
+    """A trie of the token ids of multiple strings, each followed by the stop token. Many turns can share it.
 
     `choices` contains the ids of each string without the stop token.
 

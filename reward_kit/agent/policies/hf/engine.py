@@ -50,7 +50,7 @@ class Generated(NamedTuple):
     policy_version: int
     finish_reason: str  # "stop" (a stop token, or the constraint is complete) or "length"
     value: float | None = None  # V(s) at the last prompt token, if the engine has a value head
-    allowed_ids: list[Ints | None] | None = None  # the allowed ids at each token, None for any
+    allowed_ids: list[Ints | None] | None = None  # the allowed ids at each token, or None if any id is allowed
 
 
 @dataclass(eq=False, slots=True)
@@ -67,14 +67,14 @@ class Slot:
 
 @dataclass(eq=False, slots=True)
 class GeneratedTurn:
-    """A call of `generate`, with its result or error once the turn is over."""
+    """A call of `generate`. Once the turn is over, it contains the result or the error."""
 
     slot: Slot
     prompt: Ints
     max_new_tokens: int
     sampling: Sampling
     constraint: TokenConstraint | None
-    allowed: Ints | None = None  # ids that the constraint allows next; None for any
+    allowed: Ints | None = None  # the ids that the constraint allows next, or None if any id is allowed
     allowed_ids: list[Ints | None] = field(default_factory=list)  # the allowed ids at each token so far
     value: float | None = None
     finish_reason: str = ""  # "" while the turn is running
@@ -332,7 +332,7 @@ class Engine:
             asked = self._asked
 
     def _tidy(self) -> None:
-        """Drop turns without callers, end the turns of closed sessions, and free the rows of these sessions."""
+        """Drop turns that have no caller, end the turns of closed sessions, and free the rows of these sessions."""
         for turn in self._callers:
             if not turn.is_over and (self._is_closed or turn.slot.is_closed):
                 closed = "the engine" if self._is_closed else f"the session of {turn.slot.rank!r}"
@@ -406,7 +406,9 @@ class _Running:
         self._counts_R: Ints = np.zeros(rows, dtype=np.int64)  # tokens known, prompt and sampled
         self._prompts_R: Ints = np.zeros(rows, dtype=np.int64)
         self._limits_R: Ints = np.zeros(rows, dtype=np.int64)
-        self._stops_R: Ints = np.zeros(rows, dtype=np.int64)  # where a prompt pauses until others have copied it
+        self._stops_R: Ints = np.zeros(
+            rows, dtype=np.int64
+        )  # the position at which a prompt pauses until other rows have copied it
         self._kinds_R: Ints = np.zeros(rows, dtype=np.int64)
         self._kinds: dict[Sampling, int] = {}
         self._logprobs_RC = np.zeros((rows, capacity))
@@ -430,8 +432,8 @@ class _Running:
     def _row_for(self, slot: Slot) -> int:
         """Return a row for a session, or -1 if all rows are busy.
 
-        This is the current row of the session. If it has none, it is a free row. If none exists, it is the row of the
-        session that has been idle for longest.
+        If the session already has a row, this row is returned. Otherwise, it is a free row or, if there is none, the
+        row of the session that has been idle for the longest time.
         """
         if slot.row >= 0:
             return slot.row
@@ -502,9 +504,9 @@ class _Running:
         return ended
 
     def _due(self) -> tuple[Ints, Ints]:
-        """Return the rows to compute next and the number of tokens for each.
+        """Return the rows to compute next and the number of tokens for each row.
 
-        If not all fit, the shortest come first.
+        If not all rows fit into one forward pass, the shortest come first.
         """
         rows_B = np.array(sorted(self.turns), dtype=np.int64)
         held_B, stops_B = self._slots.held_R[rows_B], self._stops_R[rows_B]
@@ -536,7 +538,7 @@ class _Running:
                 mask = allowed_mask([self.turns[row].allowed for row in rows_B[part].tolist()], len(self._is_stop_V))
                 allowed = None if mask is None else self._model.tensor(mask)
                 drawn = draw(logits, self._model.tensor(uniforms_B[part]), sampling, allowed)
-                # One combined transfer, since each waits for the device; float64 represents every id exactly.
+                # Each transfer waits for the device, so the values are combined. float64 represents every id exactly.
                 ids_B[part], logprobs_B[part] = torch.stack([drawn.ids_B.double(), drawn.logprobs_B]).cpu().numpy()
         positions_B = self._counts_R[rows_B]
         self._slots.ids_RC[rows_B, positions_B] = ids_B
@@ -608,7 +610,7 @@ class _Running:
         return failed
 
     def publish(self, version: int) -> None:
-        """Set the version of the weights, and discard everything that was computed with older ones."""
+        """Set the version of the weights, and discard everything that was computed with older weights."""
         assert not self.turns, "weights must not change during a turn"
         self._slots.forget()
         self.version = version

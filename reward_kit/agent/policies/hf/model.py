@@ -31,7 +31,7 @@ _hook_lock = threading.RLock()  # the progress hook is process-wide and is resto
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Hide progress bars while models are loaded and saved. Downloads may take minutes and still show theirs."""
+    """Hide progress bars while models are loaded and saved. Downloads may take minutes and still show progress bars."""
     from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
     with _hook_lock:
@@ -73,7 +73,7 @@ def remembered(tokenizer: Any) -> dict[str, Any]:
 def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Combine the given options with those that are stored with the tokenizer.
 
-    If an option is `None`, the stored value is used, if there is one.
+    If an option is `None`, the stored value is used, if any.
 
     Raises:
         ConfigError: If a given option contradicts the stored one.
@@ -213,9 +213,10 @@ def parse_device(name: str) -> torch.device:
 
 @torch.no_grad()
 def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a module with its `peft` low-rank adapters merged. The module is not changed.
+    """Return the weights of a module after merging its `peft` low-rank adapters. The module is not changed.
 
-    The names are those of the module without adapters. If there are no adapters, this is its `state_dict`.
+    The names are those of the module without adapters. If there are no adapters, the result is the `state_dict` of the
+    module.
     """
     state: dict[str, Tensor] = module.state_dict()
     modules: Iterator[tuple[str, Any]] = module.named_modules()

@@ -69,7 +69,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: 
     if allowed_BV is not None:
         logits_BV = logits_BV.masked_fill(~allowed_BV, -torch.inf)
     if sampling.temperature == 0:
-        # All probability is on one token, whatever the logits. Keep NaN, so that it is noticed.
+        # One token has all the probability, regardless of the logits. Keep NaN so that it is noticed.
         best_B = logits_BV.max(dim=-1)
         return Drawn(best_B.indices, best_B.values.double() * 0)
     logits_BV = logits_BV / sampling.temperature
@@ -108,10 +108,10 @@ def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -
 
 
 class Draws:
-    """Uniform random numbers for many rows at once. Each row draws some in advance from its random generator.
+    """Uniform random numbers for many rows at once. Each row draws some numbers in advance from its random generator.
 
-    A turn begins with new numbers from the generator of its session. The result therefore depends neither on its row
-    nor on numbers that the previous turn left unused.
+    Each turn begins with new numbers from the generator of its session. The result of a turn therefore depends neither
+    on its row nor on numbers that the previous turn left unused.
     """
 
     AHEAD = 64
@@ -122,7 +122,7 @@ class Draws:
         self._generators: list[np.random.Generator | None] = [None] * rows
 
     def begin(self, row: int, generator: np.random.Generator) -> None:
-        """Draw the numbers of a row from this generator from now on."""
+        """Draw the numbers for a row from this generator from now on."""
         self._generators[row] = generator
         self._next_R[row] = 0
         self._uniforms_RN[row] = generator.random(self.AHEAD)

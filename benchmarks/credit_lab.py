@@ -1,0 +1,285 @@
+"""Score credit estimators against measured counterfactual values.
+
+    .venv/bin/python benchmarks/credit_lab.py [--samples 12] [--continuations 64] [--lines docs/data/credit_lab.jsonl]
+
+One policy plays groups of episodes on four tasks. The true advantage of a step is V(next state) − V(state), where V is
+the success probability: computed exactly on FrozenLake, and measured by continuations elsewhere. Every estimator then
+assigns credit to the same episodes:
+
+    rank        Spearman correlation with the true advantages over the steps of a group, mean over groups, with the 95%
+                interval of its difference to grpo over the same groups
+    sign        share of the decisive steps (|true advantage| >= 0.2) whose estimate has the wrong sign
+    silent      share of the decisive steps whose estimate is 0
+    bias, sd    of the estimate of a step over groups with other peers, in units of success probability, after scaling
+                the estimates of an estimator by the best constant; root mean square over steps
+    us          CPU time per episode in microseconds; for vine, plus the continuations it needs
+
+The lines are written to a file, from which `--table` prints the table of docs/concepts/credit.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from counterfactual import Wanderer, cells_of, task, true_values  # noqa: E402
+
+from reward_kit import AgentPolicy, Message, PolicyOutput, RLRolloutWorker  # noqa: E402
+from reward_kit.agent import EpisodeContext, ExpertPolicy, Sample, collect_group, derive_seed, episode_steps  # noqa: E402
+from reward_kit.environments.base import ForkableResource, ToolSpec  # noqa: E402
+from reward_kit.episodes import SingleAgentEpisode  # noqa: E402
+from reward_kit.rl_processing import CreditAssigner, CreditBatch  # noqa: E402
+from reward_kit.runs.statistics import mean_interval  # noqa: E402
+
+GROUP, POOL, PEER_SETS = 8, 24, 12
+DECISIVE = 0.2
+LAKE_STEPS = 14
+Floats = npt.NDArray[np.float64]
+
+ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "grpo": ("grpo", {}),
+    "gigpo": ("gigpo", {}),
+    "gigpo, no episode term": ("gigpo", {"omega": 0.0}),
+    "rloo": ("rloo", {}),
+    "reinforce_plus_plus": ("reinforce_plus_plus", {}),
+    "reinforce_plus_plus_baseline": ("reinforce_plus_plus_baseline", {}),
+    "discounted_returns": ("discounted_returns", {}),
+    "opo": ("opo", {}),
+    "gpg": ("gpg", {}),
+    "turn_level_grpo": ("turn_level_grpo", {}),
+    "hgpo": ("hgpo", {}),
+    "gagpo": ("gagpo", {}),
+    "graphgpo": ("graphgpo", {}),
+}
+"""The estimators with their options. Names that this version does not have are left out."""
+VINE = (4, 16)
+"""The numbers of continuations per step for which measured values are listed as an estimator."""
+
+
+class Hasty(AgentPolicy):
+    """An expert that picks a random action in some of its steps."""
+
+    is_free = True
+    slips = 0.3
+
+    def __init__(self, resource: ForkableResource | None = None, seed: int = 0) -> None:
+        self.resource, self.random = resource, random.Random(seed)
+
+    async def open(self, context: EpisodeContext) -> AgentPolicy:
+        return Hasty(context.resource, context.seed)
+
+    async def resume(self, turns: Sequence[Any]) -> None:
+        """Do nothing: the state of the session does not depend on earlier turns."""
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        assert self.resource is not None
+        action = await self.resource.expert_action()
+        if self.random.random() < self.slips and (listed := await self.resource.admissible_actions()):
+            action = self.random.choice(list(listed))
+        return PolicyOutput({"type": "tool_call", **action} if action else {"type": "terminate"})
+
+
+# Episodes and their true advantages
+
+
+def success(episode: SingleAgentEpisode) -> float:
+    return float(episode.get_return() > 0.5)
+
+
+async def measured_values(worker: RLRolloutWorker, episode: SingleAgentEpisode, n: int, seed: int) -> Floats:
+    """Return (T + 1,) the success probability before each step, measured by n continuations, and the outcome."""
+    values = []
+    before = None
+    async with worker.branch(episode, 0, seed=seed, sample=worker.sample) as first:
+        before = first
+        for step in range(len(episode)):
+            async with worker.branch(episode, step, seed=seed, sample=worker.sample, before=before) as branch:
+                continued = [await worker.collect_episode(branch, index) for index in range(n)]
+            assert all(one.custom_data["failure"] is None for one in continued)
+            values.append(np.mean([success(one) for one in continued]))
+    return np.array([*values, success(episode)])
+
+
+async def make_workers(kind: str, samples: int) -> list[RLRolloutWorker]:
+    """Return a worker for each sample, with a horizon that the policy can meet only sometimes."""
+    workers: list[RLRolloutWorker] = []
+    seed = 0
+    while len(workers) < samples:
+        seed += 1
+        if kind == "gymnasium":
+            config = {"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}}
+            workers.append(RLRolloutWorker(task(kind, config, LAKE_STEPS), Wanderer()))
+            continue
+        config = {"index": seed} if kind in ("alfworld", "webshop") else {}
+        expert = await RLRolloutWorker(task(kind, config, 40), ExpertPolicy()).collect_episode(seed=seed)
+        if success(expert) and 3 <= len(expert) <= 12:
+            workers.append(RLRolloutWorker(task(kind, config, len(expert) + 3), Hasty()))
+            workers[-1].sample = Sample(f"{kind}-{seed}")
+        assert seed < 1000, f"the expert solves too few problems of {kind}"
+    return workers
+
+
+def advantages(name: str, options: Mapping[str, Any], episodes: Sequence[SingleAgentEpisode]) -> list[Floats]:
+    """Return the advantages of the steps of each episode."""
+    steps = [episode_steps(episode) for episode in episodes]
+    ids = [episode.id_ for episode in episodes]
+    batch = CreditBatch(ids, ["group"] * len(ids), steps, [success(episode) for episode in episodes], {})
+    credited = CreditAssigner(name, step_rewards="environment", **options).advantages(batch)
+    return [np.array([step.advantage for step in steps], dtype=float) for steps in credited.steps]
+
+
+# Figures
+
+
+def rank_correlation(a: Floats, b: Floats) -> float:
+    """Return Spearman's correlation with mean ranks for ties, or 0 if either side is constant."""
+
+    def ranks(values: Floats) -> Floats:
+        _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ends = np.cumsum(counts)
+        return (ends - (counts - 1) / 2)[inverse]
+
+    ranks_a, ranks_b = ranks(a), ranks(b)
+    if ranks_a.std() == 0.0 or ranks_b.std() == 0.0:
+        return 0.0
+    return float(np.corrcoef(ranks_a, ranks_b)[0, 1])
+
+
+async def study(kind: str, samples: int, continuations: int) -> list[dict[str, Any]]:
+    """Return a line for each estimator on one task."""
+    known = {label: entry for label, entry in ESTIMATORS.items() if _exists(*entry)}
+    groups: dict[str, list[tuple[Floats, Floats]]] = {}  # estimates and true advantages of the steps of a group
+    spread: dict[str, list[tuple[Floats, Floats]]] = {}  # (K,) estimates of a step with other peers, and the truth
+    cpu_s: dict[str, float] = dict.fromkeys([*known, *(f"vine, {n} continuations" for n in VINE)], 0.0)
+    count = 0
+    lake = true_values(LAKE_STEPS)
+    for number, worker in enumerate(await make_workers(kind, samples)):
+        pool = await collect_group(worker, worker.sample, POOL, run_seed=number)
+        group, peers = pool[:GROUP], pool[GROUP:]
+        count += len(group)
+        truth = []
+        for episode in group:
+            if kind == "gymnasium":
+                cells = cells_of(episode)
+                values = np.array([*(lake[t][cell] for t, cell in enumerate(cells)), success(episode)])
+            else:
+                values = await measured_values(worker, episode, continuations, seed=derive_seed("truth", number))
+            truth.append(np.diff(values))
+        flat = np.concatenate(truth)
+        for n in VINE:
+            began = time.process_time()
+            vine = [np.diff(await measured_values(worker, one, n, seed=derive_seed("vine", number))) for one in group]
+            cpu_s[f"vine, {n} continuations"] += time.process_time() - began
+            groups.setdefault(f"vine, {n} continuations", []).append((np.concatenate(vine), flat))
+        generator = random.Random(number)
+        sets = [generator.sample(peers, GROUP - 1) for _ in range(PEER_SETS)]
+        for label, (name, options) in known.items():
+            began = time.process_time()
+            estimates = advantages(name, options, group)
+            cpu_s[label] += time.process_time() - began
+            groups.setdefault(label, []).append((np.concatenate(estimates), flat))
+            for episode, true in zip(group, truth, strict=True):
+                drawn = np.array([advantages(name, options, [episode, *others])[0] for others in sets])
+                spread.setdefault(label, []).extend((drawn[:, t], true[t]) for t in range(len(true)))
+    ranks = {label: [rank_correlation(*pair) for pair in pairs] for label, pairs in groups.items()}
+    return [
+        {
+            "task": kind,
+            "estimator": label,
+            "groups": len(pairs),
+            "steps": int(sum(len(true) for _, true in pairs)),
+            "rank": float(np.mean(ranks[label])),
+            **_difference(ranks[label], ranks["grpo"]),
+            **_signs(pairs),
+            **(_spread(spread[label]) if label in spread else {}),
+            "cpu_us_per_episode": round(1e6 * cpu_s[label] / count),
+        }
+        for label, pairs in groups.items()
+    ]
+
+
+def _exists(name: str, options: Mapping[str, Any]) -> bool:
+    from reward_kit.rl_helpers import ESTIMATORS as built_in
+
+    return name in built_in
+
+
+def _difference(ranks: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
+    interval = mean_interval([a - b for a, b in zip(ranks, baseline, strict=True)], range(len(ranks)))
+    return {"rank_over_grpo": interval.mean, "low": interval.low, "high": interval.high}
+
+
+def _signs(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
+    estimate, true = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    is_decisive = np.abs(true) >= DECISIVE
+    estimate, true = estimate[is_decisive], true[is_decisive]
+    wrong = float(np.mean(np.sign(estimate) == -np.sign(true)))
+    return {"decisive": len(true), "wrong_sign": wrong, "silent": float(np.mean(estimate == 0.0))}
+
+
+def _spread(steps: Sequence[tuple[Floats, Any]]) -> dict[str, Any]:
+    mean = np.array([drawn.mean() for drawn, _ in steps])
+    deviation = np.array([drawn.std(ddof=1) for drawn, _ in steps])
+    true = np.array([one for _, one in steps])
+    scale = float(mean @ true / (mean @ mean)) if mean @ mean else 0.0
+    bias = float(np.sqrt(np.mean((scale * mean - true) ** 2)))
+    return {"scale": scale, "bias": bias, "sd": abs(scale) * float(np.sqrt(np.mean(deviation**2)))}
+
+
+def table(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the docs: a row per estimator, and columns of ranks and sign errors per task."""
+    tasks = list(dict.fromkeys(line["task"] for line in lines))
+    labels = list(dict.fromkeys(line["estimator"] for line in lines))
+    names = {"gymnasium": "FrozenLake", "alfworld": "household", "sokoban": "Sokoban", "webshop": "WebShop"}
+    found = {(line["task"], line["estimator"]): line for line in lines}
+    rows = [["Estimator", *(f"{names[one]}: rank, wrong sign" for one in tasks)], ["---"] * (len(tasks) + 1)]
+    for label in labels:
+        cells = []
+        for one in tasks:
+            line = found.get((one, label))
+            is_better = line is not None and line["low"] is not None and line["low"] > 0.0
+            mark = "**" if is_better else ""
+            cells.append(f"{mark}{line['rank']:.2f}{mark}, {line['wrong_sign']:.0%}" if line else "")
+        rows.append([f"`{label}`" if label in ESTIMATORS and "," not in label else label, *cells])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=12, help="groups per task")
+    parser.add_argument("--continuations", type=int, default=64, help="continuations per step for the true values")
+    parser.add_argument("--tasks", nargs="+", default=["gymnasium", "alfworld", "sokoban", "webshop"])
+    parser.add_argument("--lines", type=Path, help="file for the lines; default: standard output")
+    parser.add_argument("--table", type=Path, metavar="LINES", help="only print the table of an earlier file")
+    options = parser.parse_args()
+    if options.table:
+        print(table([json.loads(line) for line in options.table.read_text(encoding="utf-8").splitlines()]))
+        return
+    lines: list[dict[str, Any]] = []
+    for kind in options.tasks:
+        lines += await study(kind, options.samples, options.continuations)
+        print(table(lines), file=sys.stderr, flush=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    if options.lines:
+        options.lines.write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
