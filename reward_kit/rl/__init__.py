@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         kl_loss,
         ppo_clip_loss,
         truncated_importance_weights,
-        turn_clip_loss,
         value_loss,
     )
     from reward_kit.rl.model_kit.models import (
@@ -95,14 +94,13 @@ __all__ = [
     "save_model",
     "train",
     "truncated_importance_weights",
-    "turn_clip_loss",
     "value_loss",
 ]
 _MODULES = {
     "checkpoint": "save_batch_for_study",
     "loss_terms": "GlobalBatch merge_diagnostics",
     "losses": "AdaptiveKLCoefficient cispo_loss decoupled_ppo_loss entropy_loss gspo_loss kl_loss "
-    "ppo_clip_loss truncated_importance_weights turn_clip_loss value_loss",
+    "ppo_clip_loss truncated_importance_weights value_loss",
     "model_kit.models": "TERSE_TEMPLATE build_decoder build_tokenizer compose_embeddings describe load_model "
     "save_model",
     "model_kit.sft": "DemonstratingPolicy Demonstrations SFTConfig SFTProgress episode_texts fit",
