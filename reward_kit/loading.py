@@ -7,13 +7,13 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from reward_kit.errors import ConfigError, did_you_mean, safe_str, user_traceback
+from reward_kit.errors import ConfigError, boundary, did_you_mean, safe_str, type_name, user_traceback
 
 MODULE_PREFIX = "_reward_kit_user_"
 
@@ -22,6 +22,37 @@ def load_object(reference: str, folder: Path | None = None) -> Any:
     """Return the object to which `file.py:name`, `package.module:name` or `package.module.name` refers."""
     location, name = split_reference(reference)
     return get_attribute(load_module(location, folder), name, reference, location)
+
+
+def load_function(reference: str, what: str, folder: Path | None = None) -> Callable[..., Any]:
+    """Return the function to which a reference refers; `what` describes its purpose in messages."""
+    try:
+        function = load_object(reference, folder)
+    except ConfigError as error:
+        raise ConfigError(f"{what} {reference!r}: {error}") from error
+    if not callable(function):
+        raise ConfigError(f"{what} {reference!r} is {type_name(function)}, not a function")
+    return function  # type: ignore[no-any-return]
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Convert an exception of a user's function to a ConfigError that names the function and the line."""
+    try:
+        with boundary(ConfigError, what):
+            yield
+    except ConfigError as error:
+        frames = user_traceback(error.__cause__, 2).splitlines() if error.__cause__ is not None else []
+        if len(frames) < 2 or not str(error).startswith(what):
+            raise
+        raise ConfigError(f"{error} ({frames[1].strip()})") from error.__cause__
+
+
+def reject_coroutine(value: Any, what: str) -> None:
+    """Raise a ConfigError if a function that must be synchronous returned a coroutine."""
+    if inspect.iscoroutine(value):
+        value.close()
+        raise ConfigError(f"{what} returned a coroutine; define it with `def`, not `async def`")
 
 
 def get_attribute(module: ModuleType, name: str, reference: str, location: str) -> Any:

@@ -10,23 +10,24 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from reward_kit.agent.models import StepData, episode_steps
-from reward_kit.credit.estimators import resolve_options
+from reward_kit.credit.estimators import get_estimator, resolve_options
+from reward_kit.credit.own_estimators import OwnEstimator
 from reward_kit.credit.state_hashes import readable_keys
 from reward_kit.credit.step_arrays import factorize
 from reward_kit.credit.step_credit import StepCredit, known_value, with_credit
 from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import AlignmentError, ConfigError, Failure, InvalidResultError, did_you_mean
+from reward_kit.loading import calling, reject_coroutine
 from reward_kit.models import EvaluateResult, match_to_steps
 from reward_kit.reward_agent.scoring import Scored
-from reward_kit.rl_helpers import ESTIMATORS
 from reward_kit.task_parts import StepRewards
 
 
@@ -226,32 +227,43 @@ class CreditAssigner:
     """Computes the advantages of scored episodes.
 
     Args:
-        estimator: a key of `rl_helpers.ESTIMATORS`.
+        estimator: a key of `rl_helpers.ESTIMATORS`, your own function, or a reference to it, "file.py:function". Your
+            function is called with a `StepArrays` and its keyword-only options, and returns one advantage per step.
+            The values for unscored episodes are ignored.
         step_rewards: the source of base rewards for an episode whose result has no step outputs. "reward_function"
             leaves them unset; "environment" uses the environment's rewards.
         **options: the estimator's options (for "gigpo": omega, gamma, state_hash, …). Required options default to
             `USUAL_OPTIONS`.
 
     Attributes:
+        estimator: the name of the estimator, or the reference to your function.
         options: all options of the estimator, including defaults.
+        annotate_step: a function that is called with each aligned step and its episode. The mapping that it returns
+            becomes `step_info["annotations"]`, which estimators can read. None by default.
 
     Raises:
         ConfigError: the estimator is unknown, or an option is unknown, missing, of the wrong type or out of range.
     """
 
     def __init__(
-        self, estimator: str = "gigpo", *, step_rewards: StepRewards = "reward_function", **options: Any
+        self,
+        estimator: str | Callable[..., Any] = "gigpo",
+        *,
+        step_rewards: StepRewards = "reward_function",
+        **options: Any,
     ) -> None:
-        if estimator not in ESTIMATORS:
-            raise ConfigError(f"unknown estimator {estimator!r}{did_you_mean(estimator, ESTIMATORS)}")
+        self._estimate = get_estimator(estimator)
         if step_rewards not in get_args(StepRewards):
             known = did_you_mean(str(step_rewards), get_args(StepRewards))
             raise ConfigError(f"unknown step_rewards {step_rewards!r}{known}")
-        self.estimator, self.step_rewards = estimator, step_rewards
-        self.options: Mapping[str, Any] = resolve_options(estimator, options)
+        own = self._estimate if isinstance(self._estimate, OwnEstimator) else None
+        self.estimator = estimator if isinstance(estimator, str) else getattr(own, "name", "")
+        self.step_rewards = step_rewards
+        self.options: Mapping[str, Any] = resolve_options(own.name if own else self.estimator, options, own)
+        self.annotate_step: Callable[[StepData, SingleAgentEpisode], Mapping[str, Any]] | None = None
         self._aligner = RLDataAligner()
         # Calling the estimator with an empty batch checks its options now, before episodes are collected.
-        ESTIMATORS[estimator]([], [], group_ids=[], **self.options)
+        self._estimate([], [], group_ids=[], **self.options)
 
     def assign(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
         """Call `align`, then `advantages`."""
@@ -284,7 +296,7 @@ class CreditAssigner:
             InvalidResultError: a reward or a score is not finite.
         """
         try:
-            credit = ESTIMATORS[self.estimator](batch.steps, batch.scores, group_ids=batch.group_ids, **self.options)
+            credit = self._estimate(batch.steps, batch.scores, group_ids=batch.group_ids, **self.options)
         except (ConfigError, InvalidResultError) as error:
             # Estimators identify trajectories by index, while users identify them by id.
             message = re.sub(
@@ -306,8 +318,20 @@ class CreditAssigner:
                 _take_environment_rewards(steps, episode)
         except (AlignmentError, InvalidResultError) as error:
             failure = failure or Failure.from_exception(error)
+        for step in steps if self.annotate_step is not None else ():
+            step.step_info["annotations"] = self._annotations(step, episode)
         group_id = str(get_facts(episode).get("group_id") or episode.id_)
         return AlignedEpisode(episode.id_, group_id, steps, score if failure is None else None, failure)
+
+    def _annotations(self, step: StepData, episode: SingleAgentEpisode) -> dict[str, Any]:
+        hook: Any = self.annotate_step
+        what = f"hook annotate_step {getattr(hook, '__name__', '')!r}, rollout {episode.id_}"
+        with calling(f"{what}, step {step.system_step_index}"):
+            returned = hook(step, episode)
+        reject_coroutine(returned, what)
+        if not isinstance(returned, Mapping):
+            raise ConfigError(f"{what} must return a mapping, got {returned!r:.80}")
+        return dict(returned)
 
 
 def _take_environment_rewards(steps: Sequence[StepData], episode: SingleAgentEpisode) -> None:

@@ -286,7 +286,9 @@ class CreditModel(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True, json_schema_extra=BY_NAME)
 
     estimator: str = Field(
-        default="gigpo", min_length=1, description="an advantage estimator: `gigpo`, `grpo`, `rloo`, …"
+        default="gigpo",
+        min_length=1,
+        description="an advantage estimator: `gigpo`, `grpo`, `rloo`, …, or your own file.py:function",
     )
     step_rewards: StepRewards = Field(
         default="reward_function",

@@ -144,6 +144,7 @@ GROUPS = (
             ),
             "GiGPO": ("reward_kit.rl_helpers", f"{_CREDIT}.state_hashes"),
             "Other estimators": (f"{_CREDIT}.estimators", f"{_CREDIT}.state_estimators"),
+            "Write an estimator": (f"{_CREDIT}.step_arrays",),
             "On token rows": (f"{_CREDIT}.row_credit:token_advantages", f"{_CREDIT}.row_credit:TokenCredit"),
             "What they return": (f"{_CREDIT}.step_credit", f"{_CREDIT}.diagnostics"),
             "Which groups teach something": (f"{_CREDIT}.group_filter",),

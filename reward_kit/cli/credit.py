@@ -56,7 +56,7 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
     "--estimator",
     metavar="NAME",
     shell_complete=complete_estimators,
-    help="The estimator; default: the one in the `credit:` block of the task, otherwise gigpo.",
+    help="The estimator, or file.py:function; default: the one in the `credit:` block of the task, otherwise gigpo.",
 )
 @set_option("Set an option of the estimator, or step_rewards.", ("-O", "--option", "options"))
 @newest_run_option()
@@ -88,7 +88,9 @@ def command(
             "(logs.episodes_every) is in their lines in episodes/, under training.credit"
         )
     asked = dict(parse_override(item, "-O") for item in options)
-    settings = _trusted(run, header, _settings(header, estimator, asked), is_typed="state_hash" in asked)
+    typed = {"estimator": estimator} if estimator else {}
+    typed |= {"state_hash": asked["state_hash"]} if "state_hash" in asked else {}
+    settings = _trusted(run, header, _settings(header, estimator, asked), credit_code(CreditModel(**typed)))
     if is_open_elsewhere(run):
         raise StoreError(f"{run} is open in another process; wait until it has finished")
     credit = assign_credit(run, settings)
@@ -125,18 +127,22 @@ def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]
         raise ConfigError("\n".join(f"-O {line}" for line in describe_validation_error(error))) from None
 
 
-def _trusted(run: Path, header: RunHeader, settings: CreditModel, *, is_typed: bool) -> CreditModel:
-    """Return the settings if the user trusts the functions that they refer to."""
-    if not (code := credit_code(settings)):
+def _trusted(run: Path, header: RunHeader, settings: CreditModel, typed: Sequence[str]) -> CreditModel:
+    """Return the settings if the user trusts the functions to which they refer.
+
+    `typed` contains the references on the command line. All others come from the files of the run.
+    """
+    if typed:
+        require_trust_in(typed)
+    stored = set(credit_code(settings)).difference(typed)
+    settings = locate_credit(settings, Path.cwd())
+    if not stored:
         return settings
-    if is_typed:
-        require_trust_in(code)
-        return locate_credit(settings, Path.cwd())
     path = Path(header.task_path or "")
     if header.from_python is None and path.is_file():
         require_trust_in_file(path, stored=header.overrides)
         credit = parse_task(LocatedYaml(path), header.overrides).credit
-        if credit is not None and credit_code(locate_credit(credit, path.resolve().parent)) == code:
+        if credit is not None and stored.issubset(credit_code(locate_credit(credit, path.resolve().parent))):
             return settings
     reject_stored_code(run, settings)
     return settings

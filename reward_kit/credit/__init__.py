@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from reward_kit.credit.group_filter import DropReason, GroupRefill, filter_groups
     from reward_kit.credit.row_credit import TokenCredit, token_advantages
     from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, hgpo_credit
-    from reward_kit.credit.state_hashes import STATE_HASHES
+    from reward_kit.credit.state_hashes import STATE_HASHES, anchor_numbers
+    from reward_kit.credit.step_arrays import StepArrays, discounted, relative
     from reward_kit.credit.step_credit import StepCredit, with_credit
 
 __all__ = [
@@ -36,8 +37,11 @@ __all__ = [
     "STATE_HASHES",
     "DropReason",
     "GroupRefill",
+    "StepArrays",
     "StepCredit",
     "TokenCredit",
+    "anchor_numbers",
+    "discounted",
     "discounted_returns_credit",
     "filter_groups",
     "g2po_credit",
@@ -51,6 +55,7 @@ __all__ = [
     "opo_credit",
     "reinforce_plus_plus_baseline_credit",
     "reinforce_plus_plus_credit",
+    "relative",
     "rloo_credit",
     "token_advantages",
     "turn_level_grpo_credit",
@@ -64,7 +69,8 @@ _MODULES = {
     "group_filter": "DropReason GroupRefill filter_groups",
     "row_credit": "TokenCredit token_advantages",
     "state_estimators": "g2po_credit gagpo_credit hgpo_credit",
-    "state_hashes": "STATE_HASHES",
+    "state_hashes": "STATE_HASHES anchor_numbers",
+    "step_arrays": "StepArrays discounted relative",
     "step_credit": "StepCredit with_credit",
 }
 __getattr__, __dir__ = lazy_modules(__name__, _MODULES)

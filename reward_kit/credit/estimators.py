@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pydantic
@@ -30,6 +30,7 @@ from reward_kit.credit.options import (
     check_number,
     check_returns,
 )
+from reward_kit.credit.own_estimators import OwnEstimator
 from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, hgpo_credit
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
 from reward_kit.credit.step_arrays import (
@@ -605,25 +606,42 @@ USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
 """Default values for options that an estimator requires. `omega` applies only if the combination uses it."""
 
 
-def resolve_options(estimator: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the given options of an estimator, and return all options, including defaults, keyed by name."""
-    function = ESTIMATORS[estimator]
-    parameters = inspect.signature(function).parameters
+def get_estimator(estimator: str | Callable[..., Any]) -> Estimator:
+    """Return a built-in estimator, or an `OwnEstimator` for a function or a reference of the form "file.py:function".
+
+    Raises:
+        ConfigError: If the name is unknown, or if the function cannot be used as an estimator.
+    """
+    if callable(estimator) or ":" in estimator:
+        return OwnEstimator.from_function(estimator)
+    if estimator not in ESTIMATORS:
+        near = did_you_mean(estimator, ESTIMATORS)
+        hint = "" if near.endswith("?") else "; to use your own function, write file.py:function"
+        raise ConfigError(f"unknown estimator {estimator!r}{near}{hint}")
+    return ESTIMATORS[estimator]
+
+
+def resolve_options(estimator: str, options: Mapping[str, Any], own: OwnEstimator | None = None) -> dict[str, Any]:
+    """Validate the given options of an estimator, and return all options, including defaults, keyed by name.
+
+    Required options of a built-in estimator have default values; those of a user's function do not.
+    """
+    parameters = own.parameters if own else inspect.signature(ESTIMATORS[estimator], eval_str=True).parameters
     known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}
     for name in options:
         if name not in known:
             raise ConfigError(f"{estimator} has no option {name!r}{did_you_mean(name, known)}")
     resolved = {name: p.default for name, p in known.items() if p.default is not p.empty} | dict(options)
-    for name in known.keys() - resolved.keys() & USUAL_OPTIONS.keys():
+    for name in known.keys() - resolved.keys() & (set() if own else USUAL_OPTIONS.keys()):
         is_unused = name == "omega" and resolved.get("combination") == "additive"
         resolved[name] = None if is_unused else USUAL_OPTIONS[name]
     if missing := [name for name in known if name not in resolved]:
         raise ConfigError(f"{estimator} needs the option {missing[0]!r}")
-    hints = get_type_hints(function)
     for name, value in options.items():  # Validate strictly, because a task file may contain "0.9" instead of 0.9.
+        expected_type: Any = Any if known[name].annotation is inspect.Parameter.empty else known[name].annotation
         config = pydantic.ConfigDict(strict=True, arbitrary_types_allowed=True)
         try:
-            pydantic.TypeAdapter(hints[name], config=config).validate_python(value)
+            pydantic.TypeAdapter(expected_type, config=config).validate_python(value)
         except pydantic.ValidationError as error:
             expected = " or ".join(dict.fromkeys(map(describe_problem, error.errors())))
             raise ConfigError(f"{estimator}, option {name!r}: {expected} (got {value!r:.80})") from None

@@ -17,10 +17,10 @@ import numpy as np
 from pydantic import BaseModel
 
 from reward_kit.agent.models import History, SeenResults, StepData
-from reward_kit.credit.step_arrays import Batch, Codes
+from reward_kit.credit.step_arrays import Batch, Codes, StepArrays
 from reward_kit.episodes.record import STATE_KEYS
 from reward_kit.errors import ConfigError, boundary, did_you_mean, install_hint, type_name
-from reward_kit.loading import load_object
+from reward_kit.loading import load_function, reject_coroutine
 from reward_kit.models import Message
 
 _IDENTITY: Any = object.__hash__
@@ -148,6 +148,14 @@ def anchor_codes(batch: Batch, groups_S: Codes, state_hash: StateHash = None) ->
     return groups_S * len(keys) + states_S
 
 
+def anchor_numbers(arrays: StepArrays, state_hash: StateHash = None) -> Codes:
+    """Return (S,) a number for each step; steps of one group that have the same state have equal numbers.
+
+    `state_hash` defines which states are the same, as in `gigpo_credit`.
+    """
+    return anchor_codes([arrays.steps], arrays.to_steps(arrays.groups_B), state_hash)
+
+
 def hash_steps(batch: Batch, state_hash: StateHash = None) -> list[Hashable]:
     """Return (S,) the state key of each step.
 
@@ -245,7 +253,7 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
         )
     if name not in STATE_HASHES:
         if _is_reference(state_hash):
-            return _load_function(name)
+            return load_function(name, "state hash")
         near = did_you_mean(name, STATE_HASHES)
         hint = "" if near.endswith("?") else "; to use your own function, write file.py:function"
         raise ConfigError(f"unknown state hash {name!r}{near}{hint}")
@@ -263,16 +271,6 @@ def _prepared(state_hash: StateHash) -> NamedHash | Callable[..., Any]:
 def _is_reference(one: Any) -> TypeGuard[str]:
     """Return True if the value has the form "file.py:function" or "package.module:function"."""
     return isinstance(one, str) and ":" in one
-
-
-def _load_function(reference: str) -> Callable[..., Any]:
-    try:
-        function = load_object(reference)
-    except ConfigError as error:
-        raise ConfigError(f"state hash {reference!r}: {error}") from error
-    if not callable(function):
-        raise ConfigError(f"state hash {reference!r} is {type_name(function)}, not a function")
-    return function  # type: ignore[no-any-return]
 
 
 def hash_references(state_hash: Any) -> list[str]:
@@ -314,11 +312,7 @@ def _reader_of(prepared: NamedHash | Callable[..., Any]) -> Reader:
                 raise ConfigError(
                     f"the state hash {name!r} returned None; to treat all states as equal, return a constant"
                 )
-            if inspect.iscoroutine(key):
-                key.close()
-                raise ConfigError(
-                    f"the state hash {name!r} returned a coroutine; define it with `def`, not `async def`"
-                )
+            reject_coroutine(key, f"the state hash {name!r}")
             return "function", key
 
     return call

@@ -6,14 +6,16 @@ The pipelines in `rl.training.pipelines` make the same calls in different orders
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from inspect import isawaitable
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import anyio
 import anyio.to_thread
 import numpy as np
+import pydantic
 import torch
 
 from reward_kit.agent.branches import Branch, repeated_steps
@@ -23,6 +25,7 @@ from reward_kit.agent.samples import Sample, derive_seed
 from reward_kit.credit.diagnostics import merged_states_warning
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
+from reward_kit.loading import calling
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
@@ -33,6 +36,7 @@ from reward_kit.rl_processing import CreditAssigner, CreditBatch
 from reward_kit.tokens import TokenBatch, build_rows
 
 logger = logging.getLogger("reward_kit.rl")
+_FIGURES = pydantic.TypeAdapter(dict[str, Annotated[float, pydantic.Field(allow_inf_nan=False)]])
 
 
 @runtime_checkable
@@ -72,6 +76,8 @@ class Trainer:
         reward_manager: a reward manager that changes scores before advantages are computed, for example to normalize
             them. If None, scores are unchanged.
         max_concurrency: the maximum number of concurrent episodes. If None, all episodes of a batch run concurrently.
+        after_collect: a function that is called with the episodes of each group before they are scored. It may be
+            async, add to the `custom_data` of the episodes, and return figures.
         branching: the choice of steps from which additional groups continue the episodes of an update. If None, there
             are no such groups.
         continuations: the number of continuations that measure the value of the state before each step, for the
@@ -97,13 +103,15 @@ class Trainer:
         run_seed: int = 0,
         reward_manager: RewardManager | None = None,
         max_concurrency: int | None = None,
+        after_collect: Callable[..., Any] | None = None,
         branching: Branching | None = None,
         continuations: int = 0,
     ) -> None:
         self.policy = trainable(worker.agent_policy)
         self.worker, self.reward_agent, self.credit, self.learner = worker, reward_agent, credit, learner
         self.group_size, self.run_seed, self.reward_manager = group_size, run_seed, reward_manager
-        self.collector, self.max_concurrency = Collector(group_size, max_concurrency), max_concurrency
+        self.collector = Collector(group_size, max_concurrency, self._call_hook if after_collect is not None else None)
+        self.after_collect, self.max_concurrency = after_collect, max_concurrency
         self.branching, self.continuations = branching, continuations
         self.version, self.collected, self.meter = 0, 0, Meter(worker.task_definition.pass_threshold)
         self.kept: UpdateRecorder | None = None
@@ -137,6 +145,17 @@ class Trainer:
         episodes = [episode for group in groups for episode in group]
         self.meter.add_collected(episodes)
         return episodes
+
+    async def _call_hook(self, episodes: list[SingleAgentEpisode]) -> None:
+        assert self.after_collect is not None
+        what = f"hook after_collect {getattr(self.after_collect, '__name__', '')!r}"
+        with calling(what):
+            returned = self.after_collect(episodes)
+            returned = await returned if isawaitable(returned) else returned
+        try:
+            self.meter.add_hook(_FIGURES.validate_python({} if returned is None else returned))
+        except pydantic.ValidationError:
+            raise ConfigError(f"{what} must return None or a dict of finite numbers, got {returned!r:.80}") from None
 
     def _branches(self, samples: Sequence[Sample], groups: Sequence[Sequence[SingleAgentEpisode]]) -> list[Branch]:
         """Return the steps from which additional groups continue the episodes of this update."""

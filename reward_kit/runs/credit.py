@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pydantic
+from pydantic_core import to_jsonable_python
 
 from reward_kit.agent.models import StopReason
 from reward_kit.credit.diagnostics import credit_diagnostics, merged_states_warning
+from reward_kit.credit.estimators import ESTIMATORS
 from reward_kit.credit.state_hashes import describe_state_hash
 from reward_kit.episodes.json_codec import TAG
 from reward_kit.episodes.record import LatestAttempts, episode_from_record, get_attempt
@@ -30,7 +32,7 @@ from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_processing import AlignedEpisode, CreditAssigner, CreditBatch
 from reward_kit.runs.files import read_json, write_atomically
 from reward_kit.runs.run_folder import RunFolder, placed_episodes, read_credit, read_scores
-from reward_kit.runs.tasks import credit_code, make_assigner
+from reward_kit.runs.tasks import credit_code, credit_code_arguments, make_assigner
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
 
@@ -95,19 +97,16 @@ def credit_settings(path: Path) -> CreditModel | None:
 def reject_stored_code(path: Path, credit: CreditModel) -> None:
     """Raise a ConfigError if stored settings name a function, which would be executed."""
     if code := credit_code(credit):
-        option = shlex.quote(f"state_hash={json.dumps(code) if len(code) > 1 else code[0]}")
         raise ConfigError(
-            f"the state hash of {path} is {code[0]!r}; a function named in a run's files is not executed. To "
-            f"use it, run: reward-kit credit {shlex.quote(str(path))} -O {option}"
+            f"the credit settings of {path} refer to {code[0]!r}; a function named in a run's files is not executed. "
+            f"To use it, run: reward-kit credit {shlex.quote(str(path))} {credit_code_arguments(credit)}"
         )
 
 
 def scores_digest(path: Path, credit: CreditModel) -> str:
     """Return the `scores_sha256` of the run's current scores."""
-    plain = {
-        key: value for key, value in credit.model_dump().items() if key != "state_hash"
-    }  # Stored settings may refer to code
-    return _digest(_stored(path, make_assigner(CreditModel.model_validate(plain)), keeps_steps=False))
+    plain = CreditModel(step_rewards=credit.step_rewards)  # Other stored settings may refer to code
+    return _digest(_stored(path, make_assigner(plain), keeps_steps=False))
 
 
 def headline(section: Mapping[str, Any]) -> str:
@@ -154,7 +153,9 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
     scores = {(score["rollout_id"], get_attempt(score)): score for score in read_scores(path)}
     state_hash = assigner.options.get("state_hash")
     name = state_hash.get("name") if isinstance(state_hash, Mapping) else state_hash
-    key = _RECORDED.get(name) if name is None or isinstance(name, str) else None
+    # A user's estimator may read any part of the record.
+    is_built_in = assigner.estimator in ESTIMATORS
+    key = _RECORDED.get(name) if is_built_in and (name is None or isinstance(name, str)) else None
     latest = LatestAttempts[_StoredEpisode | None]()
     for number, (offset, record) in enumerate(placed_episodes(path), 1):
         rollout_id, attempt = record["rollout_id"], get_attempt(record)
@@ -236,7 +237,7 @@ def _section(assigner: CreditAssigner, batch: CreditBatch, stored: Sequence[_Sto
         "schema_version": SCHEMA_VERSION,
         "estimator": assigner.estimator,
         "step_rewards": assigner.step_rewards,
-        "options": dict(assigner.options),
+        "options": to_jsonable_python(dict(assigner.options), fallback=repr),  # A user's defaults may be any objects
         "state_hash": describe_state_hash(batch.state_hash, infos) if diagnostics.uses_states else None,
         "scores_sha256": _digest(stored),
         "episodes": len(stored),

@@ -58,12 +58,12 @@ def find_inputs(
         "policy": definition.policy and definition.policy.type,
         "user": definition.user and definition.user.type,
     }
-    files = {name: file for name, text in code.items() if text and (file := _file_of_code(text, folder))}
-    files |= hash_files(definition.credit, folder)
+    files = {name: file for name, text in code.items() if text and (file := file_of_code(text, folder))}
+    files |= credit_files(definition.credit, folder)
     blocks = (definition.policy, definition.user)
     configured = (definition.base_resource_config, *(block.options() for block in blocks if block is not None))
     texts = [text for text in _texts(configured) if len(text) < 256 and "\0" not in text]
-    named = ((folder / text).resolve() if (folder / text).is_file() else _file_of_code(text, folder) for text in texts)
+    named = ((folder / text).resolve() if (folder / text).is_file() else file_of_code(text, folder) for text in texts)
     further = [file for file in named if file is not None]
     for file in [*files.values(), *(file for file in further if file.suffix == ".py")]:
         further += own_modules(file, user_module_name(file)) if file != files.get("reward") else []
@@ -78,11 +78,14 @@ def find_inputs(
     return dict(sorted(files.items()))
 
 
-def hash_files(credit: CreditModel | None, folder: Path) -> dict[str, Path]:
-    """Return the files of the functions in the state hash of a `credit:` block, keyed by input name."""
-    texts = _texts(credit.options().get("state_hash")) if credit is not None else ()
-    files = dict.fromkeys(file for text in texts if (file := _file_of_code(text, folder)))
-    return {f"state hash {i}" if i else "state hash": file for i, file in enumerate(files)}
+def credit_files(credit: CreditModel | None, folder: Path) -> dict[str, Path]:
+    """Return the files of the estimator and the state hash of a `credit:` block, keyed by input name."""
+    if credit is None:
+        return {}
+    estimator, texts = file_of_code(credit.estimator, folder), _texts(credit.options().get("state_hash"))
+    files = dict.fromkeys(file for text in texts if (file := file_of_code(text, folder)))
+    hashes = {f"state hash {i}" if i else "state hash": file for i, file in enumerate(files)}
+    return hashes if estimator is None else {"estimator": estimator, **hashes}
 
 
 def own_modules(file: Path, module: str) -> tuple[Path, ...]:
@@ -165,7 +168,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in sorted(names))
 
 
-def _file_of_code(text: str, folder: Path) -> Path | None:
+def file_of_code(text: str, folder: Path) -> Path | None:
     """Return the file of `file.py` or `file.py:name`; None for a built-in name or a module of a package."""
     location = split_reference(text)[0] if REFERENCE.match(text) else text
     file = folder / location

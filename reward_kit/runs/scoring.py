@@ -35,7 +35,7 @@ from reward_kit.runs.redaction import HIDDEN, Redaction, load_redaction
 from reward_kit.runs.results import ResultIndex, index_results, read_results
 from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader, load_episode, new_run_path
 from reward_kit.runs.task_file import apply_overrides, format_override, override_source
-from reward_kit.runs.tasks import credit_code, load_task_reward
+from reward_kit.runs.tasks import credit_code, credit_code_arguments, load_task_reward
 from reward_kit.validation import describe_validation_error
 
 _NOT_SAMPLE = ("messages", "ground_truth")
@@ -185,11 +185,12 @@ def load_scoring_setup(
         problems = describe_validation_error(error, TaskDefinitionModel)
         raise ConfigError("\n".join(f"{override_source()} {line}" for line in problems)) from None
     notes: list[str] = []
-    if definition.credit is not None and (code := credit_code(definition.credit)):
+    if definition.credit is not None and credit_code(definition.credit):
+        arguments = credit_code_arguments(definition.credit)
         definition = definition.model_copy(update={"credit": None})
         notes.append(
-            f"no credit is assigned, because a state hash named in run.json is not executed; to assign credit "
-            f"after the run, use `reward-kit credit RUN -O state_hash={code[0]}`"
+            f"no credit is assigned, because a function named in run.json is not executed; to assign credit "
+            f"after the run, use `reward-kit credit RUN {arguments}`"
         )
     folder = (folder or Path.cwd()).resolve()
     loaded = load_task_reward(definition, folder)

@@ -7,7 +7,9 @@ written. Each error is one line that contains the file, line, key and value.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -284,21 +286,35 @@ def _resolve_one_reward(
 
 
 def locate_credit(credit: CreditModel, folder: Path) -> CreditModel:
-    """Return a `credit:` block in which the files of the state hash have absolute paths."""
+    """Return a `credit:` block in which the files of the estimator and the state hash have absolute paths."""
     if not credit_code(credit):
         return credit
     from reward_kit.credit.state_hashes import locate_references
 
-    return credit.model_copy(update={"state_hash": locate_references(credit.options()["state_hash"], folder)})
+    located: dict[str, Any] = {"estimator": locate_references(credit.estimator, folder)}
+    if "state_hash" in credit.options():
+        located["state_hash"] = locate_references(credit.options()["state_hash"], folder)
+    return credit.model_copy(update=located)
 
 
 def credit_code(credit: CreditModel) -> list[str]:
-    """Return the references to functions in the state hash of a `credit:` block, such as "hash.py:key"."""
-    if (state_hash := credit.options().get("state_hash")) is None:
+    """Return the references to functions in the estimator and the state hash of a `credit:` block."""
+    state_hash = credit.options().get("state_hash")
+    if state_hash is None and ":" not in credit.estimator:
         return []
     from reward_kit.credit.state_hashes import hash_references
 
-    return hash_references(state_hash)
+    return [*hash_references(credit.estimator), *hash_references(state_hash)]
+
+
+def credit_code_arguments(credit: CreditModel) -> str:
+    """Return the arguments of `reward-kit credit` that name the functions of a `credit:` block."""
+    from reward_kit.credit.state_hashes import hash_references
+
+    arguments = ["--estimator", credit.estimator] if hash_references(credit.estimator) else []
+    if code := hash_references(credit.options().get("state_hash")):
+        arguments += ["-O", f"state_hash={json.dumps(code) if len(code) > 1 else code[0]}"]
+    return shlex.join(arguments)
 
 
 def make_assigner(credit: CreditModel) -> CreditAssigner:
@@ -314,7 +330,9 @@ def make_located_assigner(located: LocatedYaml, credit: CreditModel, overrides: 
         return make_assigner(credit)
     except ConfigError as error:
         keys = ["estimator", *credit.options()]
-        named = re.search(rf"\b({'|'.join(map(re.escape, keys))})\b", str(error).replace("state hash", "state_hash"))
+        of_keys = rf"\b({'|'.join(map(re.escape, keys))})\b"
+        text = str(error).replace("state hash", "state_hash")
+        named = re.search(rf"option '{of_keys}'", text) or re.search(of_keys, text)
         key = ("credit", named[1]) if named else ("credit",)
         raise ConfigError(f"{error_location(located, key, overrides)}: {'.'.join(key)}: {error}") from error
 

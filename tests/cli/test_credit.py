@@ -311,9 +311,65 @@ def test_command_line_may_name_a_state_hash_function(tmp_path: Path) -> None:
     assert "hash.py has no 'actions'; did you mean 'action'?" in wrong.stderr
 
 
+ADVANTAGE = """
+from reward_kit.credit import relative
+
+
+def scaled(batch, *, scale: float):
+    assert all(step.resulting_messages_history for step in batch.steps)
+    return scale * batch.to_steps(relative(batch.scores_B, batch.groups_B, "mean"))
+"""
+
+
+def test_estimator_may_be_a_function_in_a_file(tmp_path: Path) -> None:
+    project = uneven_project(tmp_path, credit={"estimator": "advantage.py:scaled", "scale": 2})
+    (tmp_path / "advantage.py").write_text(ADVANTAGE)
+    done = project.call("run", "task.yaml", "--display", "none", "-T", "run_limits.steps=3", "--max-concurrency", "1")
+    assert done.returncode == 1, done.stderr
+    run = project.run_path()
+    assert (run / "inputs" / "estimator.py").read_text() == ADVANTAGE
+    resumed = project.call("run", "--resume", str(run), "-T", "run_limits.steps=null", "--display", "none")
+    assert resumed.returncode == 0, resumed.stderr
+    rows = list(read_credit(run))
+    assert [abs(row["A"]) for row in rows] == [pytest.approx(1.0)] * 8 and {row["anchor"] for row in rows} == {None}
+    assert estimates(run) == (f"{tmp_path}/advantage.py:scaled", {"scale": 2})
+    again = project.call("credit", str(run), "-O", "scale=4")
+    assert again.returncode == 0, again.stderr
+    assert [abs(row["A"]) for row in read_credit(run)] == [pytest.approx(2.0)] * 8
+    assert project.call("check", str(run)).returncode == 0
+    (tmp_path / "advantage.py").write_text(ADVANTAGE + "# changed\n")
+    refused = project.call("run", "--resume", str(run))
+    assert refused.returncode == 2 and "the estimator" in refused.stderr and "+# changed" in refused.stderr
+
+
+def test_command_line_may_name_an_estimator_function(tmp_path: Path) -> None:
+    project = uneven_project(tmp_path)
+    (tmp_path / "advantage.py").write_text(ADVANTAGE)
+    assert project.call("run", "task.yaml", "--display", "none").returncode == 0
+    run = str(project.run_path())
+    for options, message in (
+        ((), "scaled needs the option 'scale'"),
+        (("-O", "scale=much"), "scaled, option 'scale': expected a number"),
+        (("-O", "scale=1", "-O", "scal=1"), "scaled has no option 'scal'; did you mean 'scale'"),
+    ):
+        wrong = project.call("credit", run, "--estimator", "advantage.py:scaled", *options)
+        assert wrong.returncode == 2 and message in wrong.stderr
+    done = project.call("credit", run, "--estimator", "advantage.py:scaled", "-O", "scale=3")
+    assert done.returncode == 0 and estimates(Path(run)) == (f"{tmp_path}/advantage.py:scaled", {"scale": 3})
+
+
 @pytest.mark.parametrize(
     ("block", "message"),
     [
+        (
+            "credit:\n  estimator: advantage.py:scaled\n  scale: 1\n  scal: 1\n",
+            "15: credit.scal: scaled has no option 'scal'; did you mean 'scale'",
+        ),
+        ("credit: advantage.py:scaled\n", "12: credit: scaled needs the option 'scale'"),
+        (
+            "credit:\n  scale: 1\n  estimator: advantage.py:scale\n",
+            "14: credit.estimator: estimator '{folder}/advantage.py:scale': '{folder}/advantage.py:scale': {folder}",
+        ),
         ("credit:\n  estimator: gigpo\n  omgea: 0.5\n", "14: credit.omgea: gigpo has no option 'omgea'; did you mean"),
         ("credit: gigpoo\n", "12: credit.estimator: unknown estimator 'gigpoo'; did you mean 'gigpo'"),
         ("credit:\n  gamma: 0.5\n  estimator: rlo\n", "14: credit.estimator: unknown estimator 'rlo'"),
@@ -328,10 +384,11 @@ def test_errors_in_the_credit_block_name_the_line(tmp_path: Path, block: str, me
     )
     head += "policy:\n  type: scripted\n  actions:\n    - type: text\n      content: x\n"
     Project(tmp_path)
+    (tmp_path / "advantage.py").write_text(ADVANTAGE)
     (tmp_path / "task.yaml").write_text(head + block)
     with pytest.raises(ConfigError) as error:
         load(tmp_path)
-    assert str(error.value).startswith(f"{tmp_path / 'task.yaml'}:{message}")
+    assert str(error.value).startswith(f"{tmp_path / 'task.yaml'}:{message.replace('{folder}', str(tmp_path))}")
 
 
 def load(folder: Path, **overrides: Any) -> Any:
@@ -380,8 +437,10 @@ def blocks(language: str) -> list[str]:
 def test_credit_blocks_of_the_guide_are_valid(tmp_path: Path, block: str) -> None:
     told = yaml.safe_load(block)
     Project(tmp_path, **told)
-    options = load(tmp_path).definition.credit.options()
-    assert {**options, "estimator": "gigpo"} == {**options, **told["credit"]}
+    for file, text in re.findall(r'```python title="(.*?)"\n(.*?)```', GUIDE, re.DOTALL):
+        (tmp_path / file).write_text(text)
+    credit = load(tmp_path).definition.credit
+    assert {"estimator": credit.estimator.replace(f"{tmp_path}/", ""), **credit.options()} == told["credit"]
 
 
 def test_state_hashes_of_the_guide_exist(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def test_code_of_an_untrusted_folder_does_not_run(tmp_path: Path, state: Path, a
         ("reward_options", {"resources": ["world.py:judge"]}),
         ("credit", {"state_hash": "world.py:key"}),
         ("credit", {"state_hash": ["state_key", "world.py:key"]}),
+        ("credit", {"estimator": "world.py:estimate"}),
+        ("credit", "world.py:estimate"),
     ],
 )
 def test_every_key_that_names_code_requires_trust(tmp_path: Path, state: Path, key: str, value: Any) -> None:
@@ -321,7 +323,7 @@ class TestRunFolders:
         assert "not trusted yet" in call(project, "credit", str(run), "-O", "state_hash=evil.py:key").stderr
         other = ("score", str(run), "--reward", "reward.py:right", "--trust", "-o", "again")
         assert (
-            "no credit is assigned, because a state hash named in run.json is not executed"
+            "no credit is assigned, because a function named in run.json is not executed"
             in call(project, *other).stderr
         )
         assert call(project, "check", str(run)).returncode in (0, 1)
@@ -329,6 +331,35 @@ class TestRunFolders:
         call(project, "run", "--resume", str(run), "--trust", "--force")
         assert not has_run(project)
         assert call(project, "credit", str(run), "-O", "state_hash=evil.py:key", "--trust").returncode == 0
+        assert has_run(project)
+
+    def test_credit_runs_no_estimator_named_by_an_untrusted_run(self, tmp_path: Path, state: Path) -> None:
+        (tmp_path / "own").mkdir()
+        project = Project(tmp_path / "own", credit={"estimator": "own.py:flat"})
+        flat = "def flat(batch):\n    return [0.0] * len(batch.steps)\n"
+        (project.folder / "own.py").write_text(flat)
+        (project.folder / "evil.py").write_text(CANARY + flat + "def key(history):\n    return 0\n")
+        assert call(project, "run", "task.yaml", "--trust").returncode == 0
+        (run,) = (project.folder / "runs").iterdir()
+        assert call(project, "credit", str(run)).returncode == 0, "the user has agreed to the task file's own function"
+        header, summary = (json.loads((run / name).read_text()) for name in ("run.json", "summary.json"))
+        own = header["task"]["credit"]["estimator"]
+        evil = f"{project.folder}/evil.py:flat"
+        header["task"]["credit"]["estimator"] = summary["credit"]["estimator"] = evil
+        (run / "run.json").write_text(json.dumps(header))
+        (run / "summary.json").write_text(json.dumps(summary))
+        refused = call(project, "credit", str(run), "--trust")
+        assert refused.returncode == 2 and f"reward-kit credit {run} --estimator {evil}" in refused.stderr
+        other = ("score", str(run), "--reward", "reward.py:right", "--trust", "-o", "again")
+        assert f"use `reward-kit credit RUN --estimator {evil}`" in call(project, *other).stderr
+        assert call(project, "check", str(run)).returncode in (0, 1)
+        header["task"]["credit"] = {"estimator": own, "state_hash": f"{project.folder}/evil.py:key"}
+        (run / "run.json").write_text(json.dumps(header))
+        typed = call(project, "credit", str(run), "--estimator", own, "--trust")
+        assert typed.returncode == 2 and f"-O state_hash={project.folder}/evil.py:key" in typed.stderr
+        assert not has_run(project)
+        assert "not trusted yet" in call(project, "credit", str(run), "--estimator", "evil.py:flat").stderr
+        assert call(project, "credit", str(run), "--estimator", "evil.py:flat", "--trust").returncode == 0
         assert has_run(project)
 
 

@@ -270,6 +270,19 @@ class EvaluationModel(BaseModel):
         return self
 
 
+class HooksModel(BaseModel):
+    """Your own functions, each in the form file.py:function."""
+
+    model_config = _STRICT
+
+    after_collect: str | None = Field(
+        default=None, min_length=1, description="called with the episodes of each group before they are scored"
+    )
+    annotate_step: str | None = Field(
+        default=None, min_length=1, description="called with each step and its episode before credit is computed"
+    )
+
+
 class CheckpointsModel(BaseModel):
     """The checkpoints. A checkpoint is also written at the end and when training is interrupted."""
 
@@ -350,6 +363,7 @@ class TrainModel(BaseModel):
         description="the credit estimator; default: the estimator of the task, or gigpo if the task has none",
     )
     dynamic_sampling: DynamicSamplingModel | None = None
+    hooks: HooksModel | None = None
     ppo: PPO = Field(default_factory=PPOConfig)
     evaluation: EvaluationModel | None = None
     checkpoints: CheckpointsModel = Field(default_factory=CheckpointsModel)

@@ -180,7 +180,7 @@ def _credit(plan: TrainingPlan) -> list[str]:
         "reward_function": "r_k: the reward of step k from the reward function",
         "environment": "r_k: the environment's reward of step k, unless the reward function returns one",
     }
-    formulas = _gigpo(options) if credit.estimator == "gigpo" else [_CREDIT[credit.estimator]]
+    formulas = _gigpo(options) if credit.estimator == "gigpo" else [_CREDIT.get(credit.estimator, "your function")]
     texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
     shown = ", ".join(f"{name} {text}" for name, text in texts.items() if options[name] is not None)
     return [f"{credit.estimator}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {shown}"]

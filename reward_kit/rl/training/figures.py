@@ -122,6 +122,7 @@ class Meter:
         self._scores: list[float | None] = []
         self._failures: list[Failure] = []
         self._credit: list[Figures] = []
+        self._hook: list[Figures] = []
         self._counts: Counter[str] = Counter()
 
     @contextmanager
@@ -160,6 +161,10 @@ class Meter:
             figures = credit_diagnostics(credited.credit, lengths, credited.scores, credited.group_ids).summary()
         self._credit.append(figures)
 
+    def add_hook(self, figures: Figures) -> None:
+        """Add the figures that the hook `after_collect` returned for a group; see `take` for the combination."""
+        self._hook.append(figures)
+
     def take(self) -> Figures:
         """Return the figures since the last call, and start over."""
         figures = prefixed("score", score_figures(self._scores, self._failures, self.pass_threshold))
@@ -167,6 +172,8 @@ class Meter:
         if self._credit:
             # Counts are added; shares are weighted by steps.
             figures |= _merged(self._credit, [one.get("credit/steps", 0.0) for one in self._credit], _CREDIT_SUMS)
+        if self._hook:
+            figures |= prefixed("hook", _merged(self._hook, [1.0] * len(self._hook), ()))
         figures |= {name: float(count) for name, count in self._counts.items()}
         figures |= {f"time/{stage}_s": value for stage, value in self._seconds.items()}
         if scoring := self._seconds.get(SCORING):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ import numpy as np
 from reward_kit.agent.policies import make_policy, policy_class
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.agent.samples import Sample, derive_seed
+from reward_kit.credit.estimators import ESTIMATORS
 from reward_kit.errors import ConfigError, did_you_mean
-from reward_kit.loading import user_module_name
+from reward_kit.loading import load_function, user_module_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.optimizer import add_adapters, check_critic, parameter_groups
@@ -24,7 +25,7 @@ from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
-from reward_kit.runs.inputs import hash_files, hash_path, own_modules
+from reward_kit.runs.inputs import credit_files, file_of_code, hash_path, own_modules
 from reward_kit.runs.plan import check_costs
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
 from reward_kit.runs.task_file import (
@@ -69,6 +70,7 @@ class TrainingPlan:
     held_out: HeldOut | None  # None if there is no evaluation
     digests: Mapping[str, str]  # SHA-256 of every input that affects the result, except for the policy's own files
     redaction: Redaction  # Redacts the secrets of the file, the tasks and the overrides in the run's files
+    after_collect: Callable[..., Any] | None  # The hook of this name
     of_user: frozenset[str]  # The keys of `overrides` set by the user now, not by an earlier run's file
 
     @property
@@ -128,7 +130,7 @@ class TrainingPlan:
         written = self.config.credit or parse_task(self.task.located, of_task).credit or CreditModel()
         # The assigner has absolute paths, which would change if the folder is moved.
         options |= {key: one for key, one in written.options().items() if key == "state_hash"}
-        document["credit"] = {"estimator": self.credit.estimator, "step_rewards": self.credit.step_rewards} | options
+        document["credit"] = {"estimator": written.estimator, "step_rewards": self.credit.step_rewards} | options
         return document
 
 
@@ -175,6 +177,8 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
         task = resolve_task(located.part("task"), of_task, stored=stored_of_task)
     own_credit = config.credit and locate_credit(config.credit, folder)
     credit = make_located_assigner(located, own_credit or task.definition.credit or CreditModel(), own)
+    hooks = _load_hooks(located, own, config)
+    credit.annotate_step = hooks.get("annotate_step")
     samples, held_out = task.samples, None
     if (evaluation := config.evaluation) is not None and evaluation.hold_out is not None:
         if evaluation.hold_out >= len(samples):
@@ -196,18 +200,45 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
         held_out = HeldOut(other, other.samples[: evaluation.limit], evaluation.task is not None)
     _check(located, own, config, task, credit, held_out)
 
-    source = f"{hashlib.sha256(located.source).hexdigest()} {sorted(overrides.items())}"
-    digests = {**task.digests, TRAIN_FILE: hashlib.sha256(source.encode()).hexdigest()}
-    for name, file in hash_files(own_credit, folder).items():
-        digests |= {f"{name} {one.name}": hash_path(one) for one in own_modules(file, user_module_name(file))}
-    if held_out is not None:
-        digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
+    digests = _input_digests(located, overrides, config, task, held_out)
     definitions = [one.definition.model_dump(mode="json") for one in (task, held_out and held_out.task) if one]
     with error_context(task.located, "redact"):
         hook = load_hook(task.definition.redact, task.folder)
     redaction = Redaction(known_secrets(config.model_dump(mode="json"), overrides, *definitions), hook)
     of_user = frozenset(overrides) - {*stored}
-    return TrainingPlan(located, overrides, config, task, samples, credit, held_out, digests, redaction, of_user)
+    after = hooks.get("after_collect")
+    return TrainingPlan(located, overrides, config, task, samples, credit, held_out, digests, redaction, after, of_user)
+
+
+def _input_digests(
+    located: LocatedYaml, overrides: Mapping[str, Any], config: TrainModel, task: LoadedTask, held_out: HeldOut | None
+) -> dict[str, str]:
+    """Return the SHA-256 of the train file with its overrides, of its own code, and of the inputs of its tasks."""
+    source = f"{hashlib.sha256(located.source).hexdigest()} {sorted(overrides.items())}"
+    digests = {**task.digests, TRAIN_FILE: hashlib.sha256(source.encode()).hexdigest()}
+    folder = located.path.resolve().parent
+    code = {f"hook {name}": file_of_code(reference, folder) for name, reference in _hooks(config).items()}
+    for name, file in {**credit_files(config.credit, folder), **code}.items():
+        if file is not None:
+            digests |= {f"{name} {one.name}": hash_path(one) for one in own_modules(file, user_module_name(file))}
+    if held_out is not None:
+        digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
+    return digests
+
+
+def _hooks(config: TrainModel) -> dict[str, str]:
+    return config.hooks.model_dump(exclude_none=True) if config.hooks is not None else {}
+
+
+def _load_hooks(located: LocatedYaml, own: Mapping[str, Any], config: TrainModel) -> dict[str, Callable[..., Any]]:
+    hooks = {}
+    for name, reference in _hooks(config).items():
+        try:
+            hooks[name] = load_function(reference, "hook", located.path.resolve().parent)
+        except ConfigError as error:
+            where = error_location(located, ("hooks", name), own)
+            raise ConfigError(f"{where}: hooks.{name}: {error}") from error
+    return hooks
 
 
 def _check(
@@ -250,7 +281,8 @@ def _check(
             refusals["rollout", key] = "requires pipeline: sync and engine: local, without dynamic_sampling"
     if rollout.branching is not None and rollout.continuations is not None:
         refusals["rollout", "branching"] = "cannot be combined with continuations"
-    if (rollout.continuations is None) == (credit.estimator == "vine"):
+    is_built_in = credit.estimator in ESTIMATORS  # A user's estimator may use anything
+    if is_built_in and (rollout.continuations is None) == (credit.estimator == "vine"):
         why = "is required by the estimator vine" if rollout.continuations is None else "is used only by vine"
         refusals["rollout", "continuations"] = why
     if config.evaluation is None:
@@ -258,7 +290,7 @@ def _check(
             refusals["early_stop", "metric"] = "needs an evaluation section"
         if (config.checkpoints.best_by or "").startswith(HELD_OUT):
             refusals["checkpoints", "best_by"] = "needs an evaluation section"
-    if credit.estimator not in _WITHOUT_GROUPS and rollout.group_size < 2:
+    if is_built_in and credit.estimator not in _WITHOUT_GROUPS and rollout.group_size < 2:
         refusals["rollout", "group_size"] = f"{credit.estimator} compares the episodes of a group, but group_size is 1"
     if (config.engine.workers or 0) > (episodes := rollout.samples_per_update * rollout.group_size):
         refusals["engine", "workers"] = f"an update has {episodes} episodes"

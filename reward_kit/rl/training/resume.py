@@ -75,20 +75,17 @@ def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
     return Changes(refused, allowed)
 
 
-_ABSENT = object()
-
-
 def _differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each key whose value differs, with both values. A missing key has the value `_ABSENT`."""
+    """Yield each key whose value differs, with both values. A missing key has the value None, the usual default."""
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         if before != now:
             yield path, before, now
         return
     for key in sorted({*before, *now}, key=str):
         inner = f"{path}.{key}" if path else str(key)
-        yield from _differences(before.get(key, _ABSENT), now.get(key, _ABSENT), inner)
+        yield from _differences(before.get(key), now.get(key), inner)
 
 
 def _short(value: Any) -> str:
-    text = "absent" if value is None or value is _ABSENT else json.dumps(value)
+    text = "absent" if value is None else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:59]}…"

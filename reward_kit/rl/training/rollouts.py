@@ -143,11 +143,17 @@ class Collector:
     """Collects a group of episodes for each sample, with up to `max_concurrency` episodes at a time.
 
     If `max_concurrency` is `None`, all episodes of a call run concurrently. With a `LockstepBarrier`, episodes are
-    collected in waves that start together, so that timing does not affect which episodes act at the same time.
+    collected in waves that start together, so that timing does not affect which episodes act at the same time. If
+    `after_group` is set, it is called with the episodes of each group.
     """
 
-    def __init__(self, group_size: int, max_concurrency: int | None = None) -> None:
-        self._group_size, self._limit = group_size, max_concurrency
+    def __init__(
+        self,
+        group_size: int,
+        max_concurrency: int | None = None,
+        after_group: Callable[[list[SingleAgentEpisode]], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        self._group_size, self._limit, self._after_group = group_size, max_concurrency, after_group
         self._wave_lock = anyio.Lock()
 
     async def collect(
@@ -173,6 +179,8 @@ class Collector:
             request = requests[index]
             async with request if isinstance(request, Branch) else worker.group(*request) as start:
                 groups[index] = await gather(partial(collect_episode, start), range(self._group_size))
+            if self._after_group is not None:
+                await self._after_group(groups[index])
             if finished is not None:
                 await finished(index, groups[index])
 

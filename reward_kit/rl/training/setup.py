@@ -163,6 +163,7 @@ async def open_components(
             run_seed=config.seed,
             reward_manager=None if normalization == "none" else manager,
             max_concurrency=rollout.max_concurrency,
+            after_collect=plan.after_collect,
             branching=Branching(branching.groups, branching.where) if (branching := rollout.branching) else None,
             continuations=rollout.continuations or 0,
         )
