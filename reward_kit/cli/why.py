@@ -37,7 +37,6 @@ from reward_kit.errors import ConfigError, RewardKitError, StoreError
 from reward_kit.providers.session import ProviderSession
 from reward_kit.report.run_page import write_page
 from reward_kit.runs.counterfactual import (
-    FILE,
     Counterfactual,
     CounterfactualWorker,
     MeasuredEpisode,
@@ -45,6 +44,7 @@ from reward_kit.runs.counterfactual import (
     open_measuring,
     write_result,
 )
+from reward_kit.runs.counterfactual_file import FILE, read_counterfactuals
 from reward_kit.runs.plan import NamedPolicy, RunArgs, RunPlan, plan_run
 from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
 from reward_kit.runs.step_search import Change, StepValue
@@ -158,6 +158,7 @@ def _prepare(
         if models and policies:
             raise click.UsageError("use either --model or --policy")
         args = replace(args, models=models, policies=policies)
+    list(read_counterfactuals(path))  # report a damaged file before measuring
     chosen = choose_episodes(path, header, episode, options["limit"])
     traffic = ProviderSession()
     task = load_task(args.task_path, args.overrides, stored=own)

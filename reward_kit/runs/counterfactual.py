@@ -7,7 +7,7 @@ results are appended to `counterfactual.jsonl` of the run, one line per episode.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,16 +32,15 @@ from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSessi
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import ScoringRequest
+from reward_kit.runs.counterfactual_file import FILE, SCHEMA_VERSION, read_counterfactuals
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.plan import NamedPolicy, RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.results import index_results, read_results
-from reward_kit.runs.run_folder import RunHeader, read_lines
+from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.step_search import CONFIDENCE, Change, StepSearch, StepValue
 from reward_kit.runs.summary import EpisodeRow
 
-FILE = "counterfactual.jsonl"
-SCHEMA_VERSION = 1
 _ACTION_CHARS = 300
 
 
@@ -332,8 +331,3 @@ def write_result(path: Path, result: Counterfactual, redaction: Redaction) -> No
     ]
     texts = (compact_json(line).encode("ascii") for line in [*lines, redaction.redact_record(result.to_json())])
     write_atomically(path / FILE, (redaction.redact_line(text) + b"\n" for text in texts))
-
-
-def read_counterfactuals(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of `counterfactual.jsonl`, or nothing if no episode was measured."""
-    return (record for _, record in read_lines(path / FILE))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from reward_kit.runs.counterfactual import read_counterfactuals
+from reward_kit.runs.counterfactual_file import read_counterfactuals
 from reward_kit.runs.files import read_json
 from tests.chat_server import ChatServer, answer
 from tests.cli.project import Project
