@@ -53,6 +53,14 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
         "L_t = max(-A s, -A clip(s, {low:g}, {high:g}))",
         "s   = exp(mean over the sequence of log π - log π_old), with the gradient of each token's own log π",
     ),
+    "turn_gspo": (
+        "L_t = max(-A s, -A clip(s, {low:g}, {high:g}))",
+        "s   = exp(mean over the action of log π - log π_old), with the gradient of each token's own log π",
+    ),
+    "turn_ppo": (
+        "L_t = max(-A s, -A clip(s, {low:g}, {high:g}))",
+        "s   = exp(sum over the action of log π - log π_old), with the gradient of each token's own log π",
+    ),
     "cispo": ("L_t = -stop_gradient(clip(r, {low:g}, {high:g})) A log π(token)", "r   = π(token) / π_old(token)"),
     "sapo": (
         "L_t = -A (4 / τ) sigmoid(τ (r - 1))",
