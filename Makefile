@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-cpus check format docs test-docs pictures bench campaign learning-campaign browser-campaign sandbox-campaign \
+.PHONY: help demo test test-all test-cpus check format docs test-docs pictures bench campaign learning-campaign \
+	credit-lab counterfactual-campaign browser-campaign sandbox-campaign \
 	text-games-campaign test-integrations packaging clean
 
 help:  ## Show the targets
@@ -99,6 +100,12 @@ USER_PYTHON ?= /usr/bin/python3
 sandbox-campaign: $(VENV)/.dev  ## Test the sandbox: hostile code, 100,000 calls, 1,000,000 malformed results (CASES=folder, USER_PYTHON=…)
 	@$(BIN)/python -m pytest -m campaign tests/sandbox
 	@$(BIN)/python -m tests.sandbox.hostile_campaign $(CASES) --user-python $(USER_PYTHON)
+
+credit-lab: $(VENV)/.dev  ## Score estimators against measured values, and update the page on credit (15 min)
+	@$(BIN)/python benchmarks/credit_lab.py
+
+counterfactual-campaign: $(VENV)/.dev  ## Test reward-kit why: planted mistakes, coverage of intervals, cost (10 min)
+	@$(BIN)/python benchmarks/counterfactual.py
 
 text-games-campaign: $(VENV)/.text-games  ## Test with TextWorld's engine: 100 household episodes, games of every generator
 	@$(BIN)/python -m pytest -m "" tests/environments/household tests/environments/test_textworld.py

@@ -1,6 +1,6 @@
 """Score credit estimators against measured counterfactual values.
 
-    .venv/bin/python benchmarks/credit_lab.py [--samples 12] [--continuations 64] [--lines docs/data/credit_lab.jsonl]
+    .venv/bin/python benchmarks/credit_lab.py [--samples 12] [--continuations 64]
 
 One policy plays groups of episodes on four tasks. The true advantage of a step is V(next state) − V(state), where V is
 the success probability: computed exactly on FrozenLake, and measured by continuations elsewhere. Every estimator then
@@ -14,7 +14,8 @@ assigns credit to the same episodes:
                 the estimates of an estimator by the best constant; root mean square over steps
     us          CPU time per episode in microseconds; for vine, plus the continuations it needs
 
-The lines are written to a file, from which `--table` prints the table of docs/concepts/credit.md.
+The lines are written to docs/data/credit_lab.jsonl, from which the table and the figure of docs/concepts/credit.md are
+made. `--table` only does the latter.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import argparse
 import asyncio
 import json
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -44,6 +46,8 @@ from reward_kit.episodes import SingleAgentEpisode  # noqa: E402
 from reward_kit.rl_processing import CreditAssigner, CreditBatch  # noqa: E402
 from reward_kit.runs.statistics import mean_interval  # noqa: E402
 
+LINES, PAGE = ROOT / "docs" / "data" / "credit_lab.jsonl", ROOT / "docs" / "concepts" / "credit.md"
+START, END = "<!-- table of benchmarks/credit_lab.py -->", "<!-- end of the table -->"
 GROUP, POOL, PEER_SETS = 8, 24, 12
 DECISIVE = 0.2
 LAKE_STEPS = 14
@@ -62,6 +66,7 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "turn_level_grpo": ("turn_level_grpo", {}),
     "hgpo": ("hgpo", {}),
     "gagpo": ("gagpo", {}),
+    "g2po": ("g2po", {}),
     "graphgpo": ("graphgpo", {}),
 }
 """The estimators with their options. Names that this version does not have are left out."""
@@ -259,26 +264,33 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def write_page(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Replace the table of the page, and draw its figure."""
+    before, start, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    _, end, after = rest.partition(END)
+    assert start and end, f"{PAGE} must contain {START} and {END}"
+    PAGE.write_text(f"{before}{START}\n{table(lines)}\n{END}{after}", encoding="utf-8")
+    subprocess.run([sys.executable, str(ROOT / "docs" / "draw_figures.py")], check=True, stdout=subprocess.DEVNULL)
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=12, help="groups per task")
     parser.add_argument("--continuations", type=int, default=64, help="continuations per step for the true values")
     parser.add_argument("--tasks", nargs="+", default=["gymnasium", "alfworld", "sokoban", "webshop"])
-    parser.add_argument("--lines", type=Path, help="file for the lines; default: standard output")
-    parser.add_argument("--table", type=Path, metavar="LINES", help="only print the table of an earlier file")
+    parser.add_argument("--lines", type=Path, default=LINES, help="file for the lines")
+    parser.add_argument("--table", action="store_true", help="only write the table and the figure of earlier lines")
     options = parser.parse_args()
     if options.table:
-        print(table([json.loads(line) for line in options.table.read_text(encoding="utf-8").splitlines()]))
+        write_page([json.loads(line) for line in options.lines.read_text(encoding="utf-8").splitlines()])
         return
     lines: list[dict[str, Any]] = []
     for kind in options.tasks:
         lines += await study(kind, options.samples, options.continuations)
         print(table(lines), file=sys.stderr, flush=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    if options.lines:
-        options.lines.write_text(text, encoding="utf-8")
-    else:
-        sys.stdout.write(text)
+    options.lines.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    if options.lines == LINES:
+        write_page(lines)
 
 
 if __name__ == "__main__":

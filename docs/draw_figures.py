@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from figures.credit import draw_anchors, draw_sum
+from figures.credit import draw_anchors, draw_credit_lab, draw_sum
 from figures.flow import draw_architecture, draw_choosing, draw_episode, draw_layers, draw_lookback
 from figures.overlap import draw_overlap
 from figures.statistics import draw_intervals, draw_passes
@@ -21,6 +21,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "anchors": draw_anchors,
     "architecture": draw_architecture,
     "choosing": draw_choosing,
+    "credit_lab": draw_credit_lab,
     "credit_sum": draw_sum,
     "episode": draw_episode,
     "intervals": draw_intervals,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,3 +113,32 @@ def _bar(sheet: Sheet, x: float, y: float, value: float) -> None:
     sheet.rect(x if value > 0 else x - length, y + 2, length, 17, kind, 2)
     inside = x + length + 5 if value > 0 else x + 5
     sheet.text(inside, y + 15, signed(value), "small")
+
+
+LAB_TASKS = {"gymnasium": "FrozenLake", "alfworld": "household", "sokoban": "Sokoban", "webshop": "WebShop"}
+LAB_LEFT, LAB_PANEL, LAB_ROW = 236, 122, 22
+
+
+def draw_credit_lab(path: Path) -> None:
+    """Draw the rank correlation of each estimator with measured advantages, a panel for each task."""
+    file = Path(__file__).parents[1] / "data" / "credit_lab.jsonl"
+    found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    ranks = {(line["task"], line["estimator"]): line["rank"] for line in found}
+    labels = list(dict.fromkeys(line["estimator"] for line in found))
+    sheet = Sheet(
+        "Rank correlation of estimators with measured advantages",
+        "A row for each estimator, and a panel for each task. The bars show the mean rank correlation in a group.",
+    )
+    largest = max(*ranks.values(), 0.1)
+    for panel, (task, name) in enumerate(LAB_TASKS.items()):
+        left = LAB_LEFT + panel * LAB_PANEL
+        sheet.text(left, 22, name, "bold")
+        for row, label in enumerate(labels):
+            y = 36 + LAB_ROW * row
+            if panel == 0:
+                sheet.text(LAB_LEFT - 12, y + 12, label, "small", "end")
+            rank = ranks[task, label]
+            kind = "orange strong" if label.startswith("vine") else "blue strong"
+            sheet.rect(left, y, max(rank, 0.0) / largest * 66, 14, kind, 0)
+            sheet.text(left + max(rank, 0.0) / largest * 66 + 5, y + 12, f"{rank:.2f}", "soft small")
+    sheet.write(path, 44 + LAB_ROW * len(labels))
