@@ -45,6 +45,7 @@ def test_conversation_comes_first_and_credit_is_open_only_if_assigned(
         shown.page.locator(".group-part > summary").focus()
         shown.page.keyboard.press("Enter")
     shown.page.locator(".tree-view .cell").first.wait_for()
+    assert ("state hash state_key" in shown.page.locator(".credit-told").inner_text()) is credit
 
 
 def test_each_step_shows_its_usage_and_missing_figures_are_dashes(window: Opened, tmp_path: Path) -> None:

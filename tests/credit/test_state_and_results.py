@@ -17,7 +17,7 @@ from reward_kit.agent.models import SeenResults, StepData, episode_steps
 from reward_kit.agent.policies.simple_policies import RandomPolicy, ScriptedPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PolicyOutput
 from reward_kit.agent.rl_rollout_worker import EpisodeGroup, RLRolloutWorker
-from reward_kit.credit.state_hashes import STATE_HASHES, hash_steps, readable_keys
+from reward_kit.credit.state_hashes import STATE_HASHES, describe_state_hash, hash_steps, readable_keys
 from reward_kit.environments import PythonStateResource
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.config import BUILT_IN, resource_class
@@ -270,6 +270,27 @@ def test_hash_that_merges_states_of_an_episode_warns_with_the_fix(
     assert warning.startswith("12 of 12 steps share their state") and warning.endswith("set it to state_and_results")
     for separating in ("state_and_results", None, ["state_key", "state_and_results"]):
         assert assign_credit(run, CreditModel.model_validate({"state_hash": separating})).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("state_hash", "infos", "name"),
+    [
+        (None, [{"state_key": "s", "state_and_results": "k"}], "state_and_results"),
+        (None, [{"state_key": "s", "state_and_results": None}], "state_key"),
+        (None, [{}], "observation_text"),
+        ("state_key", [{"state_and_results": "k"}], "state_key"),
+        ({"name": "last_messages", "count": 2}, [], "last_messages (count 2)"),
+        (
+            ["observation_text", {"name": "last_match", "pattern": "a+"}],
+            [],
+            "observation_text, last_match (pattern a+)",
+        ),
+        ("/home/user/hash.py:key", [], "hash.py:key"),
+        (key_of, [], "key_of"),
+    ],
+)
+def test_name_of_the_hash_in_use(state_hash: Any, infos: list[dict[str, Any]], name: str) -> None:
+    assert describe_state_hash(state_hash, infos) == name
 
 
 def test_estimator_without_states_has_no_state_hash(group: EpisodeGroup, tmp_path: Path) -> None:

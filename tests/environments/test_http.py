@@ -193,6 +193,14 @@ async def test_server_fault_is_one_failure_that_names_the_address(shared, fault:
     await resource.close()
 
 
+@pytest.mark.parametrize(("states", "covers"), [("key", True), ("state", False), ("none", False)])
+async def test_only_a_state_key_of_the_server_covers_the_results(shared, states: str, covers: bool) -> None:
+    resource = await made(**shared, config={"states": states})
+    await add(resource, 1)
+    assert resource.state_key_covers_results == covers
+    await resource.close()
+
+
 async def test_missing_state_key_after_an_earlier_answer_is_rejected(shared) -> None:
     resource = await made(**shared, config={"fault": "no_key"})
     await add(resource, 1)

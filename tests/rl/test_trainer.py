@@ -18,6 +18,7 @@ from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
+from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.trainer import TrainablePolicy, Trainer
@@ -244,3 +245,16 @@ async def test_only_a_policy_with_weights_can_be_trained() -> None:
     ):
         async with training(ScriptedPolicy([])):
             pass
+
+
+async def test_hash_that_merges_states_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    task = TaskDefinitionModel(name="t", resource_type="python_state", base_resource_config={"initial_state": {"a": 1}})
+    reads = [{"type": "tool_call", "name": "get_state", "arguments": {"path": path}} for path in ("", "a", "")]
+    episodes = (await RLRolloutWorker(task, ScriptedPolicy(reads)).run_group(2)).episodes
+    async with training() as trainer:
+        for state_hash, expected in ((None, 0), ("state_key", 1)):
+            trainer.credit = CreditAssigner("gigpo", state_hash=state_hash)
+            aligned = trainer.credit.align(episodes, [Scored(episode.id_) for episode in episodes])
+            for _ in range(2):
+                trainer.advantages(aligned)
+            assert caplog.text.count("set it to state_and_results") == expected
