@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 from reward_kit.runs.statistics import wilson_bounds
@@ -55,7 +55,7 @@ class Change:
         before: the value before step `before.step`.
         after: the value before step `after.step`, which is the next step unless the search ended before.
         p_value: the probability of a difference this large if both values were equal (Fisher's exact test), multiplied
-            by the number of measured steps.
+            by the number of compared pairs.
     """
 
     before: StepValue
@@ -120,13 +120,24 @@ class StepSearch:
         self._left -= self.per_step
 
     def changes(self) -> list[Change]:
-        """Return the significant changes of at least `MIN_CHANGE`, in the order of the steps."""
-        found = []
-        for before, after in self._pairs():
-            p_value = min(fisher_test(before.passed, before.scored, after.passed, after.scored) * len(self.values), 1.0)
-            if abs(after.mean - before.mean) >= MIN_CHANGE and p_value <= 1 - CONFIDENCE:
-                found.append(Change(before, after, p_value))
-        return found
+        """Return the significant changes of at least `MIN_CHANGE`, in the order of the steps.
+
+        The shortest changes are found first, and changes do not overlap. A gradual change is therefore reported over
+        the shortest part of the episode in which it is significant.
+        """
+        points = [*(self.values[step] for step in sorted(self.values)), self._outcome]
+        count = len(points) * (len(points) - 1) // 2
+        candidates = []
+        for before, after in combinations(points, 2):
+            if abs(after.mean - before.mean) >= MIN_CHANGE:
+                p_value = min(fisher_test(before.passed, before.scored, after.passed, after.scored) * count, 1.0)
+                if p_value <= 1 - CONFIDENCE:
+                    candidates.append(Change(before, after, p_value))
+        found: list[Change] = []
+        for one in sorted(candidates, key=lambda one: (one.after.step - one.before.step, one.p_value)):
+            if all(one.after.step <= other.before.step or one.before.step >= other.after.step for other in found):
+                found.append(one)
+        return sorted(found, key=lambda one: one.before.step)
 
     def _pairs(self) -> list[tuple[StepValue, StepValue]]:
         points = [*(self.values[step] for step in sorted(self.values)), self._outcome]

@@ -39,6 +39,14 @@ def test_two_changes_are_located():
     assert located(found) == [(3, True), (12, True)]
 
 
+def test_gradual_change_is_reported_over_the_shortest_significant_part():
+    found = search([0.95 - 0.1 * step for step in range(10)], is_passed=False, budget=640)
+    (change, *_) = found.changes()
+    assert not change.is_located and change.difference < -0.25
+    spans = [(one.before.step, one.after.step) for one in found.changes()]
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
 def test_equal_values_have_no_change():
     alarms = [len(search([value] * 20, value > 0.5, seed=seed).changes()) for value in (0.0, 1.0) for seed in range(20)]
     assert not any(alarms)
