@@ -18,7 +18,7 @@ from reward_kit.models import Message
 from reward_kit.report.rendering import bundle
 from reward_kit.report.run_page import write_report
 from reward_kit.rl_helpers import gigpo_credit
-from reward_kit.runs.credit import assign_credit
+from reward_kit.runs.credit import assign_credit, write_section
 from reward_kit.runs.run_folder import read_credit
 from reward_kit.task_parts import CreditModel
 from tests.browser.conftest import Opened
@@ -60,7 +60,7 @@ def stored(folder: Path, walks: Mapping[str, Walk], scores: Mapping[str, float |
     episodes = [walked(name, walk, place) for place, (name, walk) in enumerate(walks.items())]
     run = make_run(folder, episodes, [score(name, value) for name, value in scores.items()])
     if credit:
-        assign_credit(run, CreditModel(estimator="gigpo", omega=0.5, gamma=0.9))
+        write_section(run, assign_credit(run, CreditModel(estimator="gigpo", omega=0.5, gamma=0.9)))
     write_report(run)
     return run
 
