@@ -18,7 +18,7 @@ from reward_kit.errors import ConfigError
 Array = npt.NDArray[Any]
 ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "gae")
 """The estimators that use only rewards, groups and states. GAE is excluded because it needs the values of a critic."""
-STATE_ESTIMATORS = ("gigpo", "hgpo", "gagpo", "g2po")
+STATE_ESTIMATORS = ("gigpo", "hgpo", "gagpo", "g2po", "graphgpo")
 """The estimators that use states."""
 
 
