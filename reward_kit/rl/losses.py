@@ -409,8 +409,8 @@ def decoupled_ppo_loss(
 
     Args:
         proximal_logprobs_BT: log-probabilities under a recent policy, usually the policy before the update.
-        behavior_logprobs_BT: log-probabilities under the policy that sampled the tokens. dual_clip: see
-        `ppo_clip_loss`.
+        behavior_logprobs_BT: log-probabilities under the policy that sampled the tokens.
+        dual_clip: see `ppo_clip_loss`.
         cap: the maximum weight.
         beyond_cap: "exclude" to exclude tokens beyond the cap, or "truncate" to truncate their weights.
 

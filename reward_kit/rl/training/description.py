@@ -29,6 +29,8 @@ _CREDIT: Mapping[str, str] = {
     "V = mean G of the group in the state",
     "graphgpo": "A = A_E + step_weight A_S, A_S = (R - mean) / std over the group's steps taken in the same state, "
     "R = distance_discount ^ (steps from the next state to success)",
+    "vine": "A = V' - V, V = mean score of rollout.continuations episodes that continue from the state; "
+    "V after the last step = score",
     "g2po": "A = A_E + step_weight A_S, A_S = norm of Q in the state + norm of Q - V in the group, Q = r + V', "
     "V = gamma mean G of the group in the state",
     "gae": "A = Σ (gamma lam)^i δ_i,  δ = r + gamma V' - V",
@@ -193,7 +195,8 @@ def _credit(plan: TrainingPlan) -> list[str]:
     formulas = _gigpo(options) if credit.estimator == "gigpo" else [_CREDIT.get(credit.estimator, "your function")]
     texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
     shown = ", ".join(f"{name} {text}" for name, text in texts.items() if options[name] is not None)
-    return [f"{credit.estimator}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {shown}"]
+    name = credit.estimator.rpartition("/")[2]  # A user's file is located by an absolute path
+    return [f"{name}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {shown}"]
 
 
 def _gigpo(options: Mapping[str, Any]) -> list[str]:
