@@ -520,9 +520,8 @@ def test_pass_at_k_is_the_slope_of_the_expected_maximum(task: TabularTask, size:
 def test_every_estimator_has_a_row_in_the_table() -> None:
     proved = {claim[0] for claim in EXACT_CLAIMS} | {formula[0] for formula in FORMULAS} | {"gae", "grpo_passk", "vine"}
     rows = [line.split("|")[1] for line in (__doc__ or "").splitlines() if line.startswith("| ")]
-    # vine needs values that only a function call can pass, so it has no name in task files.
-    named = {name for name in (*ESTIMATORS, "vine") if any(name in re.split(r"[ ,;]+", row) for row in rows)}
-    assert proved == named == {*ESTIMATORS, "vine"}
+    named = {name for name in ESTIMATORS if any(name in re.split(r"[ ,;]+", row) for row in rows)}
+    assert proved == named == set(ESTIMATORS)
 
 
 def test_estimators_note_has_the_same_table() -> None:
