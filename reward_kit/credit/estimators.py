@@ -584,6 +584,30 @@ def _weights(combination: str, omega: float | None, step_weight: float | None) -
     return 1.0, step_weight
 
 
+def measured_vine_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    gamma: float = 1.0,
+    default_step_reward: float = 0.0,
+) -> StepCredit:
+    """Call `vine_credit` with the values in `step_info["measured_value"]`, which training measures by continuations.
+
+    Raises:
+        ConfigError: If no step has a measured value.
+    """
+    step_values = [[step.step_info.get("measured_value") for step in steps] for steps in batch]
+    if any(step_values) and all(value is None for values in step_values for value in values):
+        raise ConfigError(
+            "vine requires measured values, but no step has one; in a train file, set rollout.continuations; in "
+            "Python, call vine_credit with step_values"
+        )
+    return vine_credit(
+        batch, scores, step_values, group_ids=group_ids, gamma=gamma, default_step_reward=default_step_reward
+    )
+
+
 ESTIMATORS: Mapping[str, Estimator] = {
     "gigpo": gigpo_credit,
     "grpo": grpo_credit,
@@ -599,6 +623,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "hgpo": hgpo_credit,
     "gagpo": gagpo_credit,
     "g2po": g2po_credit,
+    "vine": measured_vine_credit,
 }
 """A mapping from names to estimators.
 

@@ -2,8 +2,8 @@
 
 Lines are parsed only if the page could not show them quickly without changes. Writing the page of a large run therefore
 takes little longer than copying its files. A chunk consists of lines that start with a letter: `E` is an episode, `S`
-is its score if known, and `C` is the list of its lines in `credit.jsonl`, if any. The script of the page parses these
-lines (`objects.js`).
+is its score if known, `C` is the list of its lines in `credit.jsonl`, if any, and `V` is the list of its success
+probabilities in `counterfactual.jsonl`, if any. The script of the page parses these lines (`objects.js`).
 
 The texts of tokens are read from the `tokenizer.json` in the directory of a model, which is plain JSON. No tokenizer is
 required, and nothing is downloaded. If secrets of an episode were redacted, its token texts are omitted, since they
@@ -28,7 +28,8 @@ from reward_kit.display_text import escape_text
 from reward_kit.episodes.json_codec import TAG, from_json_value
 from reward_kit.errors import StoreError
 from reward_kit.private_files import make_private_folder
-from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
+from reward_kit.report.run_data import EpisodeOutline, RunFacts, curves_of, grouped
+from reward_kit.runs.counterfactual_file import RunCurves
 from reward_kit.runs.files import TRAINING, read_json, wrap_os_errors, write_atomically
 from reward_kit.runs.redaction import HIDDEN
 from reward_kit.runs.results import STEP, LineRange, index_credit
@@ -46,6 +47,7 @@ class StoredLines(NamedTuple):
     episode: bytes
     score: bytes | None = None
     credit: bytes = b""
+    curves: bytes = b""
 
 
 class GroupPart(NamedTuple):
@@ -69,7 +71,15 @@ def group_text(episodes: Iterable[StoredLines], fitter: LineFitter) -> bytes:
             prefix = lines.credit[1 : max(1, lines.credit.find(STEP))]
             lean = lines.credit.replace(prefix, b"") if prefix else lines.credit
             parts += b"C[", lean.strip().replace(b"\n", b","), b"]\n"
+        if lines.curves:
+            parts += b"V", lines.curves, b"\n"
     return b"".join(parts).replace(b"<", b"\\u003c")
+
+
+def curve_line(facts: EpisodeOutline, curves: RunCurves) -> bytes:
+    """Return the success probabilities of an episode as a JSON list, or b"" if they were not measured."""
+    own = [curve.model_dump(exclude={"schema_version", "rollout_id", "score"}) for curve in curves_of(facts, curves)]
+    return json.dumps(own, separators=(",", ":")).encode("ascii") if own else b""
 
 
 def split_groups(episodes: Iterable[EpisodeOutline]) -> list[GroupPart]:
@@ -110,7 +120,7 @@ class ChunkReader:
     """A reader of the stored lines in the chunks of a run. Use it as a context manager."""
 
     def __init__(self, run: RunFacts) -> None:
-        self._path, self._fitter = run.path, LineFitter(run.header)
+        self._path, self._fitter, self._curves = run.path, LineFitter(run.header), run.curves
         self._credit = index_credit(run.path)
         self.chunks = split_chunks(split_groups(run.episodes))
         lines = sum(_size(facts) for facts in run.episodes)
@@ -145,6 +155,7 @@ class ChunkReader:
             _read(self._episodes, facts.place) or b"{}",
             _read(self._scores, score.place) if score is not None else None,
             _read(self._steps, credit) or b"",
+            curve_line(facts, self._curves),
         )
 
 

@@ -16,6 +16,7 @@ from reward_kit.episodes.record import LatestAttempts, get_attempt
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.reward_agent.stats import usage_cost
 from reward_kit.rewards.judge_prompts import METRIC
+from reward_kit.runs.counterfactual_file import RunCurves, SuccessCurve, read_curves
 from reward_kit.runs.files import read_line
 from reward_kit.runs.label_file import EpisodeLabels, read_run_labels
 from reward_kit.runs.results import LineRange
@@ -86,6 +87,7 @@ class RunFacts:
     unfinished: int  # the number of episodes cut off by a limit of the run, which are not results
     labels: Mapping[str, EpisodeLabels] = field(default_factory=dict)  # keyed by rollout id
     spent: float = 0.0  # the known cost of all attempts and their judges, in US dollars
+    curves: RunCurves = field(default_factory=lambda: RunCurves({}))
 
     @property
     def repeated_cost(self) -> float:
@@ -142,7 +144,14 @@ def read_run(path: Path) -> RunFacts:
     episodes = latest.values()
     finished = [facts for facts in episodes if not facts.row.is_unfinished]
     unfinished, labels = len(episodes) - len(finished), read_run_labels(path)
-    return RunFacts(path, header, finished, latest.earlier, unfinished, labels, spent.dollars)
+    return RunFacts(path, header, finished, latest.earlier, unfinished, labels, spent.dollars, read_curves(path))
+
+
+def curves_of(facts: EpisodeOutline, curves: RunCurves) -> list[SuccessCurve]:
+    """Return the curves of an episode, excluding those of an earlier attempt or score. That of its policy is first."""
+    known = facts.row.num_steps, facts.row.score
+    own = [curve for curve in curves.curves.get(facts.row.rollout_id, ()) if (curve.steps, curve.score) == known]
+    return sorted(own, key=lambda curve: curve.continued_by != facts.row.policy)
 
 
 def outline_line(file: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -13,9 +13,10 @@ import numpy as np
 from reward_kit.agent.models import StopReason
 from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, number, r2
-from reward_kit.report.run_data import EpisodeOutline, RunFacts, grouped
+from reward_kit.report.run_data import EpisodeOutline, RunFacts, curves_of, grouped
 from reward_kit.report.run_slices import SEPARATOR, slice_names
 from reward_kit.report.timeline import RunTimeline, groups_complete
+from reward_kit.runs.counterfactual_file import RunCurves
 from reward_kit.runs.label_file import EpisodeLabels, display_label
 from reward_kit.runs.statistics import safe_mean
 from reward_kit.runs.summary import token_details
@@ -389,6 +390,7 @@ _EPISODE_COLUMNS = (
     TableColumn("scoring", "scoring took", "seconds"),
 )
 _TAG_COLUMN = TableColumn("tags", "tags", "tags", below="sample")
+_LOST_COLUMN = TableColumn("lost", "lost from step", "count")
 _LABEL_COLUMNS = (TableColumn("label", "label", "word"), TableColumn("note", "note", "text"))
 
 
@@ -455,6 +457,7 @@ def episodes_table(
     labels: Mapping[str, EpisodeLabels] | None = None,
     slices: Collection[str] | None = None,
     metrics: Sequence[str] = (),
+    curves: RunCurves | None = None,
 ) -> DataTable:
     """Return a table with a row for each episode, sorted by name.
 
@@ -464,6 +467,7 @@ def episodes_table(
         labels: the labels of users. If there are any, the table has columns for labels and notes.
         slices: the dataset columns whose values are shown together with the tags in an additional column.
         metrics: the metrics that have columns after the score.
+        curves: the measured success probabilities. If there are any, a column has the step of the largest decrease.
     """
     length = max(_SHORTEST_REASON, min(_REASON_LENGTH, _REASONS_IN_ALL // max(1, len(episodes))))
     rows: list[list[Cell]] = []
@@ -491,6 +495,9 @@ def episodes_table(
         if slices is not None:
             names = (escape_text(name, NAME_LENGTH) for name in slice_names(facts, slices))
             rows[-1].append(SEPARATOR.join(names))
+        if curves is not None:
+            lost = [one for curve in curves_of(facts, curves) if (one := curve.lost_at) is not None]
+            rows[-1].append(max(lost)[1] if lost else None)
         if labels is not None:
             word, note = display_label(labels.get(row.rollout_id, {}))
             rows[-1] += [word, escape_text(note, _REASON_LENGTH)]
@@ -504,6 +511,7 @@ def episodes_table(
         *of_metrics,
         *_EPISODE_COLUMNS[after:],
         *((_TAG_COLUMN,) if slices is not None else ()),
+        *((_LOST_COLUMN,) if curves is not None else ()),
     ]
     columns += _LABEL_COLUMNS if labels is not None else ()
     table = DataTable("episodes", "Episodes", columns, rows, has_matrix=True)

@@ -25,11 +25,12 @@ from reward_kit.report.rendering import (
     share,
     status_text,
 )
-from reward_kit.report.run_data import RunFacts, read_run
+from reward_kit.report.run_data import RunFacts, curves_of, read_run
 from reward_kit.report.run_slices import slice_columns, slice_rows
 from reward_kit.report.timeline import MOST_BARS, RunTimeline, build_timeline, covered_seconds, draw_timeline
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
+from reward_kit.runs.counterfactual_file import FILE as COUNTERFACTUALS
 from reward_kit.runs.display import metric_rows
 from reward_kit.runs.files import write_atomically
 from reward_kit.runs.label_file import EpisodeLabels
@@ -94,7 +95,9 @@ def run_page(
     metrics = figures.metric_columns(run.episodes) if metrics is None else metrics
     slices = slice_rows(run.episodes, columns, policies, run.pass_threshold)
     has_tags = bool(slices) or data.mode == "server"
-    episodes = figures.episodes_table(listed, run.pass_threshold, labels, columns if has_tags else None, metrics)
+    curves = run.curves if run.curves.curves or data.mode == "server" else None
+    tags = columns if has_tags else None
+    episodes = figures.episodes_table(listed, run.pass_threshold, labels, tags, metrics, curves)
     tables = (figures.samples_table(listed, run.pass_threshold), figures.groups_table(listed))
     spent = [figures.policy_usage(policy, run.episodes) for policy in policies]
     has_judge = any(one.judge_cost is not None or one.judge_unpriced for one in spent)
@@ -140,8 +143,8 @@ def run_page(
     return render(
         "report.html.j2",
         page,
-        styles=RUN_STYLES,
-        script=bundle(RUN_SCRIPTS) + extra_script,
+        styles=RUN_STYLES if curves is None else (*RUN_STYLES, "success.css"),
+        script=bundle(RUN_SCRIPTS if curves is None else (*RUN_SCRIPTS, "success.js")) + extra_script,
         trusted={
             "data": as_script_data(tables_data),
             "index": data.index,
@@ -187,6 +190,12 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary], status: str) -> li
         notes.append(f"{run.earlier_attempts:,} attempts were replaced by later ones; only the latest attempt counts.")
     if repeated := run.repeated_cost:
         notes.append(f"The costs below do not include {dollars(repeated)} for replaced and unfinished attempts.")
+    if run.curves.problem is not None:
+        notes.append(f"The success probabilities cannot be read: {escape_text(run.curves.problem, 400)}")
+    measured = sum(map(len, run.curves.curves.values()))
+    if foreign := measured - sum(len(curves_of(facts, run.curves)) for facts in run.episodes):
+        lines = f"{foreign:,} of {measured:,} lines of {COUNTERFACTUALS} are not shown"
+        notes.append(f"{lines}: they belong to a different run, or to an earlier attempt or score of the episode.")
     for summary in summaries:
         if unscored := summary.episodes - summary.scored:
             policy = escape_text(summary.policy, NAME_LENGTH)

@@ -24,10 +24,12 @@ from typing import Any, NamedTuple
 from reward_kit.display_text import escape_text
 from reward_kit.episodes.record import get_attempt
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, boundary
-from reward_kit.report.episode_chunks import StoredLines, split_groups
+from reward_kit.report.episode_chunks import StoredLines, curve_line, split_groups
 from reward_kit.report.episode_search import EpisodeSearch
 from reward_kit.report.rendering import NAME_LENGTH
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, RunSpending, episode_outline, score_facts
+from reward_kit.runs.counterfactual_file import FILE as COUNTERFACTUALS
+from reward_kit.runs.counterfactual_file import RunCurves, read_curves
 from reward_kit.runs.files import EPISODES, HELD_OUT_SCORE, METRICS, read_json, wrap_os_errors
 from reward_kit.runs.label_file import LABELS, EpisodeLabels, add_label, check_label
 from reward_kit.runs.results import LineRange, index_credit
@@ -37,6 +39,8 @@ from reward_kit.runs.summary import PolicySummary, summarize, summary_from_json
 # Growing files
 
 _PART = 1 << 20
+FileState = tuple[int, int, int] | None
+"""The inode, size and modification time of a file, or None if it is missing."""
 Check = Callable[[Mapping[str, Any]], None]
 
 
@@ -165,8 +169,10 @@ class WatchedRun:
         self._lock = threading.RLock()
         self._header_is_from: tuple[int, int] | None = None
         self._memory = _ReadLines(path)
-        self._credit: tuple[tuple[int, int, int] | None, Mapping[str, LineRange]] = (None, {})
+        self._credit: tuple[FileState, Mapping[str, LineRange]] = (None, {})
         self._search = EpisodeSearch(path)
+        self._curves_are_from: FileState = None
+        self.curves = RunCurves({})
         self._read_header()
 
     @property
@@ -206,8 +212,8 @@ class WatchedRun:
             latest.sort(key=lambda facts: facts.place.offset if facts.place is not None else 0)
             finished = [facts for facts in latest if not facts.row.is_unfinished]
             unfinished = len(latest) - len(finished)
-            memory, labels = self._memory, dict(self.labels)
-            return RunFacts(self.path, self.header, finished, memory.earlier, unfinished, labels, memory.spent.dollars)
+            earlier, labels, spent = self._memory.earlier, dict(self.labels), self._memory.spent.dollars
+            return RunFacts(self.path, self.header, finished, earlier, unfinished, labels, spent, self.curves)
 
     @property
     def labels(self) -> Mapping[str, EpisodeLabels]:
@@ -274,6 +280,7 @@ class WatchedRun:
                     episode=_read(files["episodes"], facts.place),
                     score=_read(files["scores"], facts.score.place) if facts.score is not None else None,
                     credit=_read(files["credit"], credit.get(facts.row.rollout_id)),
+                    curves=curve_line(facts, self.curves),
                 )
                 for facts in part.episodes
             ]
@@ -289,11 +296,9 @@ class WatchedRun:
 
     def _index_credit(self) -> Mapping[str, LineRange]:
         """Index `credit.jsonl` by episode. The file is written and read as a whole."""
-        try:
-            facts = (self.path / "credit.jsonl").stat()
-        except OSError:  # treat a damaged file as missing
+        is_from = _file_state(self.path / "credit.jsonl")
+        if is_from is None:  # treat a damaged file as missing
             return {}
-        is_from = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
         if is_from != self._credit[0]:
             self._credit = is_from, index_credit(self.path)
         return self._credit[1]
@@ -330,6 +335,7 @@ class WatchedRun:
             add_label(memory.labels, record)
             if (labeled := memory.known.get(record["rollout_id"])) is not None:
                 self._note(record["rollout_id"], labeled)
+        self._read_curves()
         return scores.is_all and episodes.is_all and labels.is_all
 
     def _forget(self) -> None:
@@ -348,6 +354,14 @@ class WatchedRun:
             raise ConfigError(f"{self.path} is a training run, which has no episodes.jsonl")
         self._header_is_from = is_from
         self.change += 1
+
+    def _read_curves(self) -> None:
+        is_from = _file_state(self.path / COUNTERFACTUALS)
+        if is_from != self._curves_are_from:
+            before, self.curves, self._curves_are_from = self.curves, read_curves(self.path), is_from
+            self.change += 1
+            for name in {*before.curves, *self.curves.curves} & self._memory.known.keys():
+                self._note(name, self._memory.known[name])
 
     def _facts_of(self, record: Mapping[str, Any], place: LineRange | None) -> EpisodeOutline:
         score = self._memory.scores_of.get((record["rollout_id"], get_attempt(record)))
@@ -397,7 +411,7 @@ _FOLDERS = (EPISODES,)
 """A value that identifies the state of a page's files."""
 _NOTE_LENGTH = 300
 _SHARE_OF_TIME = 0.05
-Signature = tuple[tuple[int, int, int] | None, ...]
+Signature = tuple[FileState, ...]
 
 
 class RunRow(NamedTuple):
@@ -478,7 +492,7 @@ class RunCatalog:
         if self._only not in (None, name) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
             return None
         path, root = self._folder / name, self._folder.resolve()
-        parts = [path, *(path / file for file in (*_FILES, "credit.jsonl", LABELS, *_FOLDERS))]
+        parts = [path, *(path / file for file in (*_FILES, "credit.jsonl", COUNTERFACTUALS, LABELS, *_FOLDERS))]
         for folder in _FOLDERS:
             with contextlib.suppress(OSError), os.scandir(path / folder) as entries:
                 parts += [Path(entry.path) for entry in entries if entry.is_symlink()]
@@ -568,14 +582,15 @@ class RunCatalog:
 
 def _signature(path: Path) -> Signature:
     """Return a value that changes when one of the files changes."""
-    states: list[tuple[int, int, int] | None] = []
-    for name in _FILES:
-        try:
-            facts = (path / name).stat()
-            states.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
-        except OSError:
-            states.append(None)
-    return tuple(states)
+    return tuple(_file_state(path / name) for name in _FILES)
+
+
+def _file_state(path: Path) -> FileState:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _with_figures(known: RunRow, summaries: Sequence[PolicySummary]) -> list[RunRow]:

@@ -373,7 +373,7 @@ class _OpenRuns:
             tables = (
                 samples_table(beside, threshold),
                 groups_table(beside),
-                episodes_table(changed, threshold, run.watch.labels, run.columns, run.metrics),
+                episodes_table(changed, threshold, run.watch.labels, run.columns, run.metrics, run.watch.curves),
             )
             rows: Event = ("rows", {table.name: table.rows for table in tables})
             return now, [*([rows] if changed else []), ("figures", {})]

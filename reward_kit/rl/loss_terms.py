@@ -7,6 +7,7 @@ contains the included tokens in order, and the axis `_Q` contains the sequences 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,6 +112,17 @@ class MaskedTokens:
                 f"{name} has the shape {tuple(values.shape)}, but loss_mask has {tuple(self.shape)}; "
                 "pass tensors of the same shape"
             )
+
+    def divided(self, name: str, ids_BT: Tensor) -> MaskedTokens:
+        """Return these tokens with each sequence divided into the tokens with equal ids."""
+        self._check_shape(name, ids_BT)
+        if ids_BT.is_floating_point():
+            raise ConfigError(f"{name} must be integers, got {ids_BT.dtype}")
+        pairs_2N = torch.stack([self.sequence_N, ids_BT.reshape(-1).index_select(0, self.indices_N)])
+        parts = copy.copy(self)
+        parts.sequence_N = torch.unique(pairs_2N, dim=1, return_inverse=True)[1]
+        parts.__dict__.pop("sequences", None)
+        return parts
 
     def pick(self, name: str, values_BT: Tensor) -> Tensor:
         """Return the values of the included tokens as (N,), in float32 or wider. `name` is used in messages."""

@@ -6,6 +6,7 @@ import datetime
 import json
 import random
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,26 @@ class Parsed(HTMLParser):
 def page_of(run: Path) -> Parsed:
     """Return the parsed page of a run."""
     return Parsed(write_report(run).read_text(encoding="utf-8"))
+
+
+def success_values(name: str, means: list[float], *, passed: bool = False, **changes: Any) -> dict[str, Any]:
+    """Return a line of `counterfactual.jsonl` with the success probability before each step; 8 continuations each."""
+    points = [*means, float(passed)]
+    values = [
+        {"step": step, "passed": round(8 * mean), "scored": 8, "mean": mean, "low": mean * 0.75, "high": mean}
+        for step, mean in enumerate(means)
+    ]
+    found = [
+        {"step": step, "next": step + 1, "before": before, "after": after, "p_value": 0.01, "action": f"act {step}"}
+        | {"instead": [{"action": "go on", "passed": 5}, {"action": "wait", "passed": 3}]}
+        for step, (before, after) in enumerate(pairwise(points))
+        if abs(after - before) > 0.5
+    ]
+    line = {"schema_version": 1, "rollout_id": name, "sample_id": "x", "policy": "p", "continued_by": "p", "seed": 0}
+    line |= {"score": float(passed), "passed": passed, "steps": len(means), "per_step": 8, "confidence": 0.95}
+    line |= {"values": values, "changes": found, "continuations": [], "cost": None, "stopped": None}
+    return line | changes
+
+
+def write_values(run: Path, *lines: dict[str, Any]) -> None:
+    (run / "counterfactual.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

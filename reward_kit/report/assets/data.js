@@ -1,6 +1,6 @@
 // The episodes of the page: stored lines, loaded on demand. A chunk is text with a line for each stored line, after a
-// letter: E an episode, then its S score and C credit; G, sent only by a server, says which part of a large group
-// follows.
+// letter: E an episode, then its S score, C credit and V success probabilities; G, sent only by a server, says which
+// part of a large group follows.
 (() => {
   const index = RK.read("index");
 
@@ -67,9 +67,10 @@
     let told = {};
     for (const line of text.split("\n")) {
       const value = line ? parsed(line.slice(1)) : null;
-      if (line[0] === "E") stored.push({ record: value, score: null, credit: [] });
+      if (line[0] === "E") stored.push({ record: value, score: null, credit: [], curves: [] });
       else if (line[0] === "S") stored.at(-1).score = value;
       else if (line[0] === "C") stored.at(-1).credit = value ?? [];
+      else if (line[0] === "V") stored.at(-1).curves = value ?? [];
       else if (line[0] === "G") told = value ?? {};
     }
     return { stored, told };

@@ -28,6 +28,7 @@
           this.bar(),
           this.head(),
           this.strip(),
+          this.success(),
           this.before(),
           this.list,
           this.after(),
@@ -106,6 +107,16 @@
 
     toldOf(step) {
       return `step ${step.index}: ${RK.cut(step.action, 80)}; reward ${RK.signed(step.reward)}, G ${RK.signed(step.ret)}, A ${RK.signed(step.A)}`;
+    }
+
+    // The success probability before the steps, if measured.
+    success() {
+      if (!RK.successCurves || !this.episode.curves.length) return null;
+      this.curves = RK.successCurves(this.episode, this.container.clientWidth, (t) => {
+        this.select(t);
+        this.reveal(t);
+      });
+      return this.curves.element;
     }
 
     creditPart() {
@@ -215,6 +226,7 @@
             el("a", { href: RK.href("episode", this.episode.id, t) }, `Step ${t}`),
             step.is_valid === false ? el("span", { class: "tag bad" }, "invalid action") : null,
             step.tool_errors.length ? el("span", { class: "tag bad" }, "tool error") : null,
+            RK.successTags?.(this.episode, t),
             el(
               "span",
               { class: "usage" },
@@ -278,7 +290,12 @@
       strip.scrollLeft = this.cells[at].offsetLeft - strip.clientWidth / 2;
       RK.replace(RK.href("episode", this.episode.id, at));
       this.drawTree();
-      if (isQuiet) return;
+      this.curves?.mark(at);
+      if (!isQuiet) this.reveal(at);
+    }
+
+    reveal(t) {
+      const card = this.cards.get(t);
       card.scrollIntoView({ block: "start" });
       card.focus({ preventScroll: true });
     }

@@ -244,7 +244,7 @@
     return figures.length ? Object.fromEntries(figures.map(([, name, value]) => [name, value])) : null;
   };
 
-  const episodeOf = ({ record, score, credit }, id, group_id, place) => {
+  const episodeOf = ({ record, score, credit, curves }, id, group_id, place) => {
     const known = record ?? {};
     const messages = messagesOf(known);
     const { steps, told } = stepsOf(known, score, credit, messages);
@@ -286,6 +286,7 @@
       steps,
       tokens: known.tokens ?? null,
       credit: told,
+      curves: curves ?? [],
     };
   };
 

@@ -27,6 +27,8 @@ _CREDIT: Mapping[str, str] = {
     "hgpo": "A = Σ w_i A_i, A_i = (G_k - mean) / std over the group's steps whose last i + 1 states are equal",
     "gagpo": "A = (B - mean) / std over the steps of a group, B = Σ (gamma lam)^i δ_i, δ = r + gamma V' - V, "
     "V = mean G of the group in the state",
+    "vine": "A = V' - V, V = mean score of rollout.continuations episodes that continue from the state; "
+    "V after the last step = score",
     "g2po": "A = A_E + step_weight A_S, A_S = norm of Q in the state + norm of Q - V in the group, Q = r + V', "
     "V = gamma mean G of the group in the state",
     "gae": "A = Σ (gamma lam)^i δ_i,  δ = r + gamma V' - V",
@@ -50,6 +52,14 @@ _LOSSES: Mapping[str, tuple[str, ...]] = {
     "gspo": (
         "L_t = max(-A s, -A clip(s, {low:g}, {high:g}))",
         "s   = exp(mean over the sequence of log π - log π_old), with the gradient of each token's own log π",
+    ),
+    "turn_gspo": (
+        "L_t = max(-A s, -A clip(s, {low:g}, {high:g}))",
+        "s   = exp(mean over the action of log π - log π_old), with the gradient of each token's own log π",
+    ),
+    "turn_ppo": (
+        "L_t = max(-A s, -A clip(s, {low:g}, {high:g}))",
+        "s   = exp(sum over the action of log π - log π_old), with the gradient of each token's own log π",
     ),
     "cispo": ("L_t = -stop_gradient(clip(r, {low:g}, {high:g})) A log π(token)", "r   = π(token) / π_old(token)"),
     "sapo": (

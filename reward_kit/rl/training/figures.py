@@ -11,7 +11,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from reward_kit.agent.branches import repeated_steps
 from reward_kit.credit.diagnostics import credit_diagnostics
 from reward_kit.episodes.json_codec import to_json_value
 from reward_kit.episodes.record import environment_return, episode_to_record, get_facts
@@ -144,7 +143,7 @@ class Meter:
     def add_collected(self, episodes: Sequence[SingleAgentEpisode]) -> None:
         """Count finished episodes."""
         self.totals["episodes"] += len(episodes)
-        self.totals["env_steps"] += sum(len(episode) - repeated_steps(episode) for episode in episodes)
+        self.totals["env_steps"] += sum(map(len, episodes))
         self.totals["sampled_tokens"] += sum(map(sampled_tokens, episodes))
 
     def add_scored(self, episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch) -> None:

@@ -26,7 +26,6 @@ from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.inputs import credit_files, file_of_code, hash_path, own_modules
-from reward_kit.runs.plan import check_costs
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
 from reward_kit.runs.task_file import (
     LocatedYaml,
@@ -267,8 +266,6 @@ def _check(
             raise ConfigError(
                 f"{located.where(('task', key))}: task.{key} has no effect, because {unused[key]} is used instead"
             )
-    check_costs(task, [], None)
-
     refusals: dict[tuple[str, str], str] = {}
     if rollout.samples_per_minibatch is not None and not config.pipeline.updates_early:
         refusals["rollout", "samples_per_minibatch"] = f"pipeline {config.pipeline.value} trains on whole batches"
@@ -281,6 +278,8 @@ def _check(
             refusals["rollout", key] = "requires pipeline: sync and engine: local, without dynamic_sampling"
     if rollout.branching is not None and rollout.continuations is not None:
         refusals["rollout", "branching"] = "cannot be combined with continuations"
+    if rollout.continuations is not None and config.reward_manager.normalization_type != "none":
+        refusals["rollout", "continuations"] = "measures scores that are not normalized; remove reward_manager"
     is_built_in = credit.estimator in ESTIMATORS  # A user's estimator may use anything
     if is_built_in and (rollout.continuations is None) == (credit.estimator == "vine"):
         why = "is required by the estimator vine" if rollout.continuations is None else "is used only by vine"

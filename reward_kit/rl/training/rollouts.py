@@ -86,6 +86,16 @@ class LockstepBarrier(AgentPolicy):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)
 
+    @property
+    def is_free(self) -> bool:  # type: ignore[override]
+        """True if actions cost nothing."""
+        return bool(self._policy.is_free)
+
+    @property
+    def knows_cost(self) -> bool:
+        """True if the reported usage of an action includes its cost."""
+        return bool(self._policy.knows_cost)
+
     def expect(self, sessions: int) -> None:
         """Make the next `sessions` sessions wait for each other."""
         self._expected, self._arrived, self._complete = sessions, 0, anyio.Event()
