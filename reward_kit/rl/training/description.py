@@ -193,7 +193,8 @@ def _credit(plan: TrainingPlan) -> list[str]:
     formulas = _gigpo(options) if credit.estimator == "gigpo" else [_CREDIT.get(credit.estimator, "your function")]
     texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
     shown = ", ".join(f"{name} {text}" for name, text in texts.items() if options[name] is not None)
-    return [f"{credit.estimator}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {shown}"]
+    name = credit.estimator.rpartition("/")[2]  # A user's file is located by an absolute path
+    return [f"{name}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {shown}"]
 
 
 def _gigpo(options: Mapping[str, Any]) -> list[str]:
