@@ -52,21 +52,21 @@ def hgpo_credit(
 ) -> StepCredit:
     """Compute hierarchy-of-groups advantages (He et al. 2026, "Hierarchy-of-Groups Policy Optimization").
 
-    Level k compares a step with the steps of its group that were taken in the same state after the same k states:
+    Level k compares a step with those steps in its group that were taken in the same state after the same k states:
 
         A_k = (G - mean(G)) / (std(G) + epsilon)      over the steps whose last k + 1 states are equal
         A   = sum_k w_k A_k,   w_k = (k + 1)^alpha / sum_k (k + 1)^alpha      for k = 0, …, history_length
 
-    A step that has no peers at level k, or that comes earlier than step k, has no A_k. The weights of its other levels
-    then sum to 1. The advantage of a step without any peers is 0. With a `history_length` of 0, the result is the A_S
-    of GiGPO.
+    A step has no A_k if it has no peers at level k or if it comes before step k. The weights of its other levels are
+    then normalized to sum to 1. The advantage of a step without any peers is 0. With a `history_length` of 0, the
+    result is the A_S of GiGPO.
 
     The authors' code (verl-agent, `recipe/hgpo`) differs in three details: its weights are (k + 2)^alpha, its standard
-    deviation divides by n instead of n - 1, and it also leaves out each level whose advantage is exactly 0. The last
-    rule makes the weights depend on the outcome of the action, which adds a bias.
+    deviation divides by n instead of n - 1, and it also omits each level whose advantage is exactly 0. Because of the
+    last rule, the weights depend on the outcome of the action, which adds a bias.
 
-    `history_length` is the largest number of earlier states that are compared, and `alpha` must not be negative. The
-    other arguments and errors are the same as for `gigpo_credit`.
+    `history_length` is the maximum number of earlier states to compare, and `alpha` must be non-negative. The other
+    arguments and errors are the same as for `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_normalization(normalization, normalization_constant, epsilon)
@@ -106,18 +106,20 @@ def gagpo_credit(
     normalization: Normalization = "std",
     normalization_constant: float | None = None,
 ) -> StepCredit:
-    """Compute generalized advantages with the values of the group (Zhu et al. 2026, GAGPO, arXiv:2605.13217).
+    """Compute generalized advantages from group values (Zhu et al. 2026, GAGPO, arXiv:2605.13217).
 
         V(s)    = the mean of G over the group's steps in state s
         delta_k = r_k + gamma V(s_{k+1}) - V(s_k)
         A_k     = delta_k + gamma lam A_{k+1}
 
-    V after the last step is 0, even if the trajectory is truncated. Finally, the A of all steps of a group are
-    normalized: (A - mean(A)) / (std(A) + epsilon). If `lam` is 1, A before the normalization is G - V(s), which is the
-    A_S of GiGPO with the normalization "mean". With smaller values, a step also profits from what other trajectories
-    reached from its next state, and A is biased if the same state has different values in different trajectories.
+    V after the last step is 0, even if the trajectory is truncated. Finally, A is normalized over all steps in a group:
+    (A - mean(A)) / (std(A) + epsilon). If `lam` is 1, the unnormalized A is G - V(s), which equals the A_S of GiGPO
+    with the normalization "mean". For smaller values of `lam`, the advantage of a step also depends on the returns that
+    other trajectories achieved from its next state. A is then biased if the same state has different values in
+    different trajectories.
 
-    The arguments and errors are the same as for `gigpo_credit` and, for `lam`, as for `gae_credit`.
+    The argument `lam` is the same as for `gae_credit`. The other arguments and errors are the same as for
+    `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_number("lam", lam, 0.0, 1.0)
@@ -158,10 +160,11 @@ def g2po_credit(
         A_S  = norm(Q_k) among the group's steps in the same state + norm(Q_k - V(s_k)) among all steps of the group
         A    = A_E + step_weight A_S
 
-    norm(x) is (x - mean(x)) / (std(x) + epsilon), and A_E is that of `gigpo_credit`. If only the last step of a
-    successful trajectory is rewarded, this agrees with the authors' code, which uses `episode_statistics` "step". The
-    code additionally subtracts a penalty for an invalid action from Q_k. The second term of A_S compares the steps of a
-    trajectory with each other too, so advantages of equal trajectories are not zero if `gamma` is less than 1.
+    norm(x) is (x - mean(x)) / (std(x) + epsilon), and A_E is defined as in `gigpo_credit`. If only the last step of a
+    successful trajectory is rewarded, the result agrees with the authors' code, which sets `episode_statistics` to
+    "step". However, their code also subtracts a penalty for an invalid action from Q_k. The second term of A_S also
+    compares steps within a trajectory, so the advantages of identical trajectories are not zero if `gamma` is less than
+    1.
 
     The arguments and errors are the same as for `gigpo_credit`.
     """

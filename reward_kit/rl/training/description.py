@@ -1,4 +1,4 @@
-"""The description of a training plan that `train --dry-run` prints: batches, credit and loss, and their values."""
+"""The description of a training plan that `train --dry-run` prints: its batches, credit and loss, with all values."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def describe_plan(plan: TrainingPlan) -> str:
 
 
 def plan_notes(plan: TrainingPlan) -> list[str]:
-    """Return notes about settings that are allowed but may not be intended."""
+    """Return notes about settings that are allowed but may be unintended."""
     estimator, groups = plan.credit.estimator, plan.samples_per_minibatch
     if estimator not in _OVER_THE_BATCH or groups == plan.config.rollout.samples_per_update:
         return []
