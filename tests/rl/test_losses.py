@@ -306,10 +306,10 @@ ONES = torch.ones(2, 3)
     [
         (
             lambda: ppo_clip_loss(ONES, ONES, torch.ones(2), ONES),
-            r"advantages has the shape \(2,\), but loss_mask has \(2, 3\)",
+            r"advantages has shape \(2,\), but loss_mask has shape \(2, 3\)",
         ),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, torch.ones(3)), r"two axes, row and token, but its shape is \(3,\)"),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=torch.ones(2)), "sequence_ids has the shape"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=torch.ones(2)), "sequence_ids has shape"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=ONES),
             r"sequence_ids must be integers, got torch.float32",
