@@ -208,7 +208,8 @@ def _gradient(loss: Loss, arrays: dict[str, Any]) -> Floats:
     if result.dim():
         shapes = f"{tuple(result.shape)}, but the batch has {tuple(log_probs.shape)} tokens"
         raise ConfigError(
-            f"loss must return a scalar, or its gradient with respect to log_probs; it returned an array of {shapes}"
+            f"loss must return a scalar, or its gradient with respect to log_probs; it returned an array of "
+            f"shape {shapes}"
         )
     if not result.requires_grad:
         return np.zeros(tuple(log_probs.shape))

@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--reward-kit-log-dir",
         metavar="DIR",
-        help="directory for the runs (default: the temporary directory of pytest)",
+        help="directory for the runs (default: pytest's temporary directory)",
     )
 
 

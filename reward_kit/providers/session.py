@@ -35,7 +35,7 @@ class ProviderSession:
     Attributes:
         notice: a function that receives a line when an endpoint goes down, recovers, or limits the rate.
         gave_up: a function that is called once, with the reason, when further requests are pointless: the endpoint has
-            not answered in time, or the key, the account or the host is rejected. The function is called outside of any
+            not answered in time, or the key, the account or the host is rejected. The function is called outside any
             request and before the waiting requests fail, so it can cancel those requests.
 
     Raises:

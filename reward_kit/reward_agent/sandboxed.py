@@ -324,7 +324,7 @@ _WAY_OUT = "if the reward needs them, run it with --sandbox in_process"
 
 
 def _with_keys(message: str) -> str:
-    """Replace the names of limits with keys of the task file, and add a hint if there is one."""
+    """Replace the names of limits with task file keys, and add a hint if one applies."""
 
     def key_of_task(match: re.Match[str]) -> str:
         name = match.group(1)

@@ -172,7 +172,7 @@ def test_episode_without_a_valid_trace_is_rejected() -> None:
     with pytest.raises(EpisodeError, match="there are tokens after the last action of a segment"):
         episode_to_trace(episode)
     for wrong in ({}, 3, {"trajectory": []}):
-        with pytest.raises(EpisodeError, match="a trace of verifiers v1 must have nodes"):
+        with pytest.raises(EpisodeError, match="a verifiers v1 trace must have nodes"):
             trace_to_episode(wrong)
 
 
