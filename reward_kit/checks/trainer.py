@@ -78,7 +78,7 @@ def check_trainer(
     """Run a trainer's advantages and loss on enumerated batches, and compare its gradient with the exact one.
 
     Nothing is sampled. In each scenario, `loss` is called once on every possible batch, and the gradients are summed,
-    weighted with the probabilities of the batches. The policy that generated the batches is also the policy that is
+    weighted by the probabilities of the batches. The policy that generated the batches is also the policy that is
     trained, so no ratio is clipped. Every token of a batch has a separate gradient. If a known formula gives the same
     gradient on all batches, the findings name its deviations from an unbiased estimate.
 

@@ -187,7 +187,7 @@ def _check_metrics(task: Path, overrides: Mapping[str, Any] | None, metrics: Ite
 
 
 def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:
-    """Return the arguments of the mark that are passed to the run. The gates are not included."""
+    """Return the mark's arguments that are passed to the run. The gates are not included."""
     from reward_kit.errors import ConfigError, did_you_mean
 
     given = {name: value for name, value in mark.kwargs.items() if name not in _GATES}

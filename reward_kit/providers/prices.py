@@ -38,7 +38,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """The price of each model, keyed by name."""
+    """The prices of each model, keyed by model name."""
 
     models: Mapping[str, Price]
 

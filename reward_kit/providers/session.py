@@ -73,7 +73,7 @@ class ProviderSession:
         return any(queue.is_down for queue in self._queues.values())
 
     def longest_wait(self) -> tuple[float, str] | None:
-        """Return how many seconds the longest-waiting request has waited, and a description of that request.
+        """Return the waiting time of the longest-waiting request in seconds, and a description of that request.
 
         Return None if there are no requests.
         """

@@ -179,7 +179,7 @@ def test_episode_without_a_valid_trace_is_rejected() -> None:
 def test_modified_trace_is_rejected() -> None:
     trace = episode_to_trace(spoken("user", "assistant", "user"))
     trace["nodes"][2]["sampled"] = True
-    with pytest.raises(EpisodeError, match=r"of its model messages are \[1, 2\], but were \[1\]"):
+    with pytest.raises(EpisodeError, match=r"of its model messages are \[1, 2\], but they were \[1\]"):
         trace_to_episode(trace)
 
 

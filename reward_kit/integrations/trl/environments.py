@@ -213,7 +213,7 @@ class EnvironmentFactory:
     The resources of a row are forks of one resource.
 
     Attributes:
-        environment_class: the class of the environments, which has a method for each tool.
+        environment_class: the class of the environments. It has a method for each tool.
         tools: the tools of the example row in OpenAI format.
     """
 

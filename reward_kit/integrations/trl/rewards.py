@@ -118,7 +118,7 @@ def as_trl_reward(
     max_concurrency: int = 16,
     group_size: int | None = None,
 ) -> TRLReward:
-    """Return a reward function for `reward_funcs` of `GRPOTrainer` and of other TRL trainers.
+    """Return a reward function for the `reward_funcs` of `GRPOTrainer` and other TRL trainers.
 
     Args:
         reward: a `@reward_function`, a plain function with the same signature, or a `compute_score` as in verl. Each of

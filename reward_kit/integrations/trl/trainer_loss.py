@@ -1,4 +1,4 @@
-"""The advantages and the loss of a TRL trainer, as a loss for `check_trainer`."""
+"""A TRL trainer's advantages and loss, wrapped as a loss for `check_trainer`."""
 
 from __future__ import annotations
 

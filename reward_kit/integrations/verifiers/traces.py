@@ -412,7 +412,7 @@ def trace_advantages(trace: Any) -> list[list[float] | None]:
 def trace_score(trace: Any) -> float | None:
     """Return the weighted sum of a trace's rewards, or None if the trace failed or a reward is missing.
 
-    `Trace.reward` of verifiers skips missing rewards, so it would be 0.0 for an unscored trace.
+    verifiers' own `Trace.reward` skips missing rewards, so it would be 0.0 for an unscored trace.
 
     Raises:
         EpisodeError: If the value is not a trace.
