@@ -258,7 +258,9 @@ class RewardEndpoint:
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
             raise ProviderError(f"{url} failed: {self._excerpt(error)}") from error
         except aiohttp.ClientConnectorError as error:
-            raise UnreachableError(f"{url} refused the connection; is the server running?") from error
+            raise UnreachableError(
+                f"{url} cannot be reached ({error.os_error.strerror or error.os_error}); is the server running?"
+            ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise TransientError(f"{url} dropped the connection: {self._excerpt(error)}") from error
         if status == 200:

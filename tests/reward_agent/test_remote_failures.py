@@ -143,7 +143,7 @@ class TestRetried:
         async with RemoteReward(url, about(), api_key=KEY, request_options=request_options()) as reward:
             scored = await reward.score(ScoringRequest("r", []))
         assert scored.failure is not None and scored.failure.failure_class == "provider_error"
-        assert "refused the connection; is the server running?" in scored.failure.message
+        assert "cannot be reached (Connect" in scored.failure.message
 
 
 class TestNotRetried:
