@@ -57,8 +57,8 @@ class LoopThread:
     Args:
         name: the thread's name.
         context: a context manager that is entered when the thread starts and exited on close. Both happen in one task,
-            as task groups require. Every coroutine sees the context variables that the context manager sets and those
-            of the caller of `run`.
+            as task groups require. Every coroutine sees the context variables set by the context manager and those of
+            `run`'s caller.
     """
 
     def __init__(self, name: str, context: AbstractAsyncContextManager[Any] | None = None) -> None:

@@ -214,7 +214,7 @@ class boundary:
 
     Args:
         error_type: the type to raise.
-        what: the operation, which is named in the message ("tool 'move'").
+        what: the operation to name in the message, such as "tool 'move'".
 
     Raises:
         RewardKitError: the original exception if it already is a `RewardKitError`; otherwise an `error_type` whose

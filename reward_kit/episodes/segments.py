@@ -54,7 +54,7 @@ class Turn(NamedTuple):
         logprobs: (N,) log-probabilities under the sampling distribution; None if unknown.
         policy_version: the version of the weights that sampled the tokens; None if unknown.
         segment_reason: the reason why the context was rewritten before this turn; None if it was not rewritten.
-        allowed_ids: (N,) for each token, the ids that were allowed, or None if any id was; None if no token was
+        allowed_ids: (N,) the ids that were allowed for each token, where None means all ids; None if no token was
             restricted.
     """
 
@@ -126,11 +126,11 @@ class EpisodeTokens:
             step: the action's index in its episode.
             prompt_ids: (P,) the whole prompt that the model read.
             token_ids: (N,) the sampled ids.
-            logprobs: (N,) log-probabilities under the sampling distribution; None if unknown, in which case NaN is
-                stored.
+            logprobs: (N,) log-probabilities under the sampling distribution; None if unknown; NaN is then stored.
             policy_version: the version of the weights that sampled the tokens.
-            reason: the reason why the context was rewritten, used if `prompt_ids` does not extend the stored ids.
-            allowed_ids: (N,) for each token, the ids that were allowed, or None if any id was; None if no token was
+            reason: the reason why the context was rewritten. It is used only if `prompt_ids` does not extend the stored
+                ids.
+            allowed_ids: (N,) the ids that were allowed for each token, where None means all ids; None if no token was
                 restricted.
 
         Raises:
