@@ -83,7 +83,7 @@ class LoopThread:
         """Run a coroutine and return its result. If the caller is interrupted, the coroutine is cancelled."""
         try:
             if self._pid != os.getpid():  # Check this before taking the lock, which a fork may copy while it is held.
-                raise RewardKitError(f"{self._name}: not available in a forked process; create a new instance there")
+                raise RewardKitError(f"{self._name} is not available in a forked process; create a new instance there")
             with self._lock:
                 if self._is_closed:
                     raise RewardKitError(f"{self._name} is closed")

@@ -316,7 +316,7 @@ class TaskDefinitionModel(BaseModel):
         default_factory=dict, description="keyword parameters of the reward function, the same for all calls"
     )
     custom_reward_function: CustomRewardModel | None = Field(
-        default=None, description="the reward in verl's form, instead of reward_function_path and reward_options"
+        default=None, description="the reward in verl's format, instead of reward_function_path and reward_options"
     )
     rewards: NamedRewardModels | None = Field(
         default=None,

@@ -38,7 +38,7 @@ class RewardFunction:
     ) -> None:
         if mode != "local":
             raise ConfigError(
-                f"RewardFunction(mode={mode!r}) is not supported; score with a RemoteReward, "
+                f"RewardFunction(mode={mode!r}) is not supported; score with a RemoteReward; "
                 "see docs/migrating/reward_kit.md"
             )
         if (func is None) == (func_path is None):

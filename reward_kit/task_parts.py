@@ -156,7 +156,7 @@ class SandboxLimitsModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     cpu_s: float | None = Field(default=None, gt=0, description="seconds of CPU time; default: limits.reward_time_s")
-    memory_mb: int | None = Field(default=None, ge=16, description="MiB in addition to preloaded modules; default 512")
+    memory_mb: int | None = Field(default=None, ge=16, description="MiB, not counting preloaded modules; default 512")
     processes: int | None = Field(default=None, ge=0, description="processes that the reward may start; default 0")
     open_files: int | None = Field(default=None, ge=8, description="open file descriptors; default 64")
     disk_mb: int | None = Field(default=None, ge=1, description="MiB of files that the reward may write; default 16")
@@ -193,7 +193,8 @@ class RunLimitsModel(BaseModel):
     outage_time_s: float | None = Field(
         default=None,
         gt=0,
-        description="seconds to wait for a model endpoint that is down; default: 600, less before its first response",
+        description="seconds to wait for a model endpoint that is down; default: 600, or less "
+        "before the endpoint's first response",
     )
 
 

@@ -195,7 +195,7 @@ def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step
         EpisodeError: the number of entries differs from the number of tokens, or a sampled token was not allowed.
     """
     if len(allowed) != len(token_ids):
-        raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(allowed)} entries of allowed_ids")
+        raise EpisodeError(f"step {step} has {len(token_ids)} token ids but {len(allowed)} entries in allowed_ids")
     arrays: dict[int, Ids] = {}
     sets: list[Ids | None] = []
     for token, given in zip(token_ids, allowed, strict=True):
@@ -210,7 +210,7 @@ def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step
             arrays[id(given)] = ids
         index = int(ids.searchsorted(token))
         if index == len(ids) or ids[index] != token:
-            raise EpisodeError(f"step {step}: sampled token {token} is not among the {len(ids)} allowed ids")
+            raise EpisodeError(f"step {step}: the sampled token {token} is not among the {len(ids)} allowed ids")
         sets.append(ids)
     return sets
 

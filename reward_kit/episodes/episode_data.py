@@ -105,7 +105,7 @@ def check_state(
         known = f"version{'s' if len(versions) > 1 else ''} {' and '.join(map(str, versions))}"
         raise EpisodeError(f"the episode state has version {version!r}, but this release reads only {known}")
     if missing := {*needed} - state.keys():
-        raise EpisodeError(f"episode state: missing {', '.join(sorted(missing))}")
+        raise EpisodeError(f"the episode state is missing {', '.join(sorted(missing))}")
     for name, kinds in types.items():
         if not isinstance(state[name], kinds):
             raise EpisodeError(f"episode state: {name} must be {type_name(kinds[0]())}, got {state[name]!r:.80}")

@@ -327,7 +327,7 @@ class MultiAgentEpisode(MultiAgentRecord):
     def _check_step(
         self, observations: ByAgent, actions: ByAgent, rewards: ByAgent, infos: ByAgent, flags: Flags
     ) -> None:
-        """Check a step across agents. Each agent's own part is checked by its track."""
+        """Check a step across agents. Each agent's part is checked by that agent's track."""
         if self.is_terminated or self.is_truncated:
             raise EpisodeError(f"episode {self.id_} is over ({self.size()}); no further step can be added")
         if not self._tracks and not self.env_t and self._start_time is None:

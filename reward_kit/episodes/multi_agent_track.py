@@ -327,10 +327,10 @@ class AgentTrack:
         times, agent = self.env_ts, self.episode.agent_id
         if len(times) != len(self.episode.observations.data):
             raise EpisodeError(
-                f"agent {agent!r}: {len(self.episode.observations.data)} observations but {len(times)} times"
+                f"agent {agent!r} has {len(self.episode.observations.data)} observations but {len(times)} times"
             )
         if any(a >= b for a, b in pairwise(times)) or times[0] < first or times[-1] > env_t:
-            raise EpisodeError(f"agent {agent!r}: the times {times!r:.200} do not ascend from {first} to {env_t}")
+            raise EpisodeError(f"agent {agent!r}: the times {times!r:.200} do not increase from {first} to {env_t}")
         # If an action hangs at the start of the chunk, the part begins with the earlier observation to which it
         # responds.
         before = bisect_left(times, start)

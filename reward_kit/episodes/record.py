@@ -152,7 +152,7 @@ def episode_from_record(record: Mapping[str, Any]) -> SingleAgentEpisode:
     try:
         return _read(record)
     except KeyError as error:
-        raise EpisodeError(f"episode record {record.get('rollout_id')!r}: missing {error}") from None
+        raise EpisodeError(f"episode record {record.get('rollout_id')!r} is missing {error}") from None
 
 
 def _read(record: Mapping[str, Any]) -> SingleAgentEpisode:
