@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import anyio
-
 from reward_kit.agent.actions import as_text
 from reward_kit.agent.models import History, read_log_probs
 from reward_kit.agent.policy_interface import PastTurn, PolicyOutput, get_tool_calls
@@ -68,7 +66,8 @@ class Branch(GroupStart):
         kind: type[ForkableResource] | None = None,
         before: Branch | None = None,
     ) -> None:
-        seeds = get_facts(episode).get("seeds")
+        facts = get_facts(episode)
+        seeds = facts.get("seeds")
         if not seeds or len(episode.assistant_turns) != len(episode):
             raise ConfigError(
                 f"episode {episode.id_} cannot be continued, because its record has no seeds or no messages of the "
@@ -84,11 +83,16 @@ class Branch(GroupStart):
         identity = (episode.id_, step, policy_label, seed)
         self.group_id = f"{episode.id_}-at-{step}-{derive_seed('branch', *identity) & 0xFFFFFFFF:08x}"
         self._recorded, self._recorded_seeds, self._identity, self._tools = episode, Seeds(**seeds), identity, tools
+        # A continuation draws its noise from several seeds, one after another.
+        continues = (facts.get("start") or {}).get("continues")
+        self._noise_seeds = [(t, seed) for t, seed in (continues or {}).get("noise_seeds") or [(0, seeds["noise"])]]
+        self._noise_seeds = [(t, seed) for t, seed in self._noise_seeds if t <= step]
         self._before = before
         self._reached = 0  # the step in which a new base begins
         self._specs: list[list[ToolSpec] | None] = []  # by repeated step
         self._observation = ""
         self._past: Past | None = None
+        self._failure: EnvironmentFailure | None = None  # why no continuation can start
 
     def identity(self, rollout_index: int) -> EpisodeStart:
         """Return the start of the continuation with this index, without a resource."""
@@ -110,11 +114,16 @@ class Branch(GroupStart):
         if self._past is None:  # the task has no resource
             specs = await Toolbox(self._task, None, self._tools).specs()
             self._past = self._make_past([specs] * self.step)
-        return replace(start, past=self._past)
+        noise_seeds = self._noise_seeds
+        if self._task.noise == "independent":
+            noise_seeds = [*noise_seeds, (self.step, start.seeds.noise)]
+        return replace(start, past=replace(self._past, noise_seeds=tuple(noise_seeds)))
 
     async def _make_base(
         self, kind: type[ForkableResource], config: dict[str, object], seeds: Seeds
     ) -> ForkableResource:
+        if self._failure is not None:
+            raise self._failure
         before = self._before
         if before is not None and before._base is not None and before.step <= self.step:
             async with before._lock:
@@ -126,27 +135,34 @@ class Branch(GroupStart):
         return await super()._make_base(kind, config, seeds)
 
     async def _advance(self, resource: ForkableResource, seeds: Seeds) -> None:
+        try:
+            await self._repeat_steps(resource)
+        except EnvironmentFailure as error:
+            self._failure = error
+            raise
+
+    async def _repeat_steps(self, resource: ForkableResource) -> None:
         recorded, toolbox = self._recorded, Toolbox(self._task, resource, self._tools)
         specs, first, observation = self._specs[: self._reached], self._reached, self._observation
-        if first == 0:
-            await self._reseed(resource, self._recorded_seeds)
-            if self._task.observation:
-                with self._call("get_observation"):
-                    observation = as_text(await resource.get_observation())
+        if first == 0 and self._task.observation:
+            with self._call("get_observation"):
+                observation = as_text(await resource.get_observation())
+        noise_seeds = dict(self._noise_seeds)
         for t in range(first, self.step + 1):
+            if t in noise_seeds:
+                await super()._reseed(resource, noise_seeds[t])
             self._compare(t, "the state key", recorded.get_infos(t).get("state_key"), await self._state_key(resource))
             if t < self.step:
                 specs.append(await toolbox.specs())
-                with anyio.fail_after(self._task.limits.environment_time_s):
-                    await self._repeat(t, toolbox)
+                await self._repeat(t, toolbox)
         if self._past is None:
             self._observation, self._specs = observation, specs
             self._past = self._make_past(specs)
 
-    async def _reseed(self, resource: ForkableResource, seeds: Seeds) -> None:
+    async def _reseed(self, resource: ForkableResource, seed: int) -> None:
         # With shared noise, all continuations draw the numbers that the recorded episode would have drawn.
-        if seeds is self._recorded_seeds or self._task.noise == "independent":
-            await super()._reseed(resource, seeds)
+        if self._task.noise == "independent":
+            await super()._reseed(resource, seed)
 
     async def _repeat(self, t: int, toolbox: Toolbox) -> None:
         """Execute the calls of a recorded step, and compare their results."""
@@ -193,17 +209,17 @@ class Branch(GroupStart):
         return Past(episode, tuple(turns), recorded.id_, self._observation)
 
 
-def repeated_steps(episode: SingleAgentEpisode) -> int:
-    """Return the number of steps that an episode has repeated from a recorded one, or 0 if it continues none."""
+def new_part(episode: SingleAgentEpisode) -> SingleAgentEpisode:
+    """Return an episode without the steps that it has repeated from a recorded one. They become context."""
     continues = (get_facts(episode).get("start") or {}).get("continues")
-    return continues["step"] if continues else 0
+    return episode[continues["step"] :] if continues else episode
 
 
-def check_started(episode: SingleAgentEpisode, step: int) -> None:
-    """Raise the failure of an episode that should continue another from `step`, if it failed before its first action.
+def check_started(episode: SingleAgentEpisode) -> None:
+    """Raise the failure of a continuation that could not start.
 
     Such an episode says nothing about the step, so it must not count as an unsuccessful one.
     """
     failure = get_facts(episode)["failure"]
-    if failure and len(episode) <= step:
+    if failure and not episode.is_reset:
         raise Failure.from_json(failure).to_exception()

@@ -152,7 +152,7 @@ class LiveEpisode:
                 "fork": start.fork,
                 "state_key": start.state_key,
                 "verified": start.verified,
-                **({"continues": {"rollout_id": past.rollout_id, "step": len(past.episode)}} if past else {}),
+                **({"continues": _origin(past)} if past else {}),
             },
             sample=dict(start.sample.row),
             ground_truth=start.sample.ground_truth,
@@ -173,3 +173,8 @@ class LiveEpisode:
         if self.user_usage:
             facts["user_usage"] = dict(self.user_usage)
         self.episode.custom_data.update(facts)
+
+
+def _origin(past: Past) -> dict[str, Any]:
+    noise_seeds = [list(pair) for pair in past.noise_seeds]
+    return {"rollout_id": past.rollout_id, "step": len(past.episode), "noise_seeds": noise_seeds}

@@ -165,7 +165,7 @@ class StepData(BaseModel):
         is_done: True in the last step of an episode.
         step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, and the results of
             tools. `state_and_results` combines the state key with the results seen so far, if the state key does not
-            cover them. `is_repeated` is True if the episode continues a recorded one after this step.
+            cover them.
         base_reward: the reward of this step, or None.
         advantage: the advantage of the action. None if credit has not been assigned, or if the episode has no score.
         return_to_go: the target for the critic. If the policy reported a value V, it is A + V, otherwise G_k, the
@@ -199,8 +199,7 @@ class StepData(BaseModel):
 def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
     """Return the steps of an episode. They share the messages and tokens of the episode."""
     turns, rewards = episode.tokens.turns(), episode.environment_rewards()
-    facts = get_facts(episode)
-    group_id, continues = facts.get("group_id"), (facts.get("start") or {}).get("continues")
+    group_id = get_facts(episode).get("group_id")
 
     def output(key: str, t: int) -> Any:
         return episode.get_extra_model_outputs(key, t) if key in episode.extra_model_outputs else None
@@ -210,8 +209,6 @@ def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
         info = {**episode.get_infos(t + 1), "environment_reward": rewards[t], "assistant_turn_index": t}
         # The keys belong to the state in which the action was taken; the next info contains those of the next state.
         info |= {key: episode.get_infos(t).get(key) for key in STATE_KEYS} | {"group_id": group_id}
-        if continues and t < continues["step"]:
-            info["is_repeated"] = True
         is_last = t == len(episode) - 1
         if is_last:
             info |= {"terminated": episode.is_terminated, "truncated": episode.is_truncated}

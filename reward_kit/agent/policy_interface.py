@@ -181,7 +181,8 @@ class AgentPolicy(ABC):
     async def resume(self, turns: Sequence[PastTurn]) -> None:
         """Continue an episode as if this session had already taken these turns.
 
-        This is called once, after `open`, when a new episode continues a recorded one. By default, `get_action` is
+        This is called once on the session that `open` returned, when a new episode continues a recorded one. A policy
+        that is its own session has no state and is not called. By default, `get_action` is
         called for each turn and must return the recorded action. A session that calls a model or draws random numbers
         should override this method. If it needs nothing but the conversation, the body is `return`.
 

@@ -373,7 +373,7 @@ class RLRolloutWorker:
                 barrier.expect(n)
             episodes = await gather(collect, range(n))
         for continued in episodes:
-            check_started(continued, step)
+            check_started(continued)
         return episodes
 
     def branch(
@@ -533,12 +533,12 @@ class RLRolloutWorker:
 
     async def _resume(self, live: LiveEpisode, past: Past, session: AgentPolicy, user: UserSession | None) -> None:
         """Continue after the steps of a recorded episode."""
-        live.resume(past)
         with boundary(PolicyError, f"resume of {self.policy_label}"), anyio.fail_after(self._policy_limit(live)[0]):
             if session is not self.agent_policy:
                 await session.resume(past.turns)
             if user is not None:
                 await user.resume(past)
+        live.resume(past)
 
     async def _observe(self, resource: ForkableResource | None) -> str:
         """Return the first observation of the environment, or "" if it has none or the task hides it."""

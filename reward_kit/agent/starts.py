@@ -111,12 +111,14 @@ class Past:
         turns: the turns of the policy in these steps.
         rollout_id: the id of the recorded episode.
         observation: the first observation of the environment, or "".
+        noise_seeds: the seeds of the noise, each with the step before which it takes effect.
     """
 
     episode: SingleAgentEpisode
     turns: tuple[PastTurn, ...]
     rollout_id: str
     observation: str
+    noise_seeds: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ class GroupStart:
                     f"{type(resource).__name__}: a fork has the state key {key}, but the original has "
                     f"{self._key}; fork() does not copy the state"
                 )
-            await self._reseed(resource, start.seeds)
+            await self._reseed(resource, start.seeds.noise)
             on_error.pop_all()
         return replace(start, group_id=self._group_of(key), state_key=key)
 
@@ -267,9 +269,9 @@ class GroupStart:
         """Move a resource from the start of an episode to the start of this group. Here, the two are the same."""
         return
 
-    async def _reseed(self, resource: ForkableResource, seeds: Seeds) -> None:
+    async def _reseed(self, resource: ForkableResource, seed: int) -> None:
         with self._call(f"reseed_noise of {type(resource).__name__}"):
-            await resource.reseed_noise(seeds.noise)
+            await resource.reseed_noise(seed)
 
     async def _fork_shared(self, shared: SharedEnvironment) -> ForkableResource:
         async with shared.lock:

@@ -317,16 +317,16 @@ def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Pa
     return path, header, args, own
 
 
-def refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool) -> None:
-    """Reject changed inputs of a resumed run, or report them with --force, since results would not be comparable."""
+def refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool, use: str = "resumed") -> None:
+    """Reject a run whose inputs changed, or report the changes with --force, since results would not be comparable."""
     changes = "\n".join(differences(path, header.digests, task.digests, task.inputs))
     if changes and not force:
         raise ConfigError(
-            f"{path} cannot be resumed, because its inputs changed:\n{changes}\n"
+            f"{path} cannot be {use}, because its inputs changed:\n{changes}\n"
             "Start a new run, undo the changes, or continue anyway with --force"
         )
     if changes:
-        echo(f"--force: resuming {path} although its inputs changed:\n{changes}", err=True)
+        echo(f"--force: {path} is {use} although its inputs changed:\n{changes}", err=True)
 
 
 def with_run_limits(

@@ -38,18 +38,18 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.report.run_page import write_page
 from reward_kit.runs.counterfactual import (
     Counterfactual,
-    CounterfactualWorker,
     MeasuredEpisode,
     choose_episodes,
     open_measuring,
     write_result,
 )
 from reward_kit.runs.counterfactual_file import FILE, read_counterfactuals
-from reward_kit.runs.plan import NamedPolicy, RunArgs, RunPlan, plan_run
+from reward_kit.runs.plan import RunArgs, RunPlan, plan_run
 from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
 from reward_kit.runs.step_search import Change, StepValue
 from reward_kit.runs.task_file import parse_override
 from reward_kit.runs.tasks import load_task
+from reward_kit.task_parts import RunLimitsModel
 
 _SECTIONS = {
     "Episodes": ("limit", "log_dir"),
@@ -118,19 +118,18 @@ def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any
     path = run_or_newest(run, log_dir)
     if is_open_elsewhere(path):
         raise StoreError(f"{path} is open in another process; wait until it has finished")
-    results: list[Counterfactual] = []
     with contextlib.redirect_stdout(sys.stderr):
         plan, traffic, chosen = _prepare(path, episode, options)
-        for named in plan.policies:
-            of_policy = [one for one in chosen if len(plan.policies) == 1 or one.row.policy == named.label]
-            if of_policy:
-                anyio.run(_measure_all, path, plan, named, traffic, of_policy, options["continuations"], results)
+        results = anyio.run(_measure_all, path, plan, traffic, chosen, options["continuations"])
     if options["as_json"]:
         echo_json({"run": str(path), "episodes": [result.to_json() for result in results]})
     else:
         console = SafeConsole()
         for result in results:
             _show(console, result)
+    if not results:
+        note_console().print("nothing was measured")
+        return
     note_console().print(f"Written to {path / FILE}")
     note_page(*write_page(path))
 
@@ -148,7 +147,8 @@ def _prepare(
     overrides = dict(parse_override(item) for item in options["overrides"])
     args = RunArgs.from_header(header)
     hidden = report_hidden_secrets(header.overrides, overrides, ", or set it in the environment")
-    args = args.with_changes(overrides, options["base_url"], hidden)
+    kept = {key: value for key, value in args.overrides.items() if not key.startswith("run_limits.")}
+    args = replace(args, overrides=kept).with_changes(overrides, options["base_url"], hidden, "why")
     typed = {**overrides, **keys_for_trust([options["policy"]] if options["policy"] else [], options["base_url"])}
     stored = {**header.overrides, **keys_for_trust(header.policies, header.base_url)}
     own = set() if require_trust_in_file(args.task_path, typed, stored) else {*args.overrides} - {*overrides}
@@ -162,9 +162,10 @@ def _prepare(
     chosen = choose_episodes(path, header, episode, options["limit"])
     traffic = ProviderSession()
     task = load_task(args.task_path, args.overrides, stored=own)
-    refuse_changes(path, header, task, options["force"])
-    # The limits of the run are not those of its continuations.
-    task = with_run_limits(task, None, overrides, options["max_cost"])
+    refuse_changes(path, header, task, options["force"], "examined")
+    # The limits of the run are not limits of its continuations.
+    definition = task.definition.model_copy(update={"run_limits": RunLimitsModel()})
+    task = with_run_limits(replace(task, definition=definition), None, overrides, options["max_cost"])
     args = replace(args, seed=options["seed"])
     plan = plan_run(task, args, max_concurrency=options["max_concurrency"], traffic=traffic)
     unknown = {one.row.policy for one in chosen} - {named.label for named in plan.policies}
@@ -176,15 +177,15 @@ def _prepare(
 async def _measure_all(
     path: Path,
     plan: RunPlan,
-    named: NamedPolicy,
     traffic: ProviderSession,
     chosen: Sequence[MeasuredEpisode],
     continuations: int,
-    results: list[Counterfactual],
-) -> None:
-    worker: CounterfactualWorker
-    async with open_measuring(plan, named, traffic) as worker:
+) -> list[Counterfactual]:
+    """Measure the episodes, and write each result."""
+    results: list[Counterfactual] = []
+    async with open_measuring(plan, traffic) as workers:
         for one in chosen:
+            worker = workers[one.row.policy] if len(workers) > 1 else next(iter(workers.values()))
             episode = episode_at(path, one.offset)
 
             def report(value: StepValue, id_: str = episode.id_) -> None:
@@ -197,11 +198,13 @@ async def _measure_all(
                     raise
                 echo(f"{episode.id_}: not measured: {error}", err=True)
                 continue
-            write_result(path, result, plan.redaction)
-            results.append(result)
+            if result.values:
+                write_result(path, result, plan.redaction)
+                results.append(result)
             if result.stopped is not None:
-                echo(f"stopped at a limit of the run: {result.stopped}", err=True)
-                return
+                echo(f"stopped at a limit: {result.stopped}", err=True)
+                break
+    return results
 
 
 def _show(console: SafeConsole, result: Counterfactual) -> None:

@@ -59,6 +59,7 @@ __all__ = [
     "token_entropies",
     "token_logprobs",
     "truncated_importance_weights",
+    "turn_clip_loss",
     "value_loss",
     "within_cap",
 ]
@@ -66,6 +67,7 @@ BeyondCap = Literal["exclude", "truncate"]
 Level = Literal["token", "sequence"]
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+", "abs"]
 Divergence = Literal["tv", "kl"]
+TurnRatio = Literal["mean", "product"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clipped to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 
@@ -160,8 +162,57 @@ def gspo_loss(
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
     log_ratio_Q = _cut(tokens.sequence_means(log_ratio_N.detach()))
-    logprobs_N = tokens.pick("logprobs", logprobs_BT)
-    ratio_N = (log_ratio_Q[tokens.sequence_N] + (logprobs_N - logprobs_N.detach())).exp()
+    ratio_N = _shared_ratio(log_ratio_Q[tokens.sequence_N], tokens.pick("logprobs", logprobs_BT))
+    loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
+    measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(log_ratio_Q.exp(), log_ratio_N, tokens)
+    return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
+
+
+def turn_clip_loss(
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    loss_mask_BT: Tensor,
+    turn_ids_BT: Tensor,
+    *,
+    ratio: TurnRatio = "mean",
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    weights_BT: Tensor | None = None,
+    aggregation: Aggregation = "token-mean",
+    global_batch: GlobalBatch | None = None,
+    sequence_ids_BT: Tensor | None = None,
+) -> Loss:
+    """Return the clipped surrogate loss with one ratio, and one clipping decision, for each turn of a conversation.
+
+        "mean"     s_k = exp(mean over the tokens of turn k of logprobs - old_logprobs), the exponent clipped to ±20
+        "product"  s_k = exp(sum over the tokens of turn k of logprobs - old_logprobs), the exponent clipped to ±20
+        r_t = sg[s_k] exp(logprobs_t - sg[logprobs_t])     the value s_k with the gradient s_k ∇logprobs_t
+        L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high)), with the dual clip of `ppo_clip_loss`
+
+    "mean" is Turn-PPO (Li et al. 2025, arXiv:2511.20718, equation 4) and the ratio of GAGPO (`gagpo_credit`). If a
+    sequence has one turn, it is `gspo_loss`. "product" is the ratio of the probabilities of the whole turn. With the
+    aggregation "seq-mean-token-sum", its gradient is that of PPO with turns as actions: the mean over sequences of the
+    sum over turns of max(-A s, -A clip(s)). The logarithm of the product grows with the length of the turn, so it
+    requires a wider clip range. If each turn has one token, both are `ppo_clip_loss`.
+
+    Args:
+        turn_ids_BT: an integer for each token. Tokens of a sequence with the same id form a turn.
+        ratio: how the ratios of the tokens of a turn are combined: their geometric mean, or their product.
+        dual_clip: the bound on the loss of a token with a negative advantage and a large ratio. None means no bound.
+
+    Returns:
+        The loss with the diagnostics of `ppo_clip_loss`, except that `ratio_…` and `effective_sample_size` count turns.
+    """
+    clip = ClipRange(clip_low, clip_high, dual_clip).checked()
+    check_choice("ratio", ratio, get_args(TurnRatio))
+    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
+    turns = tokens.divided("turn_ids", turn_ids_BT)
+    log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
+    reduce = turns.sequence_means if ratio == "mean" else turns.sequence_sums
+    log_ratio_Q = _cut(reduce(log_ratio_N.detach()))
+    ratio_N = _shared_ratio(log_ratio_Q[turns.sequence_N], tokens.pick("logprobs", logprobs_BT))
     loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
     measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(log_ratio_Q.exp(), log_ratio_N, tokens)
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
@@ -358,8 +409,8 @@ def decoupled_ppo_loss(
 
     Args:
         proximal_logprobs_BT: log-probabilities under a recent policy, usually the policy before the update.
-        behavior_logprobs_BT: log-probabilities under the policy that sampled the tokens. dual_clip: see
-        `ppo_clip_loss`.
+        behavior_logprobs_BT: log-probabilities under the policy that sampled the tokens.
+        dual_clip: see `ppo_clip_loss`.
         cap: the maximum weight.
         beyond_cap: "exclude" to exclude tokens beyond the cap, or "truncate" to truncate their weights.
 
@@ -393,6 +444,11 @@ def _inputs(
 
 def _cut(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # no gradient beyond this range
+
+
+def _shared_ratio(log_ratio_N: Tensor, logprobs_N: Tensor) -> Tensor:
+    """Return the exponentials of shared log-ratios, each with the gradient of the token's own log-probability."""
+    return (log_ratio_N + (logprobs_N - logprobs_N.detach())).exp()
 
 
 def _clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipRange) -> Tensor:

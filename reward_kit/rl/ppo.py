@@ -58,6 +58,7 @@ from reward_kit.rl.losses import (
     ppo_clip_loss,
     sapo_loss,
     truncated_importance_weights,
+    turn_clip_loss,
     value_loss,
     within_cap,
 )
@@ -583,6 +584,19 @@ def _policy_loss(logprobs_N: Tensor, part: MicroBatch, config: PPOConfig, over: 
     if config.loss == "ppo":
         return ppo_clip_loss(
             new, old, advantages, clip_low=low, clip_high=high, dual_clip=clip.dual, weights_BT=weights, **over
+        )
+    if config.loss in ("turn_gspo", "turn_ppo"):
+        return turn_clip_loss(
+            new,
+            old,
+            advantages,
+            turn_ids_BT=_row(part.turns_N),
+            ratio="mean" if config.loss == "turn_gspo" else "product",
+            clip_low=low,
+            clip_high=high,
+            dual_clip=clip.dual,
+            weights_BT=weights,
+            **over,
         )
     if config.loss == "sapo":
         return sapo_loss(new, old, advantages, weights_BT=weights, **over)

@@ -18,7 +18,7 @@ import numpy as np
 import pydantic
 import torch
 
-from reward_kit.agent.branches import Branch, repeated_steps
+from reward_kit.agent.branches import Branch, new_part
 from reward_kit.agent.models import StepData
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample, derive_seed
@@ -107,6 +107,10 @@ class Trainer:
         branching: Branching | None = None,
         continuations: int = 0,
     ) -> None:
+        if (branching or continuations) and not isinstance(worker, RLRolloutWorker):
+            raise ConfigError("branching and continuations require an RLRolloutWorker in this process")
+        if continuations and (branching or reward_manager):
+            raise ConfigError("continuations cannot be combined with branching or with a reward_manager")
         self.policy = trainable(worker.agent_policy)
         self.worker, self.reward_agent, self.credit, self.learner = worker, reward_agent, credit, learner
         self.group_size, self.run_seed, self.reward_manager = group_size, run_seed, reward_manager
@@ -124,6 +128,7 @@ class Trainer:
         """
         episodes = await self.collect(samples)
         scored = await self.score(episodes)
+        episodes = [new_part(episode) for episode in episodes]
         aligned = self.align(episodes, scored)
         if self.continuations:
             await self.measure(samples, episodes, aligned)
@@ -136,14 +141,15 @@ class Trainer:
     async def collect(self, samples: Sequence[Sample]) -> list[SingleAgentEpisode]:
         """Collect a group for each sample concurrently, and return the episodes in the order of the samples.
 
-        Every group gets new ids and seeds.
+        Every group gets new ids and seeds. The groups that continue episodes follow at the end. Their episodes include
+        the repeated steps, which the reward needs and `train_step` removes before it computes credit.
         """
         with self.meter.time("collect"):
             groups = await self.collector.collect(self.worker, self.requests(samples))
             if self.branching is not None:
                 groups += await self.collector.collect(self.worker, self._branches(samples, groups))
         episodes = [episode for group in groups for episode in group]
-        self.meter.add_collected(episodes)
+        self.meter.add_collected([new_part(episode) for episode in episodes])
         return episodes
 
     async def _call_hook(self, episodes: list[SingleAgentEpisode]) -> None:
@@ -207,31 +213,22 @@ class Trainer:
     ) -> None:
         """Store the measured value of the state before each step in its `step_info["measured_value"]`.
 
-        The value is the mean score of `continuations` episodes that continue from there or, before the first step, of
-        the other episodes of the group. It is None if none of them is scored.
+        The value is the mean score of `continuations` episodes that continue from there, or None if none of them is
+        scored. The first step has no value, because all episodes of its group start in the same state.
         """
         assert isinstance(self.worker, RLRolloutWorker)
         seed = derive_seed("measure", self.run_seed, self.collected)
         branches: list[Branch] = []
         measured: list[StepData] = []
         for index, (episode, steps) in enumerate(zip(episodes, aligned.steps, strict=True)):
-            first = index - index % self.group_size
-            others = [
-                score
-                for other, score in enumerate(aligned.scores[first : first + self.group_size], first)
-                if other != index and score is not None
-            ]
-            for t, step in enumerate(steps):
-                if t == 0:
-                    step.step_info["measured_value"] = float(np.mean(others)) if others else None
-                elif aligned.scores[index] is not None:
-                    sample = samples[index // self.group_size]
-                    branches.append(self.worker.branch(episode, t, seed=seed, sample=sample))
-                    measured.append(step)
+            if aligned.scores[index] is not None:
+                sample = samples[index // self.group_size]
+                branches += [self.worker.branch(episode, t, seed=seed, sample=sample) for t in range(1, len(episode))]
+                measured += steps[1:]
         with self.meter.time("collect"):
             collector = Collector(self.continuations, self.max_concurrency)
             groups = await collector.collect(self.worker, branches)
-        self.meter.totals["env_steps"] += sum(len(one) - repeated_steps(one) for group in groups for one in group)
+        self.meter.totals["env_steps"] += sum(len(new_part(one)) for group in groups for one in group)
         requests = [ScoringRequest.from_episode(one, self.worker.task_definition) for group in groups for one in group]
         with self.meter.time(SCORING), self.meter.time(WAIT):
             scored = iter(await self.reward_agent.score_all(requests, self.continuations))
@@ -243,10 +240,6 @@ class Trainer:
         """Compute the advantage of each step."""
         with self.meter.time("credit"):
             credited = self.credit.advantages(aligned)
-            for steps in credited.steps:
-                for step in steps:
-                    if step.step_info.get("is_repeated"):  # a part of the episode that this one continues
-                        step.advantage = step.return_to_go = None
         if credited.credit is not None and not self._has_warned:
             if warning := merged_states_warning(credited.steps, credited.credit.anchors_S):
                 logger.warning("%s", warning)

@@ -7,7 +7,7 @@ results are appended to `counterfactual.jsonl` of the run, one line per episode.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,28 +18,28 @@ import anyio
 
 from reward_kit.agent.actions import action_text
 from reward_kit.agent.branches import Branch, check_started
-from reward_kit.agent.limits import RunBudget
+from reward_kit.agent.limits import ActionUsage, RunBudget
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker, gather
-from reward_kit.agent.starts import CLOSE_SECONDS
 from reward_kit.blocking import allow_threads
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.json_codec import compact_json
 from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary, did_you_mean
+from reward_kit.errors import ConfigError, RewardKitError, did_you_mean
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.loading import make_scorer
-from reward_kit.reward_agent.scoring import ScoringRequest
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest
+from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.runs.counterfactual_file import FILE, SCHEMA_VERSION, read_counterfactuals
 from reward_kit.runs.files import write_atomically
-from reward_kit.runs.plan import NamedPolicy, RunPlan
+from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.results import index_results, read_results
 from reward_kit.runs.run_folder import RunHeader
+from reward_kit.runs.runner import LocalEngine, close_policies
 from reward_kit.runs.step_search import CONFIDENCE, Change, StepSearch, StepValue
-from reward_kit.runs.summary import EpisodeRow
+from reward_kit.runs.summary import EpisodeRow, JudgeCall
 
 _ACTION_CHARS = 300
 
@@ -228,9 +228,10 @@ class CounterfactualWorker:
 
     async def _score(self, step: int, episodes: Sequence[SingleAgentEpisode]) -> list[Continuation]:
         for episode in episodes:
-            check_started(episode, step)
+            check_started(episode)
         requests = [ScoringRequest.from_episode(episode, self._worker.task_definition) for episode in episodes]
         scored = await self._rewards.score_all(requests, len(requests))
+        self._worker.budget.spend(ActionUsage(0, self._judge_cost(scored)))
         return [
             Continuation(
                 step,
@@ -244,6 +245,16 @@ class CounterfactualWorker:
             )
             for index, (episode, one) in enumerate(zip(episodes, scored, strict=True))
         ]
+
+    def _judge_cost(self, scored: Sequence[Scored]) -> float:
+        """Return the known cost of the judge calls for a group, in US dollars. A group reward makes one call."""
+        is_group = self._rewards.scorer.mode == "batch"
+        calls = set()
+        for one in scored:
+            usage = one.result.metrics.get(METRIC) if one.result is not None else None
+            if usage is not None:
+                calls.add(JudgeCall("" if is_group else one.rollout_id, usage.reason or ""))
+        return sum(call.cost or 0.0 for call in calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +302,9 @@ def choose_episodes(
 
 @asynccontextmanager
 async def open_measuring(
-    plan: RunPlan, named: NamedPolicy, traffic: ProviderSession | None
-) -> AsyncIterator[CounterfactualWorker]:
-    """Open everything that continuations of a policy need: servers, the reward, the budget and the policy.
+    plan: RunPlan, traffic: ProviderSession | None
+) -> AsyncIterator[Mapping[str, CounterfactualWorker]]:
+    """Yield a worker for each policy of a plan, keyed by label. They share the servers, the reward and the budget.
 
     Raises:
         ConfigError: If the task has no reward.
@@ -302,24 +313,29 @@ async def open_measuring(
         raise ConfigError(f"task {plan.definition.name!r} has no reward, so continuations cannot be scored")
     allow_threads(plan.max_concurrency)
     session = CURRENT_PROVIDER_SESSION.set(traffic)
-    worker = RLRolloutWorker(plan, named.policy, budget=RunBudget(plan.definition.run_limits), policy_label=named.label)
-    scorer = make_scorer(plan.reward, plan.definition.limits.reward_time_s)
+    engine, budget = LocalEngine(), RunBudget(plan.definition.run_limits)
+    scorer = engine.scorer(plan.reward, plan.definition.limits.reward_time_s)
     try:
-        async with ServerPool(), AsyncRewardAgent(scorer, max_concurrency=plan.max_concurrency) as rewards:
-            yield CounterfactualWorker(
-                worker,
-                rewards,
-                pass_threshold=plan.definition.pass_threshold,
-                seed=plan.seed,
-                max_concurrency=plan.max_concurrency,
-            )
+        async with (
+            ServerPool(),
+            AsyncRewardAgent(scorer, max_concurrency=plan.max_concurrency) as rewards,
+            engine.workers(plan, budget) as workers,
+        ):
+            yield {
+                label: CounterfactualWorker(
+                    worker,
+                    rewards,
+                    pass_threshold=plan.definition.pass_threshold,
+                    seed=plan.seed,
+                    max_concurrency=plan.max_concurrency,
+                )
+                for label, worker in workers.items()
+                if isinstance(worker, RLRolloutWorker)
+            }
     finally:
         CURRENT_PROVIDER_SESSION.reset(session)
-        with anyio.CancelScope(shield=True), boundary(PolicyError, f"close of {named.label}"):
-            with anyio.fail_after(CLOSE_SECONDS):
-                await named.policy.close()
-                if plan.user is not None:
-                    await plan.user.close()
+        with anyio.CancelScope(shield=True):
+            await close_policies(plan)
 
 
 def write_result(path: Path, result: Counterfactual, redaction: Redaction) -> None:

@@ -105,8 +105,10 @@ def reject_stored_code(path: Path, credit: CreditModel) -> None:
 
 def scores_digest(path: Path, credit: CreditModel) -> str:
     """Return the `scores_sha256` of the run's current scores."""
-    plain = CreditModel(step_rewards=credit.step_rewards)  # Other stored settings may refer to code
-    return _digest(_stored(path, make_assigner(plain), keeps_steps=False))
+    plain = {key: value for key, value in credit.model_dump().items() if key != "state_hash"}
+    if credit_code(CreditModel.model_validate(plain)):  # Stored settings may refer to code, which is not executed
+        plain = {"step_rewards": credit.step_rewards}
+    return _digest(_stored(path, make_assigner(CreditModel.model_validate(plain)), keeps_steps=False))
 
 
 def headline(section: Mapping[str, Any]) -> str:
@@ -115,11 +117,12 @@ def headline(section: Mapping[str, Any]) -> str:
     The line contains the estimator, the number of steps, and the share of steps in common states.
     """
     weights = {key: section["options"].get(key) for key in ("omega", "step_weight", "gamma")}
-    shown = ", ".join(f"{key} {value:g}" for key, value in weights.items() if value is not None)
+    shown = ", ".join(f"{key} {value:g}" for key, value in weights.items() if isinstance(value, int | float))
     share = section["diagnostics"].get("peer_share")
     peers = f", {share:.1%} of the scored ones share their state with another step" if share is not None else ""
     steps = f"{section['steps']:,} steps of {section['episodes']:,} episodes"
-    return f"Credit by {section['estimator']}{f' ({shown})' if shown else ''}: {steps}{peers}"
+    name = section["estimator"].rpartition("/")[2]  # A user's file is located by an absolute path
+    return f"Credit by {name}{f' ({shown})' if shown else ''}: {steps}{peers}"
 
 
 def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

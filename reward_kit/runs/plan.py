@@ -82,12 +82,14 @@ class RunArgs:
         given = {field.name: getattr(header, field.name) for field in fields(cls)}
         return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
 
-    def with_changes(self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str]) -> RunArgs:
-        """Return the arguments with the changes that a resume may make: run limits, secrets and the endpoint."""
+    def with_changes(
+        self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str], command: str = "--resume"
+    ) -> RunArgs:
+        """Return the arguments with the changes that `command` may make: run limits, secrets and the endpoint."""
         for key in overrides:
             if not key.startswith("run_limits.") and key not in hidden:
                 raise ConfigError(
-                    f"-T {key}: --resume can change only run_limits.…; start a new run to change other keys"
+                    f"-T {key}: {command} can change only run_limits.…; start a new run to change other keys"
                 )
         return replace(self, overrides={**self.overrides, **overrides}, base_url=base_url or self.base_url)
 

@@ -73,14 +73,7 @@ class LocalEngine:
     async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
         """Yield workers that run on this event loop."""
         yield {
-            named.label: RLRolloutWorker(
-                plan.definition,
-                named.policy,
-                tools=plan.tools,
-                user=plan.user,
-                budget=budget,
-                policy_label=named.label,
-            )
+            named.label: RLRolloutWorker(plan, named.policy, budget=budget, policy_label=named.label)
             for named in plan.policies
         }
 
@@ -330,7 +323,7 @@ class Run:
                 with anyio.CancelScope(shield=True):
                     for group in list(self._groups.values()):
                         await group.start.close()
-                    await self._close_policies()
+                    await close_policies(self._plan)
                 try:
                     worked_s = self._store.header.timing.worked_s + time.perf_counter() - began
                     self._store.update_status(status=status, worked_s=worked_s)
@@ -338,19 +331,6 @@ class Run:
                     if status != "failed":  # A full disk must not hide the original error
                         raise
                     logger.warning("%s", error)
-
-    async def _close_policies(self) -> None:
-        """Close the policies and the user; errors are only logged."""
-        own = (named for named in self._plan.policies if not named.is_lent)
-        opened: dict[str, AgentPolicy | SimulatedUser] = {named.label: named.policy for named in own}
-        if self._plan.user is not None:
-            opened[WHO] = self._plan.user
-        for label, policy in opened.items():
-            try:
-                with boundary(PolicyError, f"close of {label}"), anyio.fail_after(CLOSE_SECONDS):
-                    await policy.close()
-            except RewardKitError as error:
-                logger.warning("%s", error)
 
     # Collecting
 
@@ -534,3 +514,18 @@ class _Item(NamedTuple):
 class _OpenGroup:
     start: Any
     remaining: int
+
+
+async def close_policies(plan: RunPlan) -> None:
+    """Close the policies and the user of a plan; errors are only logged."""
+    opened: dict[str, AgentPolicy | SimulatedUser] = {
+        named.label: named.policy for named in plan.policies if not named.is_lent
+    }
+    if plan.user is not None:
+        opened[WHO] = plan.user
+    for label, policy in opened.items():
+        try:
+            with boundary(PolicyError, f"close of {label}"), anyio.fail_after(CLOSE_SECONDS):
+                await policy.close()
+        except RewardKitError as error:
+            logger.warning("%s", error)

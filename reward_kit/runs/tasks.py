@@ -529,7 +529,7 @@ async def check_resource_starts(task: LoadedTask, samples: Sequence[Sample] | No
                             has_tools = bool(await toolbox.specs()) and has_tools
                             missing.append(toolbox.missing)
                         finally:
-                            await start.resource.close()
+                            await group.finish(start)
             except (ConfigError, EnvironmentFailure) as error:
                 kind = definition.resource_type
                 problem = str(error).removeprefix(f"{kind} resource: ")

@@ -98,7 +98,8 @@ async def test_repeating_the_recorded_actions_gives_the_recorded_episode(actions
         (again,) = await worker.continue_from(episode, step, policy=recorded_actions(episode))
         assert plain(again) == plain(episode)
         assert again.environment_rewards() == episode.environment_rewards()
-        assert get_facts(again)["start"]["continues"] == {"rollout_id": episode.id_, "step": step}
+        continues = get_facts(again)["start"]["continues"]
+        assert (continues["rollout_id"], continues["step"]) == (episode.id_, step)
         assert [one for one in check_episode(again) if one.level == "error"] == []
 
 
@@ -116,6 +117,40 @@ async def test_continuations_have_own_seeds_and_one_group():
     assert [plain(one) for one in again] == [plain(one) for one in six]
     assert [plain(one) for one in other] != [plain(one) for one in six]
     assert not {one.id_ for one in other} & {one.id_ for one in six}
+
+
+@pytest.mark.parametrize("noise", ["independent", "shared"])
+async def test_continuation_of_a_continuation_draws_the_same_noise(noise):
+    worker = worker_of(RandomPolicy(), **{**LAKE, "noise": noise, "max_episode_steps": 25})
+    for seed in range(6):
+        episode = await worker.collect_episode(seed=seed)
+        (first,) = await worker.continue_from(episode, len(episode) // 2)
+        (second,) = await worker.continue_from(first, len(first) - 1)
+        for step in {0, len(second) // 3, len(second) - 1}:
+            (again,) = await worker.continue_from(second, step, policy=recorded_actions(second))
+            assert again.messages[: 2 * step] == second.messages[: 2 * step]
+
+
+async def test_failed_first_action_is_recorded_and_not_raised():
+    class Failing(AgentPolicy):
+        is_free = True
+
+        async def get_action(self, observation, available_tools_specs=None):
+            raise PolicyError("429")
+
+    worker = worker_of(COUNTS, resource_type=COUNTER, on_text="end")
+    episode = await worker.collect_episode()
+    (continued,) = await worker.continue_from(episode, 2, policy=Failing())
+    assert failure(continued)["message"].endswith("429") and len(continued) == 2
+
+
+async def test_failed_start_is_repeated_only_once():
+    worker = worker_of(SIX, resource_type=DICE, base_resource_config={"flaky": True})
+    episode = await worker.collect_episode()
+    before = next(LIFETIMES)
+    with pytest.raises(EnvironmentFailure, match="the result differs"):
+        await worker.continue_from(episode, 3, 16)
+    assert next(LIFETIMES) - before == 2  # one throw, and this call
 
 
 async def test_limit_on_steps_includes_the_repeated_ones():

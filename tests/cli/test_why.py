@@ -103,6 +103,10 @@ def test_results_are_replaced_per_episode_and_policy(tmp_path: Path) -> None:
         assert shown["rollout_id"] == episode
     lines = list(read_counterfactuals(run))
     assert [(line["continued_by"], line["seed"]) for line in lines] == [("agent.py:Walker", 1), ("expert", 0)]
+    (run / "counterfactual.jsonl").write_text("{\n")
+    done = call(tmp_path, "why", str(run), episode)
+    assert done.returncode != 0 and "counterfactual.jsonl:1: not JSON" in done.stderr
+    assert "continuations passed" not in done.stderr, "it is reported before measuring"
 
 
 def call_json(run: Path) -> list[str]:
@@ -117,11 +121,21 @@ def test_limit_on_cost_stops_the_search(tmp_path: Path) -> None:
     )
     run = chores(tmp_path)
     (tmp_path / "agent.py").write_text(agent)
-    done = call(tmp_path, "why", str(run), "--max-cost", "1", "--force", "--continuations", "200")
+    done = call(tmp_path, "why", str(run), "--max-cost", "4", "--force", "--continuations", "200")
     assert done.returncode == 0, done.stderr
-    assert "stopped at a limit of the run: 1." in done.stderr
+    assert "stopped at a limit: 4." in done.stderr
     (line,) = read_counterfactuals(run)
-    assert line["stopped"] and 0.0 < line["cost"] < 1.2
+    assert line["values"] and line["stopped"] and 2.0 < line["cost"] < 4.5
+
+
+def test_search_that_measured_nothing_keeps_an_earlier_result(tmp_path: Path) -> None:
+    run = chores(tmp_path)
+    assert call(tmp_path, "why", str(run)).returncode == 0
+    before = (run / "counterfactual.jsonl").read_bytes()
+    done = call(tmp_path, "why", str(run), "-T", "run_limits.steps=5")
+    assert done.returncode == 0 and "stopped at a limit: " in done.stderr
+    assert "nothing was measured" in done.stderr
+    assert (run / "counterfactual.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reward_kit.credit import rloo_credit, vine_credit
 from reward_kit.errors import ConfigError
+from reward_kit.rl_helpers import ESTIMATORS
 from tests.credit import loops
 from tests.credit.batches import ScoredBatch, batches, step, trajectory
 from tests.profiles import examples
@@ -89,3 +90,13 @@ def test_values_that_do_not_match_the_batch_are_rejected() -> None:
         vine_credit(batch, [1.0], [[0.5]])
     with pytest.raises(ConfigError, match="trajectory 0, step 1 has an infinite value"):
         vine_credit(batch, [1.0], [[0.5, float("inf")]])
+
+
+def test_vine_reads_measured_values_from_steps() -> None:
+    batch = [[step("a"), step("b")], [step("a"), step("c")]]
+    batch[0][1].step_info["measured_value"] = 0.75
+    measured = ESTIMATORS["vine"](batch, [1.0, 0.0], group_ids=[0, 0])
+    expected = vine_credit(batch, [1.0, 0.0], [[None, 0.75], None], group_ids=[0, 0])
+    np.testing.assert_array_equal(measured.advantages_S, expected.advantages_S)
+    with pytest.raises(ConfigError, match="vine requires measured values, but no step has one"):
+        ESTIMATORS["vine"](batch[1:], [1.0], group_ids=[0])

@@ -22,6 +22,7 @@ from reward_kit.rl.losses import (
     kl_loss,
     ppo_clip_loss,
     sapo_loss,
+    turn_clip_loss,
     value_loss,
     within_cap,
 )
@@ -55,6 +56,8 @@ def random_case(seed: int, rows: int = 9, width: int = 6) -> Case:
         "weights": draw().exp(),
         "mask": mask,
         "attention_mask": attention_mask,
+        # Turns of two positions; the ids repeat in each row.
+        "turn_ids": (torch.arange(width) // 2).expand(rows, width).clone(),
         "row_ids": torch.arange(rows).unsqueeze(1).expand(rows, width).clone(),
     }
 
@@ -76,6 +79,10 @@ def _kl(estimator: KLEstimator, case: Case, **options: Any) -> Loss:
     return kl_loss(case["trained"], case["old"], case["mask"], estimator=estimator, **options)
 
 
+def _turns(case: Case, **options: Any) -> Loss:
+    return _policy(partial(turn_clip_loss, turn_ids_BT=case["turn_ids"]), case, **options)
+
+
 def _value(case: Case, **options: Any) -> Loss:
     return value_loss(case["trained"], case["old"], case["advantages"], case["mask"], **options)
 
@@ -88,6 +95,8 @@ LOSSES: dict[str, Callable[..., Loss]] = {
     "ppo": partial(_policy, ppo_clip_loss, clip_low=0.1, clip_high=0.3),
     "ppo dual weighted": _weighted,
     "gspo": partial(_policy, gspo_loss, clip_low=0.1, clip_high=0.1),
+    "turn mean": partial(_turns, clip_low=0.1, clip_high=0.2),
+    "turn product": partial(_turns, ratio="product", clip_low=0.2, clip_high=0.3, dual_clip=1.5),
     "cispo": partial(_policy, cispo_loss, clip_low=0.2, clip_high=0.4),
     "sapo": partial(_policy, sapo_loss, temperature_positive=0.8, temperature_negative=1.5),
     "gmpo": partial(_policy, gmpo_loss, clip_low=0.1, clip_high=0.3),

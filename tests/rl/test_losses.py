@@ -99,6 +99,8 @@ FORMULAS: dict[str, Callable[[Token], float]] = {
     "ppo": ppo,
     "ppo dual weighted": ppo_dual_weighted,
     "gspo": lambda token: clipped(token["s"], token["advantages"], 0.1, 0.1),
+    "turn mean": lambda token: clipped(token["turn mean"], token["advantages"], 0.1, 0.2),
+    "turn product": lambda token: clipped(token["turn product"], token["advantages"], 0.2, 0.3, 1.5),
     "cispo": cispo,
     "sapo": sapo,
     "gmpo": lambda token: -token["advantages"] * token["g"],
@@ -126,7 +128,18 @@ def sequences_of(case: Case) -> list[list[Token]]:
         if tokens:
             s = math.exp(sum(token["trained"] - token["old"] for token in tokens) / len(tokens))
             g = math.exp(sum(map(bounded, tokens)) / len(tokens))
-            found.append([token | {"s": s, "g": g} for token in tokens])
+            turns: dict[float, list[float]] = {}
+            for token in tokens:
+                turns.setdefault(token["turn_ids"], []).append(token["trained"] - token["old"])
+            found.append(
+                [
+                    token
+                    | {"s": s, "g": g}
+                    | {"turn mean": math.exp(sum(turns[token["turn_ids"]]) / len(turns[token["turn_ids"]]))}
+                    | {"turn product": math.exp(sum(turns[token["turn_ids"]]))}
+                    for token in tokens
+                ]
+            )
     return found
 
 
@@ -293,10 +306,10 @@ ONES = torch.ones(2, 3)
     [
         (
             lambda: ppo_clip_loss(ONES, ONES, torch.ones(2), ONES),
-            r"advantages has the shape \(2,\), but loss_mask has \(2, 3\)",
+            r"advantages has shape \(2,\), but loss_mask has shape \(2, 3\)",
         ),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, torch.ones(3)), r"two axes, row and token, but its shape is \(3,\)"),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=torch.ones(2)), "sequence_ids has the shape"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=torch.ones(2)), "sequence_ids has shape"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=ONES),
             r"sequence_ids must be integers, got torch.float32",

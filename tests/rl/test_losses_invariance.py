@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,8 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from reward_kit.errors import ConfigError
 from reward_kit.rl.loss_terms import Aggregation
-from reward_kit.rl.losses import Level, penalized_rewards, truncated_importance_weights, within_cap
+from reward_kit.rl.losses import (
+    Level,
+    TurnRatio,
+    gspo_loss,
+    penalized_rewards,
+    ppo_clip_loss,
+    truncated_importance_weights,
+    turn_clip_loss,
+    within_cap,
+)
 from tests.profiles import examples
 from tests.rl.loss_cases import (
     AGGREGATIONS,
@@ -124,6 +135,24 @@ def frozen_gspo(case: Case, at: Tensor, x: Tensor) -> Tensor:
     return total / mask.sum()
 
 
+def frozen_turns(case: Case, at: Tensor, x: Tensor, *, is_product: bool) -> Tensor:
+    old, advantages, mask = policy_tensors(case)
+    total = x.new_zeros(())
+    for b in range(len(x)):
+        for turn in case["turn_ids"][b].unique():
+            tokens = mask[b] & (case["turn_ids"][b] == turn)
+            if not tokens.any():
+                continue
+            log_ratio, a = (at - old)[b, tokens], advantages[b, tokens]
+            ratio = (log_ratio.sum() if is_product else log_ratio.mean()).exp() * (x - at)[b, tokens].exp()
+            low, high = (0.8, 1.3) if is_product else (0.9, 1.2)
+            losses = torch.maximum(-a * ratio, -a * ratio.clamp(low, high))
+            if is_product:
+                losses = torch.where(a < 0, torch.minimum(losses, -a * 1.5), losses)
+            total = total + losses.sum()
+    return total / mask.sum()
+
+
 def frozen_cispo(case: Case, at: Tensor, x: Tensor) -> Tensor:
     old, advantages, mask = policy_tensors(case)
     return -((at - old).exp().clamp(0.8, 1.4) * advantages * x)[mask].mean()
@@ -140,7 +169,15 @@ def frozen_dppo(case: Case, at: Tensor, x: Tensor) -> Tensor:
     return (-advantages * ratio.clamp(max=1.2) * (x - at).exp() * is_kept)[mask].mean()
 
 
-STOPPED = {"gspo": frozen_gspo, "cispo": frozen_cispo, "kl k1+": frozen_k2, "kl k3+": frozen_k2, "dppo tv": frozen_dppo}
+STOPPED = {
+    "gspo": frozen_gspo,
+    "turn mean": partial(frozen_turns, is_product=False),
+    "turn product": partial(frozen_turns, is_product=True),
+    "cispo": frozen_cispo,
+    "kl k1+": frozen_k2,
+    "kl k3+": frozen_k2,
+    "dppo tv": frozen_dppo,
+}
 """Losses that stop a gradient, as functions in which what is stopped is a constant; token-mean."""
 
 
@@ -175,6 +212,59 @@ def test_gspo_gradient_passes_gradcheck_with_sequence_advantages() -> None:
         return LOSSES["gspo"](case | {"trained": x}, aggregation="seq-mean-token-mean").loss
 
     assert torch.autograd.gradcheck(loss, case["trained"].requires_grad_())
+
+
+def test_turn_loss_by_product_has_the_gradient_of_ppo_on_turns() -> None:
+    """With one advantage per turn, the gradient is that of max(-A s, -A clip(s)) summed over turns."""
+    case = random_case(8, rows=5)
+    case["advantages"] = case["advantages"][:, case["turn_ids"][0] * 2]
+
+    def ppo_on_turns(x: Tensor) -> Tensor:
+        rows = []
+        for b, row in enumerate(case["mask"]):
+            turns = []
+            for turn in case["turn_ids"][b, row].unique():
+                tokens = row & (case["turn_ids"][b] == turn)
+                ratio, advantage = (x - case["old"])[b, tokens].sum().exp(), case["advantages"][b, tokens][0]
+                turns.append(torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.3)))
+            rows += [torch.stack(turns).sum()] if turns else []
+        return torch.stack(rows).mean()
+
+    x = case["trained"].requires_grad_()
+    tensors = (case[key] for key in ("old", "advantages", "mask", "turn_ids"))
+    found = turn_clip_loss(
+        x, *tensors, ratio="product", clip_low=0.2, clip_high=0.3, aggregation="seq-mean-token-sum"
+    ).loss
+    (expected,), (gradient,) = torch.autograd.grad(ppo_on_turns(x), x), torch.autograd.grad(found, x)
+    torch.testing.assert_close(gradient, expected, **CLOSE)
+    assert gradient.abs().sum() > 0.1
+
+
+@pytest.mark.parametrize("ratio", ["mean", "product"])
+def test_turn_loss_is_ppo_if_each_turn_has_one_token(ratio: TurnRatio) -> None:
+    case = random_case(4)
+    tensors = [case[key] for key in ("trained", "old", "advantages", "mask")]
+    found = turn_clip_loss(*tensors, torch.arange(6).expand(9, 6), ratio=ratio, dual_clip=3.0)
+    torch.testing.assert_close(found.loss, ppo_clip_loss(*tensors, dual_clip=3.0).loss, **CLOSE)
+
+
+def test_turn_loss_by_mean_is_gspo_if_each_row_is_one_turn() -> None:
+    case = random_case(4)
+    tensors = [case[key] for key in ("trained", "old", "advantages", "mask")]
+    one_turn = torch.zeros_like(case["turn_ids"])
+    found = turn_clip_loss(*tensors, one_turn, clip_low=0.1, clip_high=0.1, aggregation="seq-mean-token-mean")
+    expected = gspo_loss(*tensors, clip_low=0.1, clip_high=0.1)
+    torch.testing.assert_close(found.loss, expected.loss, **CLOSE)
+    assert found.diagnostics.floats() == pytest.approx(expected.diagnostics.floats())
+
+
+def test_turn_ids_must_be_integers_of_the_shape_of_the_mask() -> None:
+    case = random_case(4)
+    tensors = [case[key] for key in ("trained", "old", "advantages", "mask")]
+    with pytest.raises(ConfigError, match="turn_ids must be integers"):
+        turn_clip_loss(*tensors, case["turn_ids"].double())
+    with pytest.raises(ConfigError, match="turn_ids has shape"):
+        turn_clip_loss(*tensors, case["turn_ids"][:1])
 
 
 def test_shared_counts_make_the_averaged_gradient_equal_the_global_gradient() -> None:

@@ -16,7 +16,7 @@ from reward_kit.rl.loss_terms import Aggregation
 from reward_kit.rl.losses import BeyondCap, ClipRange, KLEstimator, Level
 
 log = logging.getLogger(__name__)
-LossName = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "decoupled"]
+LossName = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "decoupled", "turn_gspo", "turn_ppo"]
 OldLogprobs = Literal["sampler", "recomputed"]
 OldValues = Literal["recorded", "recomputed"]
 LRSchedule = Literal["constant", "linear", "cosine"]
@@ -30,7 +30,11 @@ _CLIPS: dict[str, tuple[float, float]] = {
     "dppo_tv": (0.15, 0.15),
     "dppo_kl": (0.05, 0.05),
     "decoupled": (0.2, 0.2),
+    "turn_gspo": (0.2, 0.2),
+    "turn_ppo": (0.2, 0.2),
 }
+_DUAL = ("ppo", "decoupled", "turn_gspo", "turn_ppo")
+"""The losses that have a dual clip."""
 _OF_SEQUENCES = ("gspo", "sapo", "gmpo")
 """The losses whose default aggregation is the mean over sequences."""
 
@@ -69,7 +73,8 @@ class OffPolicyLimits:
         approx_kl: the maximum of the estimated KL divergence of the update.
         clip_fraction: the maximum fraction of tokens that have no gradient because their ratio is clipped.
         ratio_max: the maximum probability ratio.
-        effective_share: the minimum effective sample size, as a fraction of the tokens (of the sequences with "gspo").
+        effective_share: the minimum effective sample size, as a fraction of the tokens. It is a fraction of the
+            sequences with "gspo", and of the turns with "turn_gspo" and "turn_ppo".
         lag_max: the maximum number of versions by which the weights that sampled a token may be older than the weights
             that are being trained.
         grad_norm: the maximum gradient norm before clipping.
@@ -123,8 +128,8 @@ class PPOConfig:
             "gspo" 3e-4, "cispo" 1, "gmpo" 0.4, "dppo_tv" 0.15, and "dppo_kl" 0.05.
         clip_high: the corresponding maximum above 1, above 0, or for positive advantages. If None, the defaults are the
             same as for `clip_low`, except 4e-4 for "gspo" and 4 for "cispo".
-        dual_clip: the bound on the loss of tokens with a negative advantage, for "ppo" and "decoupled". None means no
-            bound.
+        dual_clip: the bound on the loss of tokens with a negative advantage, for "ppo", "decoupled", "turn_gspo" and
+            "turn_ppo". None means no bound.
         aggregation: how the losses of tokens are reduced to one number. If None, it is "token-mean", or
             "seq-mean-token-mean" for "gspo", "sapo" and "gmpo".
         norm_length: the divisor of "seq-mean-token-sum-norm".
@@ -317,8 +322,7 @@ def _check_together(config: PPOConfig) -> None:
     is_normed = config.aggregation == "seq-mean-token-sum-norm"
     refusals: dict[str, object] = {
         "set either minibatch_rows or minibatches, not both": config.minibatch_rows and config.minibatches,
-        f"loss {config.loss!r} has no dual_clip; remove it": config.dual_clip
-        and config.loss not in ("ppo", "decoupled"),
+        f"loss {config.loss!r} has no dual_clip; remove it": config.dual_clip and config.loss not in _DUAL,
         "loss 'sapo' has no clip range; remove clip_low and clip_high": config.loss == "sapo"
         and (config.clip_low, config.clip_high) != (None, None),
         f"{'/'.join(of_decoupled)} applies only to loss 'decoupled', got {config.loss!r}": of_decoupled

@@ -44,6 +44,7 @@ class MicroBatch(NamedTuple):
     before_N: Tensor  # the index on the flat axis (B·T) whose logits predict each token
     targets_N: Tensor  # the tokens
     rows_N: Tensor  # The row of each token
+    turns_N: Tensor  # A number for each token, which is equal for the tokens of an action
     firsts_M: Tensor  # The indices of the first tokens of actions, at which the critic predicts a value
     columns: dict[str, Tensor]  # (N,) real numbers by name
     restriction: Restriction | None  # None if no token was sampled under a constraint
@@ -60,6 +61,7 @@ class TrainingRows:
     flat_N: Ints  # The index of each token in the loss on the batch's flat axis (B·T)
     positions_N: Ints  # The index of each token within its row
     is_first_N: Array  # True at the first token of an action
+    turns_N: Ints  # The number of the action of each token
     columns: Mapping[str, Array]  # (N,) arrays of the batch by name
     sets_N: Ints  # The index of the set of ids that a constraint allowed; -1 without a constraint
     sets: tuple[Array, ...]  # The ids of each set
@@ -102,6 +104,7 @@ class TrainingRows:
             flat_N=flat,
             positions_N=places,
             is_first_N=is_first,
+            turns_N=np.cumsum(is_first),
             columns={key: rows.batch[key].reshape(-1)[flat] for key in _COLUMNS if key in rows.batch},
             sets_N=sets_N,
             sets=sets,
@@ -137,6 +140,7 @@ class TrainingRows:
             flat_N=self.flat_N[stays],
             positions_N=self.positions_N[stays],
             is_first_N=self.is_first_N[stays],
+            turns_N=self.turns_N[stays],
             columns=columns,
             sets_N=self.sets_N[stays],
             forced=self.forced + int(np.count_nonzero(is_forced)),
@@ -175,6 +179,7 @@ class TrainingRows:
             before_N=moved(places - 1),
             targets_N=moved(ids.reshape(-1)[places]),
             rows_N=moved(local),
+            turns_N=moved(self.turns_N[tokens]),
             firsts_M=moved(np.flatnonzero(self.is_first_N[tokens])),
             columns={key: moved(values[tokens].astype(real)) for key, values in self.columns.items()},
             restriction=self._restriction(tokens, moved),

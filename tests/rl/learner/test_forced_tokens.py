@@ -20,6 +20,8 @@ LOSSES: list[dict[str, Any]] = [
     {"kl_coefficient": 0.3, "entropy_coefficient": 0.1},
     {"loss": "gspo"},
     {"loss": "cispo"},
+    {"loss": "turn_gspo"},
+    {"loss": "turn_ppo", "dual_clip": 3.0},
     {"loss": "decoupled", "decoupled_cap": 1.5},
     {"importance": "sequence"},
     {"aggregation": "seq-mean-token-sum"},

@@ -158,6 +158,27 @@ def test_gspo_and_cispo_match_the_reference_loop(loss: str) -> None:
     assert_same(model, expected, found)
 
 
+@pytest.mark.parametrize("loss", ["turn_gspo", "turn_ppo"])
+def test_turn_losses_match_the_reference_loop(loss: str) -> None:
+    model, rows = a_model(dtype=torch.float64), some_rows()
+    found = learner_of(model, loss=loss, max_tokens_per_micro_batch=50).gradients(rows)
+    turns: dict[tuple[int, int], list[Token]] = {}
+    number = 0
+    for token in tokens_of(model, rows):
+        number += token.at("value_mask") != 0
+        turns.setdefault((token.row, number), []).append(token)
+    losses = []
+    for tokens in turns.values():
+        log_ratios = torch.stack([token.logprob - token.old for token in tokens])
+        advantages = torch.tensor([token.advantage for token in tokens], dtype=torch.float64)
+        shared = log_ratios.mean() if loss == "turn_gspo" else log_ratios.sum()
+        ratios = (shared.detach() + log_ratios - log_ratios.detach()).exp()
+        losses.append(-torch.minimum(ratios * advantages, ratios.clamp(1 - LOW, 1 + HIGH) * advantages))
+    assert len(turns) > len({row for row, _ in turns})
+    assert 0.0 < found["clip_fraction"] < 1.0
+    assert_same(model, torch.cat(losses).mean(), found)
+
+
 def softly_gated(log_ratio: Tensor, advantage: float) -> Tensor:
     temperature = 1.0 if advantage > 0 else 1.05
     return -advantage * 4 / temperature * torch.sigmoid(temperature * (log_ratio.exp() - 1))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from reward_kit import EvaluateResult, Message, RLRolloutWorker, TaskDefinitionModel, reward_function
-from reward_kit.agent.branches import repeated_steps
+from reward_kit.agent.branches import new_part
 from reward_kit.agent.rl_rollout_worker import collect_group
 from reward_kit.agent.samples import Sample
 from reward_kit.episodes.record import get_facts
@@ -47,23 +47,43 @@ async def test_repeated_steps_are_context_and_only_new_ones_are_trained_on() -> 
         )
         episodes = await trainer.collect([Sample("lake"), Sample("pond")])
         scored = await trainer.score(episodes)
-        credited = trainer.advantages(trainer.align(episodes, scored))
-        rows = trainer.batch(episodes, credited)
+        parts = [new_part(episode) for episode in episodes]
+        credited = trainer.advantages(trainer.align(parts, scored))
+        rows = trainer.batch(parts, credited)
         diagnostics = await trainer.update(rows)
-    assert len(episodes) == (2 + 3) * 4 and len(set(Counter(credited.group_ids).values())) == 1
-    continued = [episode for episode in episodes if repeated_steps(episode)]
-    assert len(continued) == 12 and all(get_facts(one)["failure"] is None for one in continued)
+    assert len(episodes) == (2 + 3) * 4 and set(Counter(credited.group_ids).values()) == {4}
     by_id = {episode.id_: episode for episode in episodes}
-    for episode in continued:
-        origin = by_id[get_facts(episode)["start"]["continues"]["rollout_id"]]
-        step = repeated_steps(episode)
-        assert step >= 1 and episode.messages[: 1 + 2 * step] == origin.messages[: 1 + 2 * step]
-    for episode, steps in zip(episodes, credited.steps, strict=True):
-        assert [step.advantage is None for step in steps] == [t < repeated_steps(episode) for t in range(len(steps))]
-    new = sum(len(episode) - repeated_steps(episode) for episode in episodes)
-    assert rows.batch["loss_mask"].sum() == new < sum(map(len, episodes))
-    assert trainer.meter.totals["env_steps"] == new
+    continued = [episode for episode in episodes if "continues" in get_facts(episode)["start"]]
+    assert len(continued) == 12 and all(get_facts(one)["failure"] is None for one in continued)
+    for episode, part, steps in zip(episodes, parts, credited.steps, strict=True):
+        step = (get_facts(episode)["start"].get("continues") or {}).get("step", 0)
+        assert len(part) == len(steps) == len(episode) - step
+        assert [one.policy_logprobs["token_ids"].tolist() for one in steps] == [
+            turn.token_ids.tolist() for t, turn in episode.tokens.turns().items() if t >= step
+        ]
+        if step:
+            origin = by_id[get_facts(episode)["start"]["continues"]["rollout_id"]]
+            assert episode.messages[: 1 + 2 * step] == origin.messages[: 1 + 2 * step]
+    new = sum(map(len, parts))
+    assert rows.batch["loss_mask"].sum() == rows.batch["action_mask"].sum() == new < sum(map(len, episodes))
+    assert trainer.meter.totals["env_steps"] == trainer.meter.totals["sampled_tokens"] == new
     assert diagnostics["logprob_gap"] < 1e-5  # the recorded prefix is the context in which the new tokens were sampled
+
+
+async def test_trainer_rejects_combinations() -> None:
+    policy = TinyPolicy(1)
+    learner, credit = PPOLearner(policy.module, PPOConfig(lr=0.01), seed=1), CreditAssigner("grpo")
+    async with AsyncRewardAgent(crossed) as agent:
+        with pytest.raises(ConfigError, match="continuations cannot be combined with branching"):
+            Trainer(
+                RLRolloutWorker(TASK, policy),
+                agent,
+                credit,
+                learner,
+                group_size=4,
+                branching=Branching(3),
+                continuations=2,
+            )
 
 
 def uniform_values() -> list[list[float]]:
@@ -90,9 +110,8 @@ async def test_measured_values_are_those_of_the_policy() -> None:
         await trainer.measure([Sample("lake")], episodes, aligned)
     exact = uniform_values()
     deviation = variance = 0.0
-    for index, (episode, steps) in enumerate(zip(episodes, aligned.steps, strict=True)):
-        others = [score for other, score in enumerate(aligned.scores) if other != index]
-        assert steps[0].step_info["measured_value"] == np.mean(others)
+    for episode, steps in zip(episodes, aligned.steps, strict=True):
+        assert "measured_value" not in steps[0].step_info
         for t in range(1, len(episode)):
             value = exact[t][cell_of(episode.get_observations(t))]
             deviation += steps[t].step_info["measured_value"] - value
@@ -133,6 +152,34 @@ async def test_branching_in_a_train_file(tmp_path: Path) -> None:
     assert outcome is not None and again is not None
     lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("run", "again")]
     assert len(lines[0]) == len(lines[1]) >= 2
+
+
+async def test_vine_in_a_train_file(tmp_path: Path) -> None:
+    rollout = {"samples_per_update": 2, "group_size": 2, "continuations": 2}
+    plan = load_plan(lake_folder(tmp_path, rollout=rollout, credit={"estimator": "vine"}))
+    await train(plan, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["progress/env_steps"] > 2 * 2 * 2 * 5 and "learner/policy_loss" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "credit", "message"),
+    [
+        ({}, {"estimator": "vine"}, "rollout.continuations: is required by the estimator vine"),
+        ({"continuations": 2}, {"estimator": "grpo"}, "rollout.continuations: is used only by vine"),
+        (
+            {"continuations": 2, "branching": {"groups": 1}},
+            {"estimator": "vine"},
+            "rollout.branching: cannot be combined with continuations",
+        ),
+    ],
+)
+def test_options_without_effect_are_rejected(
+    tmp_path: Path, rollout: dict[str, Any], credit: dict[str, Any], message: str
+) -> None:
+    rollout = {"samples_per_update": 2, "group_size": 2, **rollout}
+    with pytest.raises(ConfigError, match=message):
+        load_plan(lake_folder(tmp_path, rollout=rollout, credit=credit))
 
 
 @pytest.mark.parametrize("changes", [{"pipeline": "one_step_off"}, {"dynamic_sampling": {}}, {"engine": "ray"}])
