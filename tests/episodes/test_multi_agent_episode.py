@@ -204,7 +204,8 @@ class TestValidation:
         with pytest.raises(EpisodeError, match="agent 'b' is done"):
             episode.add_env_step({"b": 2}, {}, {})
         with pytest.raises(
-            EpisodeError, match="add_env_reset must be called once, before any step; the episode already has 1 steps, not over"
+            EpisodeError,
+            match="add_env_reset must be called once, before any step; the episode already has 1 steps, not over",
         ):
             episode.add_env_reset(observations={"a": 0})
         episode.add_env_step({"a": 1}, {}, {}, terminateds={"__all__": True})

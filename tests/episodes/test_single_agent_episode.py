@@ -56,7 +56,8 @@ class TestBuilding:
         with pytest.raises(EpisodeError, match="call add_env_reset before add_env_step"):
             SingleAgentEpisode().add_env_step(0, 0, 0.0)
         with pytest.raises(
-            EpisodeError, match="add_env_reset must be called once, before any step; the episode already has 2 steps, not over"
+            EpisodeError,
+            match="add_env_reset must be called once, before any step; the episode already has 2 steps, not over",
         ):
             built(2).add_env_reset(0)
 
