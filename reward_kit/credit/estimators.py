@@ -31,7 +31,7 @@ from reward_kit.credit.options import (
     check_returns,
 )
 from reward_kit.credit.own_estimators import OwnEstimator
-from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, hgpo_credit
+from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, graphgpo_credit, hgpo_credit
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
 from reward_kit.credit.step_arrays import (
     Batch,
@@ -623,6 +623,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "hgpo": hgpo_credit,
     "gagpo": gagpo_credit,
     "g2po": g2po_credit,
+    "graphgpo": graphgpo_credit,
     "vine": measured_vine_credit,
 }
 """A mapping from names to estimators.

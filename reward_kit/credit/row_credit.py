@@ -16,9 +16,9 @@ from reward_kit.credit.step_arrays import Flags, Floats
 from reward_kit.errors import ConfigError
 
 Array = npt.NDArray[Any]
-ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "gae")
-"""The estimators that use only rewards, groups and states. GAE is excluded because it needs the values of a critic."""
-STATE_ESTIMATORS = ("gigpo", "hgpo", "gagpo", "g2po")
+ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name not in ("gae", "vine"))
+"""The estimators that use only rewards, groups and states. GAE and vine need values, so they are excluded."""
+STATE_ESTIMATORS = ("gigpo", "hgpo", "gagpo", "g2po", "graphgpo")
 """The estimators that use states."""
 
 

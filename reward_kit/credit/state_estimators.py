@@ -5,6 +5,8 @@ They are alternatives to the step advantages of GiGPO. `estimators` describes th
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import get_args
@@ -189,3 +191,107 @@ def g2po_credit(
         advantages_S = episode_S + step_weight * step_S
     check_advantages(arrays, advantages_S)
     return StepCredit(episode_S, step_S, advantages_S, returns_S, anchors_S)
+
+
+def graphgpo_credit(
+    batch: Batch,
+    scores: Sequence[float | None],
+    *,
+    group_ids: Sequence[Hashable] | None = None,
+    step_weight: float = 1.0,
+    distance_discount: float = 0.1,
+    success_score: float = 1.0,
+    state_hash: StateHash = None,
+    gamma: float = 1.0,
+    default_step_reward: float = 0.0,
+    epsilon: float = 1e-6,
+    normalization: Normalization = "std",
+    normalization_constant: float | None = None,
+    episode_statistics: EpisodeStatistics = "trajectory",
+) -> StepCredit:
+    """Compute advantages on the graph of state transitions of a group (Cheng et al. 2026, GraphGPO, arXiv:2605.26684).
+
+        d(s) = the smallest number of steps from s to success, over the transitions of all trajectories of the group
+        R_k  = distance_discount^d(s_{k+1})
+        A_S  = (R_k - mean(R)) / (std(R) + epsilon)    over the group's steps in the same state
+        A    = A_E + step_weight A_S
+
+    A trajectory succeeds if its score is at least `success_score`. Its last step then leads to success, where d is 0.
+    The last step of any other trajectory leads to a state from which success cannot be reached. Such states have the
+    largest d of the group plus 1. A_E is that of `gigpo_credit`.
+
+    A_S does not use the outcome of the trajectory itself. A step that leads to a state from which any trajectory
+    succeeded quickly is credited, however unlikely this success was. The gradient is therefore not that of the expected
+    score, even in large groups.
+
+    The paper multiplies R_k by a constant, which has no effect if `normalization` is "std". The authors' code also
+    knows the state after the last step of a trajectory that failed.
+
+    Args:
+        batch: B trajectories with S steps in total.
+        scores: (B,) the scores; None for an unscored trajectory.
+        group_ids: (B,) the group of each trajectory; see `gigpo_credit`.
+        step_weight: the weight of A_S.
+        distance_discount: the factor per step of the distance to success, between 0 and 1.
+        success_score: the lowest score of a trajectory that succeeds.
+        state_hash: the hash that determines whether two steps share a state; see `gigpo_credit`.
+        gamma: the discount factor of G_k. It does not affect the advantages.
+        default_step_reward: the value used in G_k for a base reward that is not set.
+        epsilon: a constant that is added to each standard deviation.
+        normalization: the divisor used in A_E and A_S; see `gigpo_credit`.
+        normalization_constant: the divisor for "constant"; must be None for the other normalizations.
+        episode_statistics: what counts once in the statistics of A_E; see `gigpo_credit`.
+
+    Raises:
+        ConfigError: If the arguments are invalid or inconsistent.
+        InvalidResultError: If a score, a base reward or an advantage is not finite.
+    """
+    check_returns(gamma, default_step_reward)
+    check_number("step_weight", step_weight)
+    check_number("distance_discount", distance_discount, 0.0, 1.0)
+    check_number("success_score", success_score)
+    check_normalization(normalization, normalization_constant, epsilon)
+    check_choice("episode_statistics", episode_statistics, get_args(EpisodeStatistics))
+    check_state_hash(state_hash)
+    arrays = StepArrays.from_batch(batch, scores, group_ids)
+    returns_S, groups_S = arrays.returns_S(gamma, default_step_reward), arrays.to_steps(arrays.groups_B)
+    anchors_S = anchor_codes(batch, groups_S, state_hash)
+    measured = partial(
+        relative, normalization=normalization, epsilon=epsilon, normalization_constant=normalization_constant
+    )
+    weights_B = arrays.lengths_B.astype(np.float64) if episode_statistics == "step" else None
+    episode_S = arrays.to_steps(measured(arrays.scores_B, arrays.groups_B, weights_N=weights_B))
+    is_scored_S = arrays.is_scored_S
+    targets_S = following(anchors_S, arrays.lengths_B)
+    has_steps_B = arrays.lengths_B > 0
+    is_success_B = arrays.scores_B[has_steps_B] >= success_score
+    targets_S[np.cumsum(arrays.lengths_B)[has_steps_B] - 1] = np.where(is_success_B, _SUCCESS, _UNKNOWN)
+    distances = _distances(anchors_S[is_scored_S].tolist(), targets_S[is_scored_S].tolist())
+    distances_S = np.array([distances.get(target, math.inf) for target in targets_S.tolist()])
+    # The largest distance of a group, from the states of its steps.
+    largest_G = np.zeros(int(groups_S.max(initial=-1)) + 1)
+    np.maximum.at(largest_G, groups_S, [distances.get(anchor, 0) for anchor in anchors_S.tolist()])
+    distances_S = np.where(np.isinf(distances_S), largest_G[groups_S] + 1.0, distances_S)
+    with overflow_allowed():
+        step_S = measured(np.where(is_scored_S, distance_discount**distances_S, np.nan), anchors_S)
+        advantages_S = episode_S + step_weight * step_S
+    check_advantages(arrays, advantages_S)
+    return StepCredit(episode_S, step_S, advantages_S, returns_S, anchors_S)
+
+
+_SUCCESS, _UNKNOWN = -1, -2
+
+
+def _distances(states: Sequence[int], targets: Sequence[int]) -> dict[int, int]:
+    """Return the smallest number of transitions from each state to success, without the states that cannot reach it."""
+    sources: dict[int, list[int]] = {}
+    for state, target in zip(states, targets, strict=True):
+        sources.setdefault(target, []).append(state)
+    distances, queue = {_SUCCESS: 0}, deque([_SUCCESS])
+    while queue:
+        target = queue.popleft()
+        for state in sources.pop(target, ()):
+            if state not in distances:
+                distances[state] = distances[target] + 1
+                queue.append(state)
+    return distances

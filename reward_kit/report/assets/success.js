@@ -38,7 +38,7 @@
       this.count = episode.steps.length;
       this.width = Math.max(280, Math.min(WIDEST, (space || WIDEST) - 20));
       const [of, apart] = [episode.curves.length, this.x(1) - this.x(0)];
-      this.gap = Math.min(10, Math.max(4, apart / of)); // between curves, so that their intervals do not overlap
+      this.gap = Math.min(10, Math.max(4, apart / (of + 1.5))); // between curves, so that their intervals do not overlap
       this.wide = of > 1 ? this.gap : Math.min(28, Math.max(8, apart)); // of the area that responds to the pointer
       this.top = TOP + LINE * Math.max(1, episode.curves.filter((curve) => curve.changes.length).length);
       this.base = this.top + HEIGHT;

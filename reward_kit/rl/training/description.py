@@ -27,6 +27,8 @@ _CREDIT: Mapping[str, str] = {
     "hgpo": "A = Σ w_i A_i, A_i = (G_k - mean) / std over the group's steps whose last i + 1 states are equal",
     "gagpo": "A = (B - mean) / std over the steps of a group, B = Σ (gamma lam)^i δ_i, δ = r + gamma V' - V, "
     "V = mean G of the group in the state",
+    "graphgpo": "A = A_E + step_weight A_S, A_S = (R - mean) / std over the group's steps taken in the same state, "
+    "R = distance_discount ^ (steps from the next state to success)",
     "vine": "A = V' - V, V = mean score of rollout.continuations episodes that continue from the state; "
     "V after the last step = score",
     "g2po": "A = A_E + step_weight A_S, A_S = norm of Q in the state + norm of Q - V in the group, Q = r + V', "
