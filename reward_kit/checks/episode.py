@@ -1,4 +1,4 @@
-"""Checks of episodes and their tokens: `check_episode` and `check_group`.
+"""Checks for episodes and their tokens: `check_episode` and `check_group`.
 
 The checks detect data that would train a model on actions that it did not take. Examples are a retokenized history, a
 mask that is shifted relative to its tokens, log-probabilities that belong to other tokens, groups with different
@@ -60,16 +60,16 @@ def check_episode(
         episode: the episode to check.
         steps: the steps with their credit, or the lines of `credit.jsonl`. None if no credit was assigned.
         scored: whether the episode has a score. None if this is unknown.
-        token_logprobs: a function that maps token ids (T,) to the log-probability of each id given the preceding ids
-            (T,), under the weights that sampled the actions. The function is required to detect shifted and permuted
-            log-probabilities. Without the function, only misplaced zeros are detected.
+        token_logprobs: a function that maps a (T,) array of token ids to a (T,) array with the log-probability of each
+            id given the preceding ids, under the weights that sampled the actions. It is required to detect shifted and
+            permuted log-probabilities. Without it, only misplaced zeros are detected.
         tolerance: the maximum difference between recomputed and recorded log-probabilities.
         current_version: the version of the model's current weights. If None, the versions in the episode are compared
             only with each other.
         max_staleness: the maximum number of versions by which an action's weights may lag behind `current_version`.
 
     Returns:
-        The problems found. A problem of level "error" makes the episode unfit for training.
+        The problems found. A problem with level "error" makes the episode unfit for training.
     """
     findings, tokens = Findings.about_episode(episode.id_), episode.tokens
     _check_end(findings, episode)
@@ -200,7 +200,7 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
 
 
 def _credit_row(step: Credited) -> dict[str, Any]:
-    """Return the credit of a step under the keys of `credit.jsonl`.
+    """Return a step's credit with the keys of `credit.jsonl`.
 
     If the step is a `StepData`, the result also contains its rewards.
     """
@@ -262,7 +262,7 @@ def _check_credit(
 
 
 class _Member(NamedTuple):
-    """The properties of an episode that must be the same in all episodes of its group."""
+    """The properties of an episode that must be identical in all episodes of its group."""
 
     rollout_id: str
     sample: Any
@@ -329,7 +329,7 @@ class BatchChecks:
 
 
 class Action(NamedTuple):
-    """The position of an action's tokens in a sequence."""
+    """The position of an action's tokens in a token sequence."""
 
     step: int
     start: int
@@ -407,7 +407,7 @@ def _check_form(findings: Findings, row: CheckedTokens) -> None:
 
 
 def _check_off_actions(findings: Findings, row: CheckedTokens, logprobs: Array) -> None:
-    """Check that the log-probability is 0.0 outside the actions."""
+    """Check that the log-probabilities are 0.0 outside the actions."""
     mask, known = row.action_mask == 1, logprobs != 0
     stray = np.flatnonzero(known & ~mask)
     if not len(stray):

@@ -1,4 +1,4 @@
-"""The findings of the checks, and a report that can be printed in a terminal or written as JSON."""
+"""The findings of checks, and a report that can be printed in a terminal or written as JSON."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Finding:
     """A problem found by a check.
 
     Attributes:
-        level: "error" for invalid data or incorrect behavior, "warning" for something that may be intentional,
-            otherwise "info".
+        level: "error" for invalid data or incorrect behavior, "warning" for something that may be intentional, and
+            "info" otherwise.
         kind: the name of the fault, such as "drifted-prefix". Names do not change between releases.
         message: the location, the problem and the likely cause.
         rollout_id: the id of the episode, or None if the problem does not concern a single episode.
@@ -139,7 +139,7 @@ class Report:
         return any(known == kind for _, known in self.counts)
 
     def count(self, level: Level) -> int:
-        """Return the number of findings of this level."""
+        """Return the number of findings with this level."""
         return sum(count for (known, _), count in self.counts.items() if known == level)
 
     def exit_code(self, fail_on: str) -> int:
@@ -172,7 +172,7 @@ class Report:
         yield f"{self.target}: {self.verdict()} in {pluralize(self.checked, self.unit)}"
 
     def verdict(self) -> str:
-        """Return the number of errors and warnings as a string."""
+        """Return the error and warning counts as a string."""
         return ", ".join(pluralize(self.count(level), level) for level in LEVELS[:2])
 
     def _most_frequent(self) -> Iterator[tuple[Level, str, int, list[Finding]]]:

@@ -1,4 +1,4 @@
-"""Probes of a reward's behavior, such as reproducibility, errors on unusual rollouts, and time and memory use.
+"""Probes of a reward's behavior: reproducibility, errors on unusual rollouts, time and memory use, and more.
 
 Each public coroutine is a probe. A probe calls the reward through a `CheckContext` and adds findings to the report.
 """
@@ -147,7 +147,7 @@ _NEVER = "\x01\x02"
 
 
 def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield an attack on each repeat of each pattern as a tuple of the pattern, a short string and a long string.
+    """Yield an attack on each repeat in each pattern, as a tuple (pattern, short string, long string).
 
     The strings match the repeat many times and then fail. Nested repeats may take exponential time on the short string,
     and adjacent repeats may take quadratic time on the long string.
@@ -222,7 +222,7 @@ _WORDS = {"file": "files opened", "environment": "environment variables", "netwo
 
 
 async def runs_answers(context: CheckContext) -> None:
-    """Check that the reward does not execute code from an answer or a question in the process of the reward."""
+    """Check that the reward does not execute code from an answer or a question in its own process."""
     code = f"__import__('{_CANARY}')"
     texts = {
         code,
@@ -275,7 +275,7 @@ _MUCH_MB = 200.0
 
 
 async def cost(context: CheckContext) -> None:
-    """Measure the time and memory use of a call for an ordinary answer and for a long answer."""
+    """Measure a call's time and memory use for an ordinary answer and for a long answer."""
     question = context.first
     request = question.gold or question.answered("The answer is 42.")
     seen = [await context.bench.see(request) for _ in range(_CALLS)]
@@ -298,7 +298,7 @@ async def cost(context: CheckContext) -> None:
 
 
 async def growth(context: CheckContext) -> None:
-    """Check that the time grows about linearly with the length of the answer."""
+    """Check that the time grows roughly linearly with the length of the answer."""
     question = context.first
     pieces = _PIECES
     if question.truth is not None and question.form is not None and question.wrong:

@@ -58,7 +58,7 @@ _EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4)
 
 
 def rank(level: Level) -> int:
-    """Return the weight of a finding of this level."""
+    """Return the weight of a finding with this level."""
     return {"info": 1, "warning": 10, "error": 100}[level]
 
 
@@ -69,8 +69,8 @@ class Formula:
     Attributes:
         text: a description.
         causes: the kinds of its deviations from an unbiased estimate.
-        scales: the factors between the trainer's coefficients and the formula. There are multiple factors if
-            aggregations differ only by a factor.
+        scales: the factors between the trainer's coefficients and the formula's. There is more than one if aggregations
+            differ only by a factor.
     """
 
     text: str
@@ -150,7 +150,7 @@ def _distinct(parts: Iterator[_Term]) -> list[_Term]:
 
 
 def _weights(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the weights (N, B, T) of the tokens in the loss."""
+    """Yield (N, B, T) arrays of the tokens' weights in the loss."""
     kinds_NBT = batches.kinds_NBT
     is_row_NB = batches.groups_NB >= 0
     tokens_NB = (kinds_NBT == SAMPLED).sum(axis=2)
@@ -175,7 +175,7 @@ def _weights(batches: Enumeration) -> Iterator[_Term]:
 
 
 def _advantages(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the advantages (N, B, T) of the tokens."""
+    """Yield (N, B, T) arrays of the tokens' advantages."""
     sampled_NBT = batches.kinds_NBT == SAMPLED
     is_row_NB = batches.groups_NB >= 0
     rewards_NBT = np.nan_to_num(batches.rewards_NBT)
@@ -214,7 +214,7 @@ def _spread(part: _Term, sampled_NBT: Floats, last_NBT: Floats | None) -> Iterat
 
 
 def _episode_advantages(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the advantages (N, B, 1) of the rows. All tokens of a row have the same advantage."""
+    """Yield (N, B, 1) arrays of the rows' advantages. All tokens of a row have the same advantage."""
     for score, population in itertools.product(_distinct(_scores(batches)), _distinct(_populations(batches))):
         is_scored_NB = ~np.isnan(score.values)
         scores_NB = np.nan_to_num(score.values) * is_scored_NB
@@ -237,7 +237,7 @@ def _episode_advantages(batches: Enumeration) -> Iterator[_Term]:
 
 
 def _centered(scores_NB: Floats, members_NBB: Floats, own_NB: Floats) -> Iterator[_Term]:
-    """Yield the scores (N, B) minus a mean of the members. The mean contains the row's own score `own_NB` times."""
+    """Yield (N, B) arrays of the scores minus a mean over the members, which include the row itself `own_NB` times."""
     counts_NB = members_NBB.sum(axis=2)
     total_NB = (members_NBB @ scores_NB[..., None])[..., 0]
     others_NB = np.where(counts_NB > own_NB, counts_NB - own_NB, 1.0)
@@ -256,7 +256,7 @@ def _centered(scores_NB: Floats, members_NBB: Floats, own_NB: Floats) -> Iterato
 
 
 def _scores(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the scores (N, B) of the rows. A score is NaN if it is absent or the row is unscored."""
+    """Yield (N, B) arrays of the rows' scores. A score is NaN if the row is absent or unscored."""
     is_row_NB = batches.groups_NB >= 0
     rewards_NBT = batches.rewards_NBT
     yield _Term("score", (), batches.scores_NB)
@@ -269,7 +269,7 @@ def _scores(batches: Enumeration) -> Iterator[_Term]:
 
 
 def _populations(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the weights (N, B, B) of the rows in the statistics of each row."""
+    """Yield (N, B, B) arrays of the rows' weights in each row's statistics."""
     is_row_NB = batches.groups_NB >= 0
     present_NBB = is_row_NB[:, :, None] & is_row_NB[:, None, :]
     group_NBB = present_NBB & (batches.groups_NB[:, :, None] == batches.groups_NB[:, None, :])

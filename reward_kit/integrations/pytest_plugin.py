@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def reward_kit_run(request: pytest.FixtureRequest) -> FinishedRun:
-    """The finished run of the task that the mark of the test names."""
+    """The finished run of the task named in the test's mark."""
     from reward_kit.errors import RewardKitError
     from reward_kit.runs.evaluation import evaluate, score_transcripts
 
@@ -230,7 +230,7 @@ def _missed_gates(run: FinishedRun, gates: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _summary(run: FinishedRun) -> str:
-    """Return the report section of a failed test, with the scores, the failed episodes and the path of the page."""
+    """Return a failed test's report section: the scores, the failed episodes and the path of the report page."""
     shown = {row.rollout_id for row in run.failed[:_MOST_SHOWN]}
     reasons = {}
     for result in run.results():

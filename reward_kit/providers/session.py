@@ -84,7 +84,7 @@ class ProviderSession:
         return wait.seconds, f"a queued request to {model}" if wait.is_queued else f"a response from {model}"
 
     def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
-        """Return the queue for a model at an endpoint. The same pair always gets the same queue.
+        """Return the queue for a model at an endpoint. The same model and endpoint always get the same queue.
 
         Raises:
             ConfigError: If the queue already exists with different rates.
@@ -157,9 +157,9 @@ def key_variable_for(
 ) -> Any:
     """Call `key_variable` with the requirements of a session.
 
-    A replay sends no key. A dry run only reports an error. If `is_default` is true, the variable is the default of the
-    provider. In that case, it is not an error if the user has not configured the variable for the URL. The requests are
-    sent without a key.
+    A replay sends no key. A dry run only reports an error. If `is_default` is true, the variable is the provider's
+    default. In that case, it is not an error if the user has not configured the variable for the URL, and the requests
+    are sent without a key.
     """
     base_url, named = options.get("base_url"), options.get("api_key_env")
     if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):

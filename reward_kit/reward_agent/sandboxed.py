@@ -77,7 +77,7 @@ class SandboxedReward:
 
     Attributes:
         program: the program that calls the reward.
-        origin: the file and the name of the reward.
+        origin: the reward's file and name.
         resources: the names of its resources. Their values exist only in the sandbox.
         level: the sandbox level, "warm" or "isolated".
         limits: the limits of a call. For a group, the result may be larger. See `limits_for`.
@@ -102,7 +102,7 @@ class SandboxedReward:
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def limits_for(self, rollouts: int) -> Limits:
-        """Return the limits of a call for this many rollouts. Only the size of the result grows with them."""
+        """Return the limits of a call with this many rollouts. Only the size of the result grows with them."""
         # Workers are keyed by limits. Round up to a power of two, so that groups of similar size share a worker.
         result_kb = self.limits.result_kb << (rollouts - 1).bit_length()
         return replace(self.limits, result_kb=min(result_kb, MOST_RESULT_KB))
@@ -306,7 +306,7 @@ def state_record(request: ScoringRequest) -> dict[str, str] | None:
 
 
 def steps_record(request: ScoringRequest) -> dict[str, Any] | None:
-    """Return the record of an episode without the fields that its steps do not use, or None without an episode.
+    """Return the record of an episode without the fields that its steps do not use, or None if there is no episode.
 
     The worker rebuilds the steps from it.
     """

@@ -1,4 +1,4 @@
-"""A cache of scores for deterministic rewards. Its keys are hashes of the content of the requests."""
+"""A cache of scores for deterministic rewards. Its keys are hashes of the requests' content."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ScoreCache:
         return len(self._entries)
 
     def find(self, key: str, requests: Sequence[ScoringRequest]) -> list[Scored] | None:
-        """Return the cached results with the rollout ids of these requests. If the key is not cached, return None."""
+        """Return the cached results with these requests' rollout ids, or None if the key is not cached."""
         scored = self._entries.get(key)
         if scored is None:
             return None

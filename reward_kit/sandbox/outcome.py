@@ -1,4 +1,4 @@
-"""The outcome of a call. The host determines it from the bytes it received and from the counters of the kernel."""
+"""The outcome of a call. The host determines it from the bytes that it received and from the kernel's counters."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Outcome:
 
     @staticmethod
     def class_of(kind: OutcomeKind) -> FailureClass:
-        """Return the failure class of a type of failure."""
+        """Return the failure class for a type of failure."""
         return _CLASSES.get(kind, "crash")
 
 

@@ -45,7 +45,7 @@ _LONGEST_FIELD = 200
 
 
 class StateBody(BaseModel):
-    """The final state of a resource, as it is stored."""
+    """A resource's final state in its stored form."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="State")
 
@@ -278,7 +278,7 @@ def _request(body: RolloutBody, index: int, wants_episode: bool) -> ScoringReque
 
 
 def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
-    """Reject lists that are too long, before their items are validated."""
+    """Reject lists that are too long before validating their items."""
     messages = rollout.get("messages") if isinstance(rollout, dict) else None
     if not isinstance(messages, list):
         return
@@ -293,7 +293,7 @@ def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
 
 
 def _describe(error: pydantic.ValidationError, prefix: str) -> str:
-    """Describe the errors of a body per field. Values are shortened."""
+    """Describe the errors in a body, field by field. Values are shortened."""
     problems = error.errors(include_url=False)
     lines = []
     for problem in problems[:_MOST_PROBLEMS]:

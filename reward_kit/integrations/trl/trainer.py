@@ -30,13 +30,13 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
 
 
 class StepCreditLoss:
-    """A mixin for a `GRPOTrainer`. List the mixin before the class of the trainer.
+    """A mixin for a `GRPOTrainer`. List the mixin before the trainer class.
 
     The advantages are those that the `credit` of the rollouts assigns. All tokens of a step have the same advantage.
     The old log-probabilities are those of the sampler. A generation can therefore be used for multiple optimizer steps
     and can be older than the weights. Rows and tokens without an advantage, such as those of unscored episodes, are
-    excluded from the loss and from its divisor. (A loss that is a mean over rows is divided by the number of rows of
-    the generation. This is exact if an optimizer step uses all of these rows, as it does by default.)
+    excluded from the loss and from its divisor. A loss that is a mean over rows is divided by the number of rows in the
+    generation. This is exact if an optimizer step uses all of these rows, as it does by default.
 
     Args:
         model: the model to train. It is the model of the rollouts' policy or an identical model.
@@ -125,7 +125,7 @@ class StepCreditTrainer(StepCreditLoss, GRPOTrainer):
 
 
 def _padded(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tensor:
-    """Return the rows as a tensor of shape (B, T). The rows are padded with 0 on the right, as the completions are."""
+    """Return the rows as a (B, T) tensor. Like the completions, the rows are padded on the right, with 0."""
     padded_BT = torch.zeros(completion_ids_BT.shape, dtype=torch.float32)
     for index, row in enumerate(rows):
         if len(row) > padded_BT.shape[1]:

@@ -1,8 +1,8 @@
-"""Conversion of a taskset of verifiers (v1) to a dataset and a reward function for `reward-kit run`.
+"""Conversion of a verifiers (v1) taskset to a dataset and a reward function for `reward-kit run`.
 
 The rows contain the data of the tasks. The reward function creates a trace from the conversation and scores the trace
-with the `@vf.reward` methods and the judges of the task. Tasks that need a container (`runtime`), such as many tasks
-about code, are rejected. Otherwise, verifiers would skip such a reward without an error.
+with the `@vf.reward` methods and the judges of the task. Tasks that need a container (`runtime`), such as many coding
+tasks, are rejected. Otherwise, verifiers would skip their rewards without an error.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def write_samples(taskset: vf.Taskset, path: Path) -> int:
 def as_reward_function(taskset: vf.Taskset) -> Function:
     """Return a reward function that computes the rewards of a taskset, for rows from `dataset_rows`.
 
-    The score is the weighted sum, as in verifiers. Each reward and each metric in [0, 1] is also a metric of the
-    result.
+    As in verifiers, the score is the weighted sum of the rewards. Each reward and each metric in [0, 1] is also a
+    metric of the result.
 
     Raises:
         ConfigError: If a reward or a metric needs a runtime, or if the taskset has no reward.

@@ -33,7 +33,7 @@ def register_trainers() -> None:
 
 @functools.cache
 def trainer_with_credit(base: Any, mode: str) -> Any:
-    """Return a trainer of verl with credit for each step.
+    """Return a verl trainer with credit for each step.
 
     verl uses `mode` to find the buffer and the options of the trainer.
     """
