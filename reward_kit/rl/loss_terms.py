@@ -206,10 +206,11 @@ class Statistic(NamedTuple):
 
     The parts, which depend on the kind, have no gradient:
 
-        total: (amount,), which is added up mean: (sum, count), which are both added up min, max: (extreme,), which is
-        inf or -inf if there were no values effective: (sum of weights, sum of squared weights), which are both added
-        up. The effective sample size (Kish) is sum² / sum of squares, the number of equal weights that would have the
-        same variance.
+        total: (amount,), which is added up
+        mean: (sum, count), which are both added up
+        min, max: (extreme,), which is inf or -inf if there were no values
+        effective: (sum of weights, sum of squared weights), which are both added up. The effective sample size (Kish)
+            is sum² / sum of squares, the number of equal weights that would have the same variance.
     """
 
     kind: Kind

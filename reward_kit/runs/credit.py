@@ -1,7 +1,7 @@
 """Compute the credit of each step of a run from its stored episodes and scores, and write `credit.jsonl`.
 
-All data comes from the files of the run, in which secrets are already redacted. The file is always replaced atomically.
-Its lines are ordered by group and rollout.
+All data comes from the run's files, where secrets are already redacted. The file is always replaced atomically. Its
+lines are ordered by group and rollout.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def credit_settings(path: Path) -> CreditModel | None:
 
 
 def reject_stored_code(path: Path, credit: CreditModel) -> None:
-    """Raise a ConfigError if stored settings name a function, which would be executed."""
+    """Raise a ConfigError if stored settings name a function, because the function would be executed."""
     if code := credit_code(credit):
         raise ConfigError(
             f"the credit settings of {path} refer to {code[0]!r}; a function named in a run's files is not executed. "
@@ -126,9 +126,9 @@ def headline(section: Mapping[str, Any]) -> str:
 
 
 def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return lines about up to `count` steps with the highest advantages above 0.
+    """Return one line for each of up to `count` steps with the highest advantages above 0.
 
-    These are followed by lines about up to `count` steps with the lowest advantages below 0.
+    Lines for up to `count` steps with the lowest advantages below 0 follow.
     """
     key = operator.itemgetter("A")
     best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=key)
@@ -222,7 +222,7 @@ def _lean(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, flags and names of an info dict; texts from tools and users are omitted."""
+    """Return the numbers, flags and names of an info dict; data from tools and users is omitted."""
     return {key: value for key, value in info.items() if not isinstance(value, dict | list) or TAG in value}
 
 

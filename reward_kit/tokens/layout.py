@@ -1,8 +1,9 @@
 """The layout of a model's input rows: padded to a common width, or packed into one long row without padding.
 
-    prompt_ids      (B,P)  the tokens before the first action completion_ids  (B,C)  the tokens from the first action
-    onward input_ids       (B,T)  both without a gap: the input of the model other arrays    (B,T)  on the axis of
-    `input_ids`
+    prompt_ids      (B,P)  the tokens before the first action
+    completion_ids  (B,C)  the tokens from the first action onward
+    input_ids       (B,T)  both without a gap: the model's input
+    other arrays    (B,T)  on the axis of `input_ids`
 
 `attention_mask` is 1 on tokens and 0 on padding, `completion_mask` is 1 on the completion, and `action_mask` is 1 on
 sampled tokens. `loss_mask` is the product of `completion_mask` and `action_mask`, except that it is 0 for actions

@@ -2,8 +2,10 @@
 
 The chat template uses one token for each role and puts nothing between messages:
 
-    <|tools|>{"type": "function", …}       the available tools, one per line <|system|>You do chores.<|user|>You see a
-    fridge 1. <|assistant|>go to fridge 1<|end|>     (without these line breaks) <|tool|>You arrive.<|assistant|>
+    <|tools|>{"type": "function", …}       the available tools, one per line
+    <|system|>You do chores.<|user|>You see a fridge 1.
+    <|assistant|>go to fridge 1<|end|>     (without these line breaks)
+    <|tool|>You arrive.<|assistant|>
 
 A message ends where the token of the next role begins. Only assistant messages end with a separate token, the
 end-of-sequence token `<|end|>`. The text of a message never depends on later messages, so an episode's tokens so far

@@ -1,9 +1,10 @@
 """The orders in which training performs its steps: one after another, or with overlapping steps.
 
-    sync          collect, score and learn; nothing overlaps minibatch     train on part of the batch as soon as its
-    groups are scored one_step_off  roll out the next batch while the current batch is scored and trained on; the
-    weights that sample the next batch are then one version older than the weights that are trained on it both
-    minibatch and one_step_off combined
+    sync          collect, score and learn; nothing overlaps
+    minibatch     train on part of the batch as soon as its groups are scored
+    one_step_off  roll out the next batch while the current batch is scored and trained on; the weights that sample the
+                  next batch are then one version older than the weights that are trained on it
+    both          minibatch and one_step_off combined
 
 With any order, each token records the version of the weights that sampled it.
 """
