@@ -182,7 +182,7 @@ class CodeSandboxes:
 
     async def _opened(self) -> Sandbox:
         if self._opening is None:
-            raise ConfigError("CodeSandboxes must be used inside its `async with`")
+            raise ConfigError("CodeSandboxes must be used inside its `async with` statement")
         async with self._opening:
             if self._sandbox is None and not self._refusal:
                 sandbox = Sandbox(slots=_SLOTS_PER_CPU * len(os.sched_getaffinity(0)))

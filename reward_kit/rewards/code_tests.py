@@ -613,7 +613,7 @@ def parse_suite(ground_truth: Any) -> Suite:
             function = _text(data.get("function") or _called(sources.values()), "function")
             if not function:
                 raise RewardError(
-                    "the assertions of ground_truth.test_list do not call a function; name the function: "
+                    "the assertions in ground_truth.test_list do not call a function; name the function: "
                     '"function": "solve"'
                 )
         else:
@@ -654,7 +654,7 @@ def parse_suite(ground_truth: Any) -> Suite:
     calls = tuple(test for test in tests if isinstance(test, CallTest))
     runs = tuple(test for test in tests if isinstance(test, RunTest))
     if not tests or (calls and runs):
-        raise RewardError(f"ground_truth has {'both calls and runs' if tests else 'no test'}; {_FORMS}")
+        raise RewardError(f"ground_truth has {'both calls and runs' if tests else 'no tests'}; {_FORMS}")
     return Suite(function if calls else "", calls, runs, setup)
 
 

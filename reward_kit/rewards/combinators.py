@@ -53,7 +53,7 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
         raise ConfigError("weighted() needs at least one part: weighted(answer=math_answer, …)")
     for name, (_, weight) in pairs.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-            raise ConfigError(f"weighted(): the weight of {name!r} must be a number of at least 0, got {weight!r}")
+            raise ConfigError(f"weighted(): the weight of {name!r} must be a non-negative number, got {weight!r}")
     total = sum(weight for _, weight in pairs.values())
     if not total:
         raise ConfigError("weighted(): all weights are 0")

@@ -117,7 +117,7 @@ def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str
                 yield StateMismatch(f"{name}: {finding.name}", finding.problem)
         return
     if isinstance(match, dict):
-        raise ConfigError("final_state_matches: `match` can be a mapping only if the task has several resources")
+        raise ConfigError("final_state_matches: `match` can be a mapping only if the task has multiple resources")
     how = how._replace(match=match)
     if match == "paths" and isinstance(state, FilesState | SqliteState):
         raise ConfigError('final_state_matches: match="paths" applies only to JSON states')
@@ -234,7 +234,7 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRul
             raise RewardError("final_state_matches: the base64 content of an expected file cannot be decoded") from None
     else:
         raise RewardError(
-            f"final_state_matches: the content of a file cannot be {type_name(expected)}; write a string, null if "
+            f"final_state_matches: a file's content cannot be {type_name(expected)}; write a string, null if "
             'the file must not exist, true for any content, or {"base64": …}'
         )
 

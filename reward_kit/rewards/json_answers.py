@@ -86,7 +86,7 @@ def json_answer(
     common = common_leaves(expected, value, how) if differs else leaves(expected)
     share = common / (leaves(expected) + leaves(value) - common) if differs else 1.0
     reason = f"the answer is not the expected value{differs}" if differs else "the answer is the expected value"
-    metrics = {"fields": MetricResult(score=share, reason=f"{common} of {leaves(expected)} fields are right")}
+    metrics = {"fields": MetricResult(score=share, reason=f"{common} of {leaves(expected)} fields are correct")}
     return EvaluateResult(score=share if partial == "fields" else float(not differs), reason=reason, metrics=metrics)
 
 

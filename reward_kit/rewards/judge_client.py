@@ -413,7 +413,7 @@ class JudgeClient:
         seed = self._options.seed
         if votes > 1 and seed is None:
             raise ConfigError(
-                "judge, option client.seed: multiple votes need a seed, because all votes would be equal without one"
+                "judge, option client.seed: multiple votes require a seed; without one, all votes would be identical"
             )
         asked = [self._vote(question, None if seed is None else seed + vote, usage) for vote in range(votes)]
         results = await asyncio.gather(*asked, return_exceptions=True)

@@ -226,7 +226,7 @@ def _read(value: Any, form: Form, where: str) -> Any:
     if missing := form.keys() - value.keys():
         raise UnreadableVerdict(f"{where} has no member {min(missing)!r}")
     if extra := value.keys() - form.keys():
-        raise UnreadableVerdict(f"{where} has a member {min(extra)!r:.60} that was not requested")
+        raise UnreadableVerdict(f"{where} has the unexpected member {min(extra)!r:.60}")
     return {name: _read(value[name], part, f"{where}.{name}") for name, part in form.items()}
 
 

@@ -263,14 +263,14 @@ async def grounded_judge(
             score=abstaining, reason=f"the answer makes no claims: {reason}", metrics={METRIC: usage.as_metric()}
         )
     counts = (
-        f"of {claims} sentences with claims, {labels['supported']} are supported, {labels['contradicted']} "
+        f"of {claims} sentences that make claims, {labels['supported']} are supported, {labels['contradicted']} "
         f"are contradicted, and {labels['not_found']} are not found"
     )
     metrics = {
         "faithfulness": MetricResult(score=labels["supported"] / claims, reason=counts),
         "attribution": MetricResult(
             score=attributed / claims,
-            reason=f"{attributed} of {claims} sentences with claims cite a passage that supports them",
+            reason=f"{attributed} of {claims} sentences that make claims cite a passage that supports them",
         ),
     }
     return EvaluateResult(

@@ -32,7 +32,7 @@ def _check_bounds(options: Mapping[str, Any]) -> None:
     if at_most is None and not at_least:
         raise ConfigError("option 'at_most': no bound is set; set at_least, at_most or both")
     if at_most is not None and at_least > at_most:
-        raise ConfigError(f"option 'at_least' must not be greater than at_most, got {at_least} and {at_most}")
+        raise ConfigError(f"option 'at_least' must not be greater than 'at_most', got {at_least} and {at_most}")
 
 
 @reward_function

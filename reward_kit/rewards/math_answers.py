@@ -166,7 +166,7 @@ def _accepted(ground_truth: Any, reward: str, terms: EqualityRules) -> list[str]
     """Check the rules and return the accepted answers as strings."""
     for name, value in (("absolute_tolerance", terms.absolute), ("relative_tolerance", terms.relative)):
         if not math.isfinite(value) or value < 0:
-            raise ConfigError(f"option {name!r} must be a number of at least 0, such as 0.001, got {value}")
+            raise ConfigError(f"option {name!r} must be a non-negative number, such as 0.001, got {value}")
     truth = require_truth(ground_truth, reward)
     texts = [truth_text(str(item)) for item in (truth if isinstance(truth, list | tuple) else [truth])]
     if not texts or not all(texts):

@@ -175,7 +175,7 @@ def tool_calls_match(
         if (first := next(wrong, None)) is not None:
             problem = _problem(*first, made, known.get(first[0].name, unknown))
         elif extra == "wrong" and (others := [call for index, call in enumerate(made) if index not in set(exact)]):
-            problem = f"; a call of {quoted(others[0].name)} was not expected"
+            problem = f"; a call to {quoted(others[0].name)} was not expected"
     reason = f"{right} of {len(expected)} expected calls were made{problem}"
     metrics = {name: MetricResult(score=share, reason=reason) for name, share in parts.items()}
     is_right = right == len(expected) and (extra == "ignore" or len(made) == len(expected))
@@ -193,7 +193,7 @@ def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[Mad
     same = _same_arguments(expected, nearest, schema)
     name = next((name for name in (*expected.arguments, *nearest.arguments) if name not in same), None)
     if name is None:
-        return f"; {quoted(expected.name)}: it is right"
+        return f"; {quoted(expected.name)}: the call is correct"
     wanted = f"{abbreviate(expected.arguments[name])} was" if name in expected.arguments else "it was not"
     given = f"is {abbreviate(nearest.arguments[name])}" if name in nearest.arguments else "is missing"
     return f"; {quoted(expected.name)}: argument {quoted(name)} {given}, but {wanted} expected"
