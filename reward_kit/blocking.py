@@ -57,8 +57,8 @@ class LoopThread:
     Args:
         name: the thread's name.
         context: a context manager that is entered when the thread starts and exited on close. Both happen in one task,
-            as task groups require. Every coroutine sees the context variables that the context manager sets and those
-            of the caller of `run`.
+            as task groups require. Every coroutine sees the context variables set by the context manager and those of
+            `run`'s caller.
     """
 
     def __init__(self, name: str, context: AbstractAsyncContextManager[Any] | None = None) -> None:
@@ -83,7 +83,7 @@ class LoopThread:
         """Run a coroutine and return its result. If the caller is interrupted, the coroutine is cancelled."""
         try:
             if self._pid != os.getpid():  # Check this before taking the lock, which a fork may copy while it is held.
-                raise RewardKitError(f"{self._name}: not available in a forked process; create a new instance there")
+                raise RewardKitError(f"{self._name} is not available in a forked process; create a new instance there")
             with self._lock:
                 if self._is_closed:
                     raise RewardKitError(f"{self._name} is closed")

@@ -63,7 +63,7 @@ class Access:
         self._cookie = f"reward_kit_{secrets.token_hex(4)}"
 
     def one_time_code(self, lasts_s: float = _CODE_LASTS_S) -> str:
-        """Return a code that admits one browser as `?code=…` within `lasts_s` seconds."""
+        """Return a code that admits one browser if it is passed as `?code=…` within `lasts_s` seconds."""
         code = new_token()
         self._due[code] = time.monotonic() + lasts_s
         return code

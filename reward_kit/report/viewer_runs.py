@@ -52,7 +52,7 @@ class PlacedRecord(NamedTuple):
 
 
 class NewLines(NamedTuple):
-    """The lines of a file that are new."""
+    """The new lines of a file."""
 
     lines: list[PlacedRecord]
     is_new_file: bool  # True if the file was replaced or truncated, so earlier lines must be discarded
@@ -256,7 +256,7 @@ class WatchedRun:
             return changed[::-1]
 
     def beside(self, episodes: Iterable[EpisodeOutline]) -> list[EpisodeOutline]:
-        """Return all episodes that have the same samples and policies as these, for the table of samples."""
+        """Return all episodes that have the same sample and policy as one of these, for the table of samples."""
         with self._lock:
             keys = dict.fromkeys((facts.row.sample_id, facts.row.policy) for facts in episodes)
             known = [self._memory.known[one].facts for key in keys for one in self._memory.rows[key]]
@@ -457,7 +457,7 @@ class RunCatalog:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Prevent polling by other threads, which keeps rows, names and `change` consistent."""
+        """Prevent other threads from polling, so that rows, names and `change` stay consistent."""
         with self._lock:
             yield
 

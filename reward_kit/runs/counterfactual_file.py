@@ -79,7 +79,7 @@ class SuccessCurve(_Fields):
 
 
 class RunCurves(NamedTuple):
-    """The curves of a run, keyed by rollout id; `problem` describes why a damaged file has none."""
+    """The curves of a run, keyed by rollout id. `problem` describes the damage if the file cannot be read."""
 
     curves: Mapping[str, Sequence[SuccessCurve]]
     problem: str | None = None

@@ -126,9 +126,9 @@ def headline(section: Mapping[str, Any]) -> str:
 
 
 def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return lines about up to `count` steps with the highest advantages above 0.
+    """Return one line for each of up to `count` steps with the highest advantages above 0.
 
-    These are followed by lines about up to `count` steps with the lowest advantages below 0.
+    Lines for up to `count` steps with the lowest advantages below 0 follow.
     """
     key = operator.itemgetter("A")
     best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=key)
@@ -222,7 +222,7 @@ def _lean(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, flags and names of an info dict; texts from tools and users are omitted."""
+    """Return the numbers, flags and names of an info dict; data from tools and users is omitted."""
     return {key: value for key, value in info.items() if not isinstance(value, dict | list) or TAG in value}
 
 

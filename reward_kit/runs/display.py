@@ -54,13 +54,13 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
 
 
 class FigureTable:
-    """A table of figures for multiple policies or runs. Each is a column if all fit the console, and a row otherwise.
+    """A table of figures with one column per policy or run if all columns fit the console, otherwise one row for each.
 
     Args:
         names: the names of the policies or runs, which may contain line breaks.
         lines: the name of each figure, and a cell for each policy or run.
         title: the title above the table.
-        is_plain: omit lines, colors and the padding at the edges.
+        is_plain: whether to omit lines, colors and the padding at the edges.
     """
 
     def __init__(
