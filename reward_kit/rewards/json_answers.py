@@ -377,7 +377,7 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
     Args:
         value: the JSON value to check.
         schema: a schema of the draft named in its `$schema`. The default is draft 2020-12.
-        formats: True to check the keyword `format` too, as far as the library supports it.
+        formats: True to check the keyword `format` as well, as far as the library supports it.
 
     Raises:
         RewardError: If jsonschema is not installed, or if the schema refers to a different document or endlessly to

@@ -93,7 +93,7 @@ async def llm_judge(
         base_url: the URL of the endpoint. If None, the provider's endpoint is used. Without a provider, the URL is
             taken from OPENAI_BASE_URL or, if this variable is not set, OpenAI's endpoint is used.
         rubric: a mapping from names to descriptions or `{description, weight}`. If None, the rubric of the sample or
-            the task is used. If there is no such rubric, the dimensions are helpfulness, factuality and safety.
+            the task is used. Without a rubric, the dimensions are helpfulness, factuality and safety.
         rubric_key: the field of the sample that contains its rubric.
         judged: "answer" to judge the last answer, or "conversation" to judge everything that the assistant did.
         scale: the lowest and the highest grade.

@@ -170,7 +170,7 @@ def _accepted(ground_truth: Any, reward: str, terms: EqualityRules) -> list[str]
     truth = require_truth(ground_truth, reward)
     texts = [truth_text(str(item)) for item in (truth if isinstance(truth, list | tuple) else [truth])]
     if not texts or not all(texts):
-        raise RewardError(f"{reward} needs a ground truth, but the sample's ground_truth is empty")
+        raise RewardError(f"{reward} requires ground_truth, but the sample's ground_truth is empty")
     return texts
 
 

@@ -32,7 +32,7 @@ def require_truth(ground_truth: Any, reward: str) -> Any:
     The error leaves the rollout unscored instead of counting it as wrong.
     """
     if ground_truth is None:
-        raise RewardError(f"{reward} needs a ground truth, but the sample has none")
+        raise RewardError(f"{reward} requires ground_truth, but the sample has none")
     return ground_truth
 
 
@@ -53,7 +53,7 @@ def quoted(text: str, limit: int = 60) -> str:
 
 
 def last_text(messages: Sequence[Message]) -> str:
-    """Return the text of the last assistant message, or "" if there is no such message."""
+    """Return the text of the last assistant message, or "" if there is none."""
     return next((message.text for message in reversed(messages) if message.role == "assistant"), "")
 
 

@@ -114,7 +114,7 @@ class MaskedTokens:
             )
 
     def divided(self, name: str, ids_BT: Tensor) -> MaskedTokens:
-        """Return these tokens with each sequence divided into the tokens with equal ids."""
+        """Return these tokens, with each sequence divided into parts with equal ids."""
         self._check_shape(name, ids_BT)
         if ids_BT.is_floating_point():
             raise ConfigError(f"{name} must be integers, got {ids_BT.dtype}")

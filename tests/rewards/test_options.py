@@ -44,7 +44,7 @@ REFUSED = [
     ("milestones", {}, "option 'reach' must have at least one"),
     ("milestones", {"reach": [{"name": "a", "tool": "x"}, {"name": "a", "tool": "y"}]}, "option 'reach': two"),
     ("length_within", {}, "option 'at_most': no bound is set; set at_least"),
-    ("length_within", {"at_least": 5, "at_most": 3}, "'at_least' must not be greater than 'at_most', got 5 and 3"),
+    ("length_within", {"at_least": 5, "at_most": 3}, "option 'at_least' must not be greater than 'at_most'"),
     ("tag_format", {"tags": ["<think>"]}, "option 'tags': '<think>' is not a name; write names without angle brackets"),
     ("tag_format", {"tags": ["a", "a"]}, "option 'tags'"),
     ("regex_format", {"pattern": "("}, "option 'pattern': .*not a regular expression"),
