@@ -43,7 +43,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
 def allow_threads(max_concurrency: int) -> None:
     """Raise the thread limit of the running event loop to allow this number of concurrent episodes.
 
-    Each episode may block one thread in its environment or a tool, and each reward call may block another thread.
+    Each episode may block one thread in its environment or a tool, and each reward call may block an additional thread.
     """
     limiter = anyio.to_thread.current_default_thread_limiter()
     limiter.total_tokens = max(limiter.total_tokens, 3 * max_concurrency + 64)
@@ -57,8 +57,8 @@ class LoopThread:
     Args:
         name: the thread's name.
         context: a context manager that is entered when the thread starts and exited on close. Both happen in one task,
-            as task groups require. Every coroutine sees the context variables set by the context manager and those of
-            `run`'s caller.
+            because task groups require it. Every coroutine sees the context variables set by the context manager and
+            those of `run`'s caller.
     """
 
     def __init__(self, name: str, context: AbstractAsyncContextManager[Any] | None = None) -> None:

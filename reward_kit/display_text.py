@@ -40,7 +40,7 @@ def escape_text(text: object, limit: int, length: int | None = None) -> str:
     """Return untrusted text of at most about `limit` characters; invisible characters are escaped.
 
     Args:
-        text: a string, or any other value, which is converted with `repr`.
+        text: a string, or any other value to be converted with `repr`.
         limit: the maximum number of characters. A longer string is cut, and its length is appended.
         length: the length of the full string, if `text` is only its beginning.
     """
@@ -107,7 +107,7 @@ def format_traceback(record: logging.LogRecord) -> str:
 
 
 def indent_traceback(traceback: str) -> str:
-    """Return a traceback as indented lines, which can be appended to the line of a record."""
+    """Return a traceback as indented lines for appending to the line of a record."""
     return "".join(f"\n    {one_line(line)}" for line in traceback.splitlines())
 
 

@@ -1,7 +1,7 @@
 """Pydantic models of external data: messages, results of reward functions, and task files.
 
 All models reject unknown keys, so a misspelled key is reported instead of ignored. Only `Message` and its tool calls
-keep unknown keys, because providers add their own keys to transcripts and expect them back.
+keep unknown keys, because providers add keys to transcripts and expect these keys back.
 """
 
 from __future__ import annotations

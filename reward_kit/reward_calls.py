@@ -1,8 +1,8 @@
 """Calls to a reward that has fixed options and open resources, in this process or in the sandbox.
 
-A built-in reward takes options as keyword parameters with defaults. `with_options` returns a reward for which some of
-them are fixed, like `reward_options:` in a task file, and immediately checks the values against the annotations.
-`OpenReward` then makes the calls. The sandboxed worker imports this file, so the file has few imports.
+A built-in reward takes options as keyword parameters with defaults. `with_options` fixes some of these parameters, like
+`reward_options:` in a task file, and immediately checks the values against the annotations. `OpenReward` then makes the
+calls. The sandboxed worker imports this file, so the file has few imports.
 """
 
 from __future__ import annotations

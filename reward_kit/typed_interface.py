@@ -261,7 +261,7 @@ def function_origin(function: Function, code: Function) -> Origin | None:
 
 
 def argument_without_default(kind: type, method: str) -> str | None:
-    """Return the first required parameter of a method after self, or None if there is none."""
+    """Return the first required parameter of a method after self, or None if all have defaults."""
     function = getattr(kind, method, None)
     if function is None or function is object.__init__:
         return None

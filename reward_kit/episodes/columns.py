@@ -102,7 +102,7 @@ class InfiniteLookbackBuffer(Generic[T]):
     """A buffer of items by time step, whose first `lookback` items precede index 0. The interface is that of RLlib.
 
     Args:
-        data: the items, as a list that is not copied or as a column of arrays; None for no items.
+        data: a list of items, which is not copied, or a column of arrays; None for no items.
         lookback: the number of items before index 0.
         space: the space of the items, which is needed for fills and one-hot vectors.
         store: a function that is called with the new storage whenever `data` is replaced.
@@ -169,7 +169,7 @@ class InfiniteLookbackBuffer(Generic[T]):
             self._replace(concat_columns(self.data, compact(items)))
 
     def pop(self, index: int = -1) -> T:
-        """Remove and return the item at `index`, which is counted from the start of the lookback."""
+        """Remove and return the item at `index`, counted from the start of the lookback."""
         items = read_list(self.data)
         item: T = items.pop(index)
         if not isinstance(self.data, list):

@@ -136,7 +136,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         agent_t_started: each agent's own time at that observation.
         len_lookback_buffer: how many of the given steps form the lookback; "auto" means all of them.
         agent_episode_ids: the ids of the agents' episodes; random by default.
-        agent_module_ids: the modules that act for the agents, if known.
+        agent_module_ids: the known modules that act for the agents, keyed by agent.
         agent_to_module_mapping_fn: a function that takes an agent's id and this episode and returns the agent's module.
             It is called once per agent.
 

@@ -58,7 +58,7 @@ class AgentTrack:
     Attributes:
         episode: the agent's steps, in the agent's own time.
         env_ts: the environment time of each of the agent's observations, including those of the lookback.
-        action: the hanging action, if any.
+        action: the hanging action, or None.
         outputs: the extra model outputs of the hanging action.
         reward: the sum of the agent's rewards since its last complete step; None if there were no rewards.
         rest: the complete step of the hanging action, if the episode is a slice that ends within that step.
@@ -231,7 +231,7 @@ class AgentTrack:
             first: the environment time of the first observations in the lookback.
             start: the environment time of the first observations after the lookback.
             stop: the environment time of the last observations.
-            is_start: True if this chunk also begins at `start`, in which case both lookbacks end there.
+            is_start: True if this chunk also begins at `start`. Both lookbacks then end there.
 
         Returns:
             A new track, or None if the agent has no observation in these steps from which to continue.
@@ -404,7 +404,7 @@ class MultiAgentRecord(EpisodeStatus):
         return set(self._tracks)
 
     def knows(self, agent_id: Any) -> bool:
-        """Return True if an agent is in this chunk or another one, or has a reward or a space."""
+        """Return True if an agent is in this chunk or in a different one, or has a reward or a space."""
         known = (self._tracks, self._modules, self._rewards_begin, self.observation_space, self.action_space)
         return any(agent_id in ids for ids in known)
 

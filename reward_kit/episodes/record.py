@@ -34,7 +34,7 @@ class Identity(TypedDict):
 
 
 class StartAndEnd(TypedDict, total=False):
-    """Additional data of collected episodes, which is missing from transcripts."""
+    """Additional data of collected episodes. Transcripts do not have this data."""
 
     seeds: dict[str, int]
     start: dict[str, Any]
@@ -129,7 +129,7 @@ def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 
 
 def preceding_text(messages: list[Message], turns: Any, t: int) -> str | None:
-    """Return the text of the message before the t-th action, or of the last message if there is no t-th action.
+    """Return the text of the message before the t-th action, or of the last message if the episode has no t-th action.
 
     Return None if that message has no text.
     """

@@ -161,7 +161,7 @@ class SingleAgentEpisode(EpisodeData):
             neg_index_as_lookback: True if -1 is the item just before index 0 instead of the last item.
             fill: the value that replaces items that are out of range. If the episode has a space, such an item is
                 replaced by an item of the space with every number set to `fill`.
-            one_hot_discrete: whether to return discrete parts as one-hot vectors, which requires the space.
+            one_hot_discrete: whether to return discrete parts as one-hot vectors. This requires the space.
 
         Raises:
             IndexError: an index is out of range and there is no `fill`.

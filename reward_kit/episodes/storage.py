@@ -426,8 +426,8 @@ def compact(items: Any, *, exact: bool = False) -> Any:
 
     Args:
         items: a list; any other value is already compact and is returned unchanged.
-        exact: whether to keep the list if the type of an item would change, as it would for integers among floats and
-            for NumPy scalars.
+        exact: whether to keep the list if the type of an item would change. This is the case for integers among floats
+            and for NumPy scalars.
     """
     if not isinstance(items, list) or not items:
         return items

@@ -162,8 +162,9 @@ def outline_line(file: Path, number: int, line: bytes) -> dict[str, Any]:
 def _outlined(line: bytes) -> dict[str, Any] | None:
     """Parse a line of `episodes.jsonl` without its long middle part, which takes most of the parsing time.
 
-    Return None if the middle part is not where it is expected or contains data that the page needs. A mark inside
-    another value would leave brackets open, and strings cannot contain the marks, since their quotes would be escaped.
+    Return None if the middle part is not where it is expected or contains data that the page needs. A mark inside a
+    different value would leave brackets open, and strings cannot contain the marks, since their quotes would be
+    escaped.
     """
     begin, end = line.find(_MIDDLE), line.rfind(_AFTER)
     if not 0 < begin < end or any(line.find(key, begin, end) >= 0 for key in _TELLING):

@@ -138,7 +138,7 @@ class RunTimeline:
 
     @property
     def alone_s(self) -> float | None:
-        """The number of seconds from the end of the last episode to the end of the last call, or None if unknown."""
+        """The number of seconds that calls continued after the last episode had stopped, or None if unknown."""
         if not self.collecting or not self.calls:
             return None
         return max(0.0, max(call.done_s for call in self.calls) - self.collecting[-1].end_s)

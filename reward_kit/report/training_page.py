@@ -436,7 +436,7 @@ def _area(band: Band, scale: Axes) -> str:
 
 
 def _data(scale: Axes, picture: ChartSpec, curves: Iterable[tuple[ChartLine, Curve]], band: Band) -> dict[str, Any]:
-    """Return the points for the script, which shows the values at the pointer and can change the x axis."""
+    """Return the points for the page's script. The script shows the values at the pointer and can change the x axis."""
     return {
         "box": list(scale.box[:4]),
         "scale": [scale.low, scale.high, int(scale.is_log)],

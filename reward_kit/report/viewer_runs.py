@@ -1,9 +1,9 @@
-"""The runs of the viewer, which are kept up to date while they are running.
+"""The runs of the viewer. They are kept up to date while they are running.
 
 Each line of the files of a run is read once. The displayed facts of each episode are kept in memory together with the
-positions of its lines, which are read again when the episode is opened. Changes are numbered so that each open page can
-request the changes since its last request. A running or killed run has no final summary, so its figures are computed
-from its lines.
+positions of its lines. The lines are read again when the episode is opened. Changes are numbered so that each open page
+can request the changes since its last request. A running or killed run has no final summary, so its figures are
+computed from its lines.
 """
 
 from __future__ import annotations
@@ -389,7 +389,7 @@ _END = 1 << 18
 
 
 def last_held_out(run: Path) -> float | None:
-    """Return the last held-out score of a training run, or None if there is none near the end of its metrics."""
+    """Return the last held-out score of a training run, or None if the end of its metrics contains no such score."""
     path = run / METRICS
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""The server of `reward-kit view`, which is restricted to this machine and protected by a token.
+"""The server of `reward-kit view`. It is restricted to this machine and protected by a token.
 
 The server writes only `labels.jsonl`."""
 

@@ -243,7 +243,7 @@ _LONGEST_SHOWN = 160
 
 
 class Disagreement(NamedTuple):
-    """A row on which the reward and the human disagree. Its texts are truncated."""
+    """A row on which the reward and the human disagree. The texts of the row are truncated."""
 
     where: str
     id: str

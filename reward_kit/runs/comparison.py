@@ -623,9 +623,9 @@ def regression_gates(
     """Return a gate for each run except the baseline. A gate fails if its run is worse by more than `margin`.
 
     The gate checks the score or a metric. The gate fails if the upper bound of the difference (run minus baseline, 95%
-    interval) is below -`margin`, which happens by chance in 2.5% of cases. It also fails if there is no interval,
-    because the difference is then unknown, and if the number of episodes that ended with an error exceeds both the
-    number in the baseline and `error_limit`.
+    interval) is below -`margin`, an event that happens by chance in 2.5% of cases. It also fails if there is no
+    interval, because the difference is then unknown, and if the number of episodes that ended with an error exceeds
+    both the number in the baseline and `error_limit`.
 
     Raises:
         ConfigError: the baseline or a run does not have the metric.

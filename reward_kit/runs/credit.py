@@ -1,7 +1,7 @@
 """Compute the credit of each step of a run from its stored episodes and scores, and write `credit.jsonl`.
 
-All data comes from the files of the run, in which secrets are already redacted. The file is always replaced atomically.
-Its lines are ordered by group and rollout.
+All data comes from the run's files, where secrets are already redacted. The file is always replaced atomically. Its
+lines are ordered by group and rollout.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def credit_settings(path: Path) -> CreditModel | None:
 
 
 def reject_stored_code(path: Path, credit: CreditModel) -> None:
-    """Raise a ConfigError if stored settings name a function, which would be executed."""
+    """Raise a ConfigError if stored settings name a function, because the function would be executed."""
     if code := credit_code(credit):
         raise ConfigError(
             f"the credit settings of {path} refer to {code[0]!r}; a function named in a run's files is not executed. "

@@ -88,7 +88,7 @@ async def evaluate_async(
         models: one or more models, each as `PROVIDER/NAME`, such as `openai/NAME`.
         policies: one or more policies, or a dict from labels to policies; by default the task's policy. A policy is a
             built-in name, `file.py:Class` relative to the task file, `replay:RUN`, or an `AgentPolicy`: either a class
-            without required arguments or an instance, which is not closed after the run.
+            without required arguments, or an instance. An instance is not closed after the run.
         rollouts: the number of episodes per sample; by default the number in the task.
         limit: the number of samples to run; by default all.
         sample_ids: the ids of the samples to run; by default all.
@@ -257,9 +257,9 @@ class Task:
 
     Args:
         name: the name of the task, which is also the prefix of its run directories.
-        reward: a reward function or class, which runs in this process without a sandbox; or `file.py:function`, which
-            runs in the sandbox.
-        rewards: instead of `reward`, a dict from names to rewards; a value is a reward, or a pair of a reward and its
+        reward: a reward function or class, or `file.py:function`. A function or class runs in this process without a
+            sandbox; `file.py:function` runs in the sandbox.
+        rewards: instead of `reward`, a dict from names to rewards. A value is a reward, or a pair of a reward and its
             weight. The score is the weighted mean of the rewards, and each reward's score is also reported as a metric
             under its name.
         policy: an `AgentPolicy` instance, or a class without required arguments; a built-in name; `openai/NAME`;

@@ -90,7 +90,7 @@ def selected(run: Path, selection: Selection) -> Iterator[Result]:
 
 
 def read_header(run: Path) -> RunHeader:
-    """Return the header of a run, which must have episodes."""
+    """Return the header of a run. Raise a ConfigError if it is a training run, which has no episodes."""
     header = RunHeader.read_folder(run)
     if header.training is not None:
         raise ConfigError(f"{run} is a training run; its figures are in metrics.jsonl, one JSON object per line")

@@ -193,7 +193,7 @@ def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:
 
 
 def load_redaction(definition: TaskDefinitionModel, folder: Path) -> Redaction:
-    """Create the redaction of a run from the secrets of this process and the hook of the task."""
+    """Create a run's redaction from the secrets of this process and the task's hook."""
     return Redaction(known_secrets(definition.model_dump(mode="json")), load_hook(definition.redact, folder))
 
 

@@ -1,8 +1,8 @@
 """The directory of a `run`, `score` or `train` command: its header `run.json`, its lock and its append-only JSON lines.
 
-A run of a task has `episodes.jsonl`, `scores.jsonl`, and final states in `states/`, which are named by SHA-256. Each
-line is written by one `write`. If a killed process left an incomplete last line, the line is removed when the run is
-reopened. A training run has:
+A run of a task has `episodes.jsonl`, `scores.jsonl`, and final states in `states/`, where each file is named by its
+SHA-256. Each line is written by one `write`. If a killed process left an incomplete last line, the line is removed when
+the run is reopened. A training run has:
 
   metrics.jsonl   one line per update
   checkpoints/    the state for a resume: the latest and the best checkpoint
@@ -82,7 +82,7 @@ class TrainingHeader(pydantic.BaseModel):
         overrides: the overridden keys.
         config: the content of the file, with defaults filled in and secrets omitted.
         updates: the number of finished updates.
-        redacts: True if the task has a redaction hook, in which case token ids are not decoded.
+        redacts: True if the task has a redaction hook. Token ids are then not decoded.
     """
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)

@@ -128,7 +128,7 @@ _OF_REWARD = ("sandbox", "reward_options", "redact")
 
 
 class ScoreOrigin(NamedTuple):
-    """The task for which the episodes were collected, as task file keys, and the directory of its files."""
+    """The task for which the episodes were collected, in the form of task file keys, and the directory of its files."""
 
     task: Mapping[str, Any]
     folder: Path

@@ -61,8 +61,8 @@ class JudgeCall(NamedTuple):
 class EpisodeRow:
     """The data about one episode that the summary needs.
 
-    `score` is `None` if the episode is unscored, in which case it has no metrics. A metric that has no valid score is
-    `None`.
+    `score` is `None` if the episode is unscored. An unscored episode has no metrics. A metric that has no valid score
+    is `None`.
     """
 
     rollout_id: str
@@ -353,7 +353,7 @@ class Threshold(NamedTuple):
         return f"lower bound of the {mean}" if self.by_lower_bound else mean
 
     def value(self, summary: PolicySummary) -> float | None:
-        """Return the compared value, or None if it is unknown, in which case the gate fails."""
+        """Return the compared value, or None if it is unknown. The gate fails for an unknown value."""
         interval = summary.score if self.metric is None else summary.metrics.get(self.metric)
         return None if interval is None else interval.low if self.by_lower_bound else interval.mean
 

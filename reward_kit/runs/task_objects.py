@@ -174,7 +174,7 @@ def resource_reference(kind: Any) -> str:
 
 
 def copy_sources(objects: Mapping[str, Any]) -> dict[str, InputCopy]:
-    """Return copies of these objects' source code, as far as it is known."""
+    """Return copies of the source code of those objects for which it is available."""
     texts = {name: source_text(one) for name, one in objects.items()}
     return {name: InputCopy(".py", text.encode("utf-8", "backslashreplace")) for name, text in texts.items() if text}
 
