@@ -152,7 +152,7 @@ def _check_messages(findings: Findings, episode: SingleAgentEpisode) -> None:
     if not messages and not turns:
         return
     if len(turns) != len(episode):
-        text = f"{len(episode)} actions but {len(turns)} assistant turns"
+        text = f"the episode has {len(episode)} actions but {len(turns)} assistant turns"
         findings.error("assistant-turns", text, step=min(len(turns), len(episode)))
         return
     for t, turn in enumerate(turns):
@@ -319,7 +319,7 @@ class BatchChecks:
                 continue
             findings.error(
                 kind,
-                f"the {fact.replace('_', ' ')} is {own!r}, but the value is {other!r} in episode "
+                f"the {fact.replace('_', ' ')} is {own!r}, but it is {other!r} in episode "
                 f"{first.rollout_id} of the "
                 f"same group {group_id!r}; {cause}",
                 level="warning" if kind == "mixed-starts" and start.get("verified") is False else "error",
@@ -394,7 +394,7 @@ def _check_form(findings: Findings, row: CheckedTokens) -> None:
     for name, values in (("action mask", row.action_mask), ("logprobs", row.logprobs)):
         if values is not None and len(values) != len(row.ids):
             cause = "the two arrays come from different code, or one of them omits the prompt"
-            text = f"{len(row.ids)} token ids, but {len(values)} entries in the {name}; {cause}"
+            text = f"got {len(row.ids)} token ids but {len(values)} entries in the {name}; {cause}"
             findings.error("length-mismatch", text)
     wrong = np.flatnonzero((row.ids < 0) | (row.ids > LARGEST_ID))
     for at in wrong[:1].tolist():
@@ -414,7 +414,7 @@ def _check_off_actions(findings: Findings, row: CheckedTokens, logprobs: Array) 
         return
     at = int(stray[0])
     if not (known & mask).any() and mask.any():
-        text = "all log-probabilities are at positions at which the mask is 0"
+        text = "all log-probabilities are at positions where the mask is 0"
         findings.error("inverted-mask", text, token=row.first + at)
     elif distance := _displacement(mask, known):
         side, step = "after" if distance > 0 else "before", row.actions[0].step if row.actions else None
@@ -450,8 +450,8 @@ def _check_values(findings: Findings, row: CheckedTokens, logprobs: Array) -> No
         if infinite.any():
             kind, at = "logprob-not-finite", int(np.argmax(infinite))
             text = (
-                f"the log-probability is {part[at]}, but a token of probability 0 cannot be sampled; the distribution "
-                "was masked or truncated (top-k, grammar) after sampling"
+                f"the log-probability is {part[at]}, but a token with probability 0 cannot be sampled; the "
+                "distribution was masked or truncated (top-k, grammar) after sampling"
             )
         elif unknown.any() and not unknown.all():
             kind, at = "logprob-not-finite", int(np.argmax(unknown))
@@ -492,7 +492,7 @@ def _check_recomputed(
             break
     else:
         if np.all(np.abs(np.sort(recorded) - np.sort(expected)) <= tolerance):
-            cause = "the log-probabilities are permuted: they match other tokens of the sequence"
+            cause = "the log-probabilities are permuted: they match other tokens in the sequence"
         else:
             kind = "logprob-differs"
             cause = (
@@ -522,8 +522,8 @@ def _has_sound_segments(findings: Findings, tokens: EpisodeTokens, steps: int | 
     before = len(findings)
     if len(tokens.logprobs) != len(tokens.ids):
         text = (
-            f"{len(tokens.ids)} token ids, but {len(tokens.logprobs)} log-probabilities; record 0.0 for tokens outside "
-            "the actions"
+            f"got {len(tokens.ids)} token ids but {len(tokens.logprobs)} log-probabilities; record 0.0 for tokens "
+            "outside the actions"
         )
         findings.error("length-mismatch", text)
     # The segments must cover all ids in order, and each segment must have a reason for its start.
@@ -640,7 +640,7 @@ def _check_versions(
     for one, two in pairwise(known):
         if two.policy_version < one.policy_version:
             text = (
-                f"the action was sampled by version {two.policy_version} after an action of the newer version "
+                f"the action was sampled by version {two.policy_version} after an action by the newer version "
                 f"{one.policy_version}; an engine has old weights"
             )
             findings.error("stale-version", text, step=two.step)

@@ -15,7 +15,7 @@ FAIL_ON = (*LEVELS, "never")
 _EXAMPLE_CHARS = 400
 CAUSES = {
     "action-and-message": "the message was rewritten, or it belongs to a different step",
-    "advantage-unscored": "a missing score was counted as 0; use None as the advantage of unscored episodes",
+    "advantage-unscored": "a missing score was counted as 0; use None for the advantage of unscored episodes",
     "assistant-turns": "each action must append exactly one assistant message, because rewards locate the "
     "message by its turn",
     "call-answered-twice": "the answer was recorded twice, perhaps by a retry; endpoints reject such conversations",
@@ -111,7 +111,7 @@ class Report:
     """The number of findings of each kind, and the first few findings as examples.
 
     Attributes:
-        target: the checked object, as the user named it.
+        target: the checked object, as named by the user.
         unit: the unit that `checked` counts, such as "episode" or "record".
         checked: the number of checked units.
         findings: the findings kept as examples, in the order in which they were added.

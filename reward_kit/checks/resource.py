@@ -108,7 +108,7 @@ class Probe:
         self.error(message, "warning")
 
     def compare(self, before: Snapshot, after: Snapshot, message: str, parts: int = 2) -> None:
-        """Record an error for each of the first `parts` parts that differs.
+        """Compare the first `parts` parts, and record an error for each difference.
 
         `message` is a format string with the fields `{part}` and `{difference}`.
         """

@@ -221,7 +221,7 @@ async def _compare(context: CheckContext, other: Bench, name: str, threshold: fl
         else:
             pairs.append((left, right, request))
     if len(pairs) < 2:
-        context.report.cannot(f"agreement with {name}", f"both rewards scored only {len(pairs)} rollouts")
+        context.report.cannot(f"agreement with {name}", f"only {len(pairs)} rollouts were scored by both rewards")
         return
     lefts, rights = np.array([left for left, _, _ in pairs]), np.array([right for _, right, _ in pairs])
     figures = {
@@ -437,7 +437,7 @@ async def prove(
     """Run and score the reference solution and a do-nothing agent for each sample.
 
     Args:
-        task: the task, which must have a reward.
+        task: the task. It must have a reward.
         samples: the samples to validate.
         user: the task's simulated user. It must not be a model.
         policy: the reference solution for samples whose rows contain none. The default is the resource's expert.

@@ -100,7 +100,7 @@ async def steady(context: CheckContext) -> None:
 
 
 async def still(context: CheckContext) -> None:
-    """Score the first rollouts again after all other probes and a hundred further calls."""
+    """Score the first rollouts again after all other probes and a hundred more calls."""
     if any(context.report.has(code) for code in ("nondeterministic", "hidden-state", "depends-on-hash-seed")):
         return
     for _ in range(_LATE_CALLS):
@@ -361,7 +361,7 @@ async def patterns(context: CheckContext) -> None:
         return await bench.see(first.answered(text), is_fresh=True, cpu_s=ATTACK_CPU_S)
 
     tried = list(attacks(found))[:_LONGEST_ATTACKS]
-    over = f"over {ATTACK_CPU_S:.0f} s on"
+    over = f"more than {ATTACK_CPU_S:.0f} s on"
     exponential: dict[str, str] = {}
     for pattern, short, _ in tried:
         for text in dict.fromkeys((short, first.form.write(short) if first.form else short)):
@@ -376,7 +376,7 @@ async def patterns(context: CheckContext) -> None:
             continue
         part = long[: len(long) // 16] + short[-2:]
         seen = await attack(part)
-        took = f"over {ATTACK_CPU_S:.0f} s" if _is_late(seen) else f"{1000 * seen.cpu_s:.0f} ms"
+        took = f"more than {ATTACK_CPU_S:.0f} s" if _is_late(seen) else f"{1000 * seen.cpu_s:.0f} ms"
         slow[pattern] = f"{quoted(pattern, 40)}: {took} on {len(part):,} characters, {over} {len(long):,}"
     text = (
         "a regular expression takes at least quadratic time on a long string that a model can write; do not let "

@@ -428,7 +428,7 @@ class RewardReport(Report):
 
 
 def quoted(text: str, limit: int) -> str:
-    """Return a string on one line, cut to about `limit` characters and without terminal control sequences."""
+    """Return a string on one line, shortened to about `limit` characters, without terminal control sequences."""
     return one_line(truncate(text, limit))
 
 

@@ -190,7 +190,7 @@ def check_trl_rollout(
     `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` contain one list per prompt. A single row is
     also accepted. `env_mask` is 1 for the model's tokens and 0 for the environment's tokens. The format stores one
     sequence per episode rather than each turn's input. Adjacent actions, credit, versions, initial states and drifted
-    prefixes can therefore not be checked. A row whose `score` is `None` is unscored, and all its tokens may be masked.
+    prefixes therefore cannot be checked. A row whose `score` is `None` is unscored, and all its tokens may be masked.
 
     Args:
         rollout: the dict to check.
@@ -367,12 +367,13 @@ def _node_findings(subject: str, number: int, node: Mapping[str, Any]) -> Findin
     if parent is not None and not 0 <= parent < number:
         findings.error("tree", f"the parent is {parent}; a parent must come before its children")
     if len(mask) != len(ids):
-        findings.error("length-mismatch", f"{len(ids)} token ids, but {len(mask)} entries in the mask")
+        findings.error("length-mismatch", f"got {len(ids)} token ids but {len(mask)} entries in the mask")
     sampled = sum(map(bool, mask))
     for key in ("logprobs", "advantages"):
         if (values := node.get(key)) and len(values) != sampled:
             text = (
-                f"{sampled} sampled tokens, but {len(values)} {key}; expected one value for each true entry in the mask"
+                f"got {sampled} sampled tokens but {len(values)} {key}; expected one value for each true entry "
+                "in the mask"
             )
             findings.error("length-mismatch", text)
     if sampled and not node.get("sampled"):

@@ -101,7 +101,7 @@ def _require_run(run: Path) -> None:
         return
     if (run / FILE).is_file() and RunHeader.read(run).training is not None:
         raise ConfigError(
-            f"{run} is a run of `reward-kit train`, which has no {_EPISODES} to check; evaluate the model with "
+            f"{run} is a run of `reward-kit train`, and has no {_EPISODES} to check; evaluate the model with "
             f"`reward-kit run TASK -T policy.model={run / 'model'}`, and check that run"
         )
     if run.is_dir():

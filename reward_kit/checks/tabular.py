@@ -93,9 +93,9 @@ class TabularTask:
                 yield from self._paths(Path(path.probability * chance * probability, turns, next_state), logits_P)
 
     def score_functions(self, path: Path) -> Floats:
-        """Return the gradient of log pi(a_k | s_k) with respect to the logits, for each turn k.
+        """Return a (K, P) array with the gradient of log pi(a_k | s_k) with respect to the logits for each turn k.
 
-        The result has shape (K, P). Each gradient is one_hot(a_k) - pi.
+        Each gradient is one_hot(a_k) - pi.
         """
         gradients_KP = np.zeros((len(path.turns), len(self.logits_P)))
         for k, turn in enumerate(path.turns):

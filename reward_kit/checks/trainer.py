@@ -78,7 +78,7 @@ def check_trainer(
     """Run a trainer's advantages and loss on enumerated batches, and compare its gradient with the exact one.
 
     Nothing is sampled. In each scenario, `loss` is called once on every possible batch, and the gradients are summed,
-    weighted with the probabilities of the batches. The policy that generated the batches is also the policy that is
+    weighted by the probabilities of the batches. The policy that generated the batches is also the policy that is
     trained, so no ratio is clipped. Every token of a batch has a separate gradient. If a known formula gives the same
     gradient on all batches, the findings name its deviations from an unbiased estimate.
 
@@ -208,7 +208,8 @@ def _gradient(loss: Loss, arrays: dict[str, Any]) -> Floats:
     if result.dim():
         shapes = f"{tuple(result.shape)}, but the batch has {tuple(log_probs.shape)} tokens"
         raise ConfigError(
-            f"loss must return a scalar, or its gradient with respect to log_probs; it returned an array of {shapes}"
+            f"loss must return a scalar, or its gradient with respect to log_probs; it returned an array of "
+            f"shape {shapes}"
         )
     if not result.requires_grad:
         return np.zeros(tuple(log_probs.shape))

@@ -228,7 +228,7 @@ class Enumeration:
         return np.asarray(np.arange(_PARAMETERS) // _LOGITS != 1)
 
     def expected_P(self, coefficients_NBT: Floats) -> Floats:
-        """Return the expectation of the sum of the score functions multiplied by these coefficients."""
+        """Return the expected sum of the score functions, each multiplied by its coefficient."""
         return np.asarray(np.einsum("n,nbt,nbtp->p", self.probabilities_N, coefficients_NBT, self.directions_NBTP))
 
     def batches(self) -> Iterator[dict[str, Any]]:

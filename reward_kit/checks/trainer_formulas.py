@@ -13,7 +13,10 @@ from reward_kit.checks.tabular import Floats
 from reward_kit.checks.trainer_batches import OBSERVATION, SAMPLED, Enumeration
 
 CAUSES: dict[str, tuple[Level, str]] = {
-    "mean-includes-own": ("info", "the mean of the group includes the episode itself: the gradient shrinks by (n-1)/n"),
+    "mean-includes-own": (
+        "info",
+        "the group mean includes the episode itself: the gradient shrinks by a factor of (n-1)/n",
+    ),
     "no-baseline": ("info", "no baseline is subtracted: the gradient is unbiased but has a higher variance"),
     "token-mean": (
         "info",
@@ -33,7 +36,7 @@ CAUSES: dict[str, tuple[Level, str]] = {
         "advantages are normalized over the tokens of the batch: long episodes shift the baseline",
     ),
     "length-weighted-baseline": ("warning", "the baseline weighs each episode by its number of tokens"),
-    "length-weighted": ("warning", "the loss of each row is divided by its length: tokens in long rows weigh less"),
+    "length-weighted": ("warning", "each row's loss is divided by the row's length: tokens in long rows weigh less"),
     "micro-batch-mean": ("warning", "the mean over tokens is taken per micro-batch: the result depends on the split"),
     "masked-rewards": ("warning", "rewards on tokens with mask 0 are counted"),
     "observations-counted": ("error", "the loss is divided by a number of tokens that includes observations"),
@@ -42,7 +45,7 @@ CAUSES: dict[str, tuple[Level, str]] = {
     "last-reward-only": ("error", "only the reward of the last token is read; the rewards of earlier steps are lost"),
     "immediate-reward": ("error", "a step gets only its own reward, without the rewards of later steps"),
     "episode-per-row": ("error", "an episode is counted once per row, so long episodes move the baseline"),
-    "grouped-by-position": ("error", "groups are formed from consecutive rows, regardless of their uid"),
+    "grouped-by-position": ("error", "groups are formed from consecutive rows, regardless of uid"),
     "last-step-only": ("error", "only the last step of an episode has a gradient"),
     "micro-batch-scale": ("error", "the gradient is scaled by the number of micro-batches"),
     "padding-trained": ("error", "padding tokens have a gradient"),
@@ -141,7 +144,7 @@ def _replace(part: _Term, values: Floats) -> _Term:
 
 
 def _distinct(parts: Iterator[_Term]) -> list[_Term]:
-    """Drop parts whose values equal those of an earlier part in this scenario."""
+    """Drop parts with the same values as an earlier part in this scenario."""
     kept: list[_Term] = []
     for part in parts:
         if not any(np.array_equal(part.values, other.values, equal_nan=True) for other in kept):

@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--reward-kit-log-dir",
         metavar="DIR",
-        help="directory for the runs (default: the temporary directory of pytest)",
+        help="directory for the runs (default: pytest's temporary directory)",
     )
 
 
@@ -187,7 +187,7 @@ def _check_metrics(task: Path, overrides: Mapping[str, Any] | None, metrics: Ite
 
 
 def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:
-    """Return the arguments of the mark that are passed to the run. The gates are not included."""
+    """Return the mark's arguments that are passed to the run. The gates are not included."""
     from reward_kit.errors import ConfigError, did_you_mean
 
     given = {name: value for name, value in mark.kwargs.items() if name not in _GATES}

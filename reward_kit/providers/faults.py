@@ -254,8 +254,8 @@ _NO_ANSWER = frozenset(
 _NO_CONNECTION = frozenset({"ConnectionRefusedError", "ConnectError", "ClientConnectorError"})
 _ADVICE = {
     (400, 422): "; fix the request that the client sends",
-    (401, 402, 403): "; check the key that the client sends, and the account of the key",
-    (404, 405): "; check the base URL of the client and the name of the model",
+    (401, 402, 403): "; check the key that the client sends, and the key's account",
+    (404, 405): "; check the client's base URL and the model name",
 }
 _LONGEST_CHAIN = 10
 

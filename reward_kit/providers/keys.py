@@ -37,7 +37,7 @@ ORIGINS_VARIABLE = "REWARD_KIT_KEY_ORIGINS"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """The endpoint and the options for a provider that is named in `--model PROVIDER/NAME`.
+    """The endpoint and the options for a provider named in `--model PROVIDER/NAME`.
 
     Attributes:
         base_url: the base URL. If it is None, OPENAI_BASE_URL is used, or OpenAI's URL if that variable is not set.

@@ -201,7 +201,7 @@ def _parsed(arguments: str) -> Any:
 
 
 def _with_object_input(block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a block whose `input`, if there is one, is an object. The API requires an object."""
+    """Return a block with its `input`, if present, as an object, because the API requires an object."""
     if isinstance(block.get("input", {}), dict):
         return dict(block)
     return {**block, "input": {INVALID_ARGUMENTS: block["input"]}}

@@ -38,7 +38,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """The price of each model, keyed by name."""
+    """The prices of each model, keyed by model name."""
 
     models: Mapping[str, Price]
 
@@ -109,7 +109,7 @@ def _price(value: Any, where: str) -> Price:
             raise ConfigError(f"{where}.{key}: missing; set a price in US dollars per million tokens")
         is_number = isinstance(price, int | float) and not isinstance(price, bool)
         if not (is_number and math.isfinite(price) and price >= 0):
-            wanted = "expected a price of at least 0 in US dollars per million tokens"
+            wanted = "expected a non-negative price in US dollars per million tokens"
             raise ConfigError(f"{where}.{key}: {wanted}, got {price!r}")
         dollars[key] = float(price)
     return Price(**dollars)

@@ -150,7 +150,7 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class Concurrency:
-    """The limit on concurrent requests, which is learned from rejections by the endpoint.
+    """The limit on concurrent requests. It is learned from the endpoint's rejections.
 
     The rule is that of TCP (RFC 5681). A rejection reduces the limit to 70% of the requests in flight, as in CUBIC (RFC
     9438), or to the number of requests that the endpoint did not reject if that number is lower. After that, the limit
@@ -248,7 +248,7 @@ class Fault(Enum):
 
 
 class Outage:
-    """The failures of one endpoint since its last response, which may amount to an outage.
+    """The failures of one endpoint since its last response. They may amount to an outage.
 
     An outage begins after `STREAK` consecutive failures of at least two different requests. If a single request keeps
     failing while no other request is in flight, that request is assumed to be the cause, and its retry limits end it. A
@@ -740,7 +740,7 @@ async def with_retries(
             if is_last:
                 why = f"; gave up after {counted} attempts (max_attempts)" if counted > 1 else ""
             elif asked_s is not None and asked_s > left_s:
-                why = f"; its Retry-After of {asked_s:g} s exceeds the time that is left of {budget}"
+                why = f"; its Retry-After of {asked_s:g} s exceeds the time left in {budget}"
                 why += "; raise retry_budget_s to wait for it"
             else:
                 wait_s = policy.wait_s(counted - 1, asked_s, jitter)

@@ -103,7 +103,7 @@ class ResponseCache:
     def _execute(self, statement: str, *values: bytes) -> tuple[bytes] | None:
         """Run a statement and return its first row.
 
-        If it fails, for example because the disk is full, log a warning.
+        If the statement fails, for example because the disk is full, log a warning.
         """
         try:
             with self._lock:

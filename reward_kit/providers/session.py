@@ -35,7 +35,7 @@ class ProviderSession:
     Attributes:
         notice: a function that receives a line when an endpoint goes down, recovers, or limits the rate.
         gave_up: a function that is called once, with the reason, when further requests are pointless: the endpoint has
-            not answered in time, or the key, the account or the host is rejected. The function is called outside of any
+            not answered in time, or the key, the account or the host is rejected. The function is called outside any
             request and before the waiting requests fail, so it can cancel those requests.
 
     Raises:
@@ -73,7 +73,7 @@ class ProviderSession:
         return any(queue.is_down for queue in self._queues.values())
 
     def longest_wait(self) -> tuple[float, str] | None:
-        """Return how many seconds the longest-waiting request has waited, and a description of that request.
+        """Return the waiting time of the longest-waiting request in seconds, and a description of that request.
 
         Return None if there are no requests.
         """

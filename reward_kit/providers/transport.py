@@ -45,7 +45,7 @@ _DRAIN_BYTES = 2**20
 
 
 class Transport:
-    """A client for POST requests. It has one pool of keep-alive connections, which the first request creates.
+    """A client for POST requests. The first request creates its pool of keep-alive connections.
 
     Args:
         idle_timeout_s: the number of seconds without a byte from the endpoint after which an attempt ends.

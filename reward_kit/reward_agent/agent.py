@@ -181,7 +181,7 @@ class AsyncRewardAgent:
         arrangement = self._batch_format.arrange(batch, group_size) if self._batch_format is not None else None
         requests = _as_requests(batch) if arrangement is None else arrangement.requests
         if group_size < 1 or len(requests) % group_size:
-            raise ConfigError(f"a batch of {len(requests)} cannot be divided into groups of {group_size}")
+            raise ConfigError(f"a batch of {len(requests)} requests cannot be divided into groups of {group_size}")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         if self._max_pending is not None:  # first come, first served
@@ -427,7 +427,7 @@ def _as_requests(batch: Any) -> list[ScoringRequest]:
     if not isinstance(batch, Sequence):
         raise ConfigError(
             f"a batch must be a list of requests or episodes, got {type_name(batch)}; for a DataProto, create the "
-            "agent with batch_format=DataProtoFormat(tokenizer) of reward_kit.integrations.verl"
+            "agent with batch_format=DataProtoFormat(tokenizer) from reward_kit.integrations.verl"
         )
     requests = [ScoringRequest.from_episode(item) if isinstance(item, SingleAgentEpisode) else item for item in batch]
     for index, request in enumerate(requests):

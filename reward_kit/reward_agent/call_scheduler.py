@@ -347,14 +347,14 @@ class CallScheduler:
         asked_s = max((one.retry_after_s for one in scored if one.retry_after_s is not None), default=None)
         budget = f"budget_s={retries.policy.budget_s:g}"
         if asked_s is not None and asked_s > left_s:
-            call.given_up = f"its Retry-After of {asked_s:g} s exceeds the time that is left of {budget}"
+            call.given_up = f"its Retry-After of {asked_s:g} s exceeds the time left in {budget}"
             return False
         wait_s = retries.policy.wait_s(call.attempts - 1, asked_s, self._jitter)
         if asked_s is None and wait_s > left_s:
             call.given_up = f"{budget} is used up"
             return False
         if self._budget is not None and not self._budget.take(now_s):
-            call.given_up = "the retry budget of the agent is used up (max_share)"
+            call.given_up = "the agent's retry budget is used up (max_share)"
             return False
         self._tally.retries += 1
 

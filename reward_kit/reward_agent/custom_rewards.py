@@ -198,7 +198,7 @@ def _nearly(name: str, known: Iterable[str]) -> str | None:
 
 
 def _misspelled_method(kind: type, method: str) -> str | None:
-    """Return the name of a method of the class that probably misspells `method`, or None."""
+    """Return the name of the class's method that probably misspells `method`, or None."""
     written = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
     return next((name for name in written if _nearly(name, (method,))), None)
 

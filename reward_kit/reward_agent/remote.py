@@ -252,14 +252,14 @@ class RewardEndpoint:
         except TooLargeError as error:
             raise ProviderError(f"{url}: the response exceeds the limit of {error}") from None
         except aiohttp.ConnectionTimeoutError as error:
-            raise UnreachableError(f"{url}: no connection within {self._options.connect_timeout_s:g} s") from error
+            raise UnreachableError(f"{url}: could not connect within {self._options.connect_timeout_s:g} s") from error
         except TimeoutError as error:
             raise DeadlineError(f"{url} did not respond within timeout_s={self._options.timeout_s:g}") from error
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
             raise ProviderError(f"{url} failed: {self._excerpt(error)}") from error
         except aiohttp.ClientConnectorError as error:
             raise UnreachableError(
-                f"{url} refused the connection; is the server running? {error.os_error.strerror or error.os_error}"
+                f"{url} cannot be reached ({error.os_error.strerror or error.os_error}); is the server running?"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise TransientError(f"{url} dropped the connection: {self._excerpt(error)}") from error
@@ -394,13 +394,13 @@ class RemoteReward:
                 body = AnswerBody.model_validate(from_json_value(one), strict=True)
                 named, reported, result = request.rollout_id, body.error, body.result
                 if body.rollout_id != named:
-                    raise ValueError(f"got the score of {body.rollout_id!r} instead of {named!r}")
+                    raise ValueError(f"got the score of rollout {body.rollout_id!r} instead of rollout {named!r}")
                 failure = None
                 if reported is not None:
                     fields = reported.failure_class, reported.where, reported.message, reported.traceback
                     failure = Failure(*fields)
                 elif result is None or body.score != result.score:
-                    raise ValueError(f"got neither a score nor an error for {named!r}")
+                    raise ValueError(f"got neither a score nor an error for rollout {named!r}")
                 output = (body.stdout, body.stderr, body.is_output_cut)
                 scored.append(Scored(named, result, failure, duration_s, body.sandbox, *output, body.retry_after_s))
             return scored

@@ -76,7 +76,7 @@ def check_cacheable(spec: RewardSpec) -> None:
 
 
 def content_hash(requests: Sequence[ScoringRequest]) -> str | None:
-    """Return a 128-bit hash of the requests of a call, or None if a value is not JSON or a rollout failed."""
+    """Return a 128-bit hash of a call's requests, or None if a value is not JSON or a rollout failed."""
     digest = hashlib.blake2b(digest_size=16)
     for request in requests:
         if request.failure is not None:

@@ -258,7 +258,7 @@ def rename_to_truth(fields: Iterable[str]) -> str:
 
 
 def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:
-    """Return the failure of a call, and the endpoint's Retry-After in seconds or None."""
+    """Return a call's failure, and the endpoint's Retry-After in seconds (None if there is none)."""
     failure, trouble = Failure.from_exception(error), find_transient_failure(error)
     if trouble is None:
         return failure, None

@@ -34,7 +34,7 @@ class AgentStats:
     Attributes:
         submitted: the number of submitted requests.
         pending: the number of requests without a result.
-        waiting: the number of pending requests whose call is not in flight, which is the length of the queue.
+        waiting: the number of pending requests whose call is not in flight. This is the length of the queue.
         in_flight: the number of calls in flight. A call for a group counts as one call.
         done: the number of results in complete groups, including failures.
         failed: the number of unscored results for each failure class.

@@ -228,7 +228,7 @@ class Ticket:
     def settle(
         self, start: int, scored: Sequence[Scored], spans: Spans = (), model_calls: Sequence[ModelCall] = ()
     ) -> int | None:
-        """Store the results of a call, whose first index is `start`. Results that already exist are kept.
+        """Store the results of a call, starting at index `start`. Results that already exist are kept.
 
         If the group is now complete and the scorer must finish it, return the number of the group. Otherwise, return
         None.

@@ -407,7 +407,7 @@ def trial(_):
         pass
     try:
         open("/etc/passwd").close()
-        reached.append("a file of the host")
+        reached.append("a file on the host")
     except OSError:
         pass
     return reached

@@ -97,7 +97,7 @@ def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpe
         if os.geteuid() == 0:
             wanted = 0o005 if os.path.isdir(path) else 0o004  # noqa: PTH112
             if os.stat(path).st_mode & wanted != wanted:  # noqa: PTH116
-                raise ConfigError(f"{path} is not readable by the user of the sandbox; run chmod o+rX {path}")
+                raise ConfigError(f"{path} is not readable by the sandbox user; run chmod o+rX {path}")
     library = library_path()
     paths = [*library, str(_PACKAGE), f"{sys.base_prefix}/lib", *_LIBRARIES, *_TIME_ZONES]
     if may_start_processes:

@@ -50,7 +50,7 @@ class Connection:
         ship: a directory to copy to the nodes. On the nodes, it becomes the working directory of every worker.
 
     Attributes:
-        is_own: True if the cluster was started here and has only the resources of this machine.
+        is_own: True if the cluster was started here and has only this machine's resources.
 
     Raises:
         ClusterError: If no cluster responds at the address.

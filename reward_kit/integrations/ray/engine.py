@@ -1,4 +1,4 @@
-"""The engine of `reward-kit run --engine ray`, which runs episodes in processes on a cluster.
+"""The engine for `reward-kit run --engine ray`. It runs episodes in processes on a cluster.
 
 Everything else runs in the driver. A process needs the task's files, either at the same path as in the driver or copied
 by Ray. Both sides compare the files. A process needs neither the dataset nor the reward: samples are sent with each

@@ -100,8 +100,8 @@ class RayScorer:
             limits.
         env: environment variables for the processes, such as the key of a judge.
         wait_s: the time in seconds after which calls fail if there is no process.
-        connection: the connection to the cluster, which is opened before the processes are started. If None, the
-            program must already be connected.
+        connection: the connection to the cluster. It is opened before the processes are started. If None, the program
+            must already be connected.
 
     Attributes:
         rates, retries: the values from a custom reward's class, for the reward agent.

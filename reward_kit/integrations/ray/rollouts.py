@@ -350,7 +350,7 @@ class RayGroup:
         await self.pool.close_group(self)
 
     def assignment(self, rollout_index: int) -> Assignment:
-        """Return the request to collect one of the episodes of the group."""
+        """Return the request to collect one of the group's episodes."""
         worker = self.worker or self.label
         return Assignment(worker, self.sample, self.run_seed, self.id, rollout_index, self.keeps_start)
 

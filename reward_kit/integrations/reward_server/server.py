@@ -457,7 +457,7 @@ class Service:
         pending = [("", labels, reward.pending) for reward, labels, _ in named]
         yield _family("pending", "gauge", "Rollouts that have been accepted but not answered.", pending)
         flying = [("", labels, stats.in_flight) for _, labels, stats in named]
-        yield _family("calls_in_flight", "gauge", "Calls of a reward that are in flight.", flying)
+        yield _family("calls_in_flight", "gauge", "Calls to a reward that are in flight.", flying)
         cost = [("", labels, stats.cost_usd) for _, labels, stats in named if stats.cost_usd is not None]
         yield _family("cost_usd_total", "counter", "Cost of scores in US dollars, as reported.", cost)
         calls = (one for reward, labels, _ in named for one in reward.call_seconds.samples(labels))

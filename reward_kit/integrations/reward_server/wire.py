@@ -69,7 +69,7 @@ class RolloutBody(BaseModel):
         description="For each step, the index of its message. By default, every assistant message is a step.",
     )
     sample: dict[str, Any] = Field(default_factory=dict, description="The row of the sample.")
-    environment_return: float | None = Field(None, description="The sum of the rewards of the environment.")
+    environment_return: float | None = Field(None, description="The sum of the environment's rewards.")
     stop_reason: str | None = Field(None, description="The reason why the episode ended.")
     state: StateBody | None = Field(None, description="The final state, for rewards with a parameter final_state.")
     episode: dict[str, Any] | None = Field(
@@ -80,7 +80,7 @@ class RolloutBody(BaseModel):
         ),
     )
     extra: dict[str, Any] = Field(
-        default_factory=dict, description="Further values, keyed by name, such as goal_description."
+        default_factory=dict, description="Additional values, keyed by name, such as goal_description."
     )
 
 

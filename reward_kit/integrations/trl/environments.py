@@ -65,7 +65,7 @@ def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], st
         raise ConfigError(f"tool {name!r} cannot become a method of a TRL environment; rename it")
     if wrong := next((each for each in properties if not _is_name(each) or each == "self"), None):
         raise ConfigError(
-            f"tool {name!r}: parameter {wrong!r} cannot become a parameter of a method of a TRL environment; rename it"
+            f"tool {name!r}: parameter {wrong!r} cannot become a method parameter of a TRL environment; rename it"
         )
 
     def method(self: Any, **arguments: Any) -> str:
@@ -213,7 +213,7 @@ class EnvironmentFactory:
     The resources of a row are forks of one resource.
 
     Attributes:
-        environment_class: the class of the environments, which has a method for each tool.
+        environment_class: the class of the environments. It has a method for each tool.
         tools: the tools of the example row in OpenAI format.
     """
 
@@ -238,7 +238,9 @@ class EnvironmentFactory:
         try:
             self.tools = self.thread.run(self._read_tools(example))
             if not self.tools:
-                raise ConfigError(f"{name} has no tools in this configuration, but TRL acts only through tools")
+                raise ConfigError(
+                    f"{name} has no tools in this configuration, but in TRL, a model acts only through tools"
+                )
             methods: dict[str, Any] = {
                 spec["function"]["name"]: tool_method(spec, Environment._call) for spec in self.tools
             }

@@ -61,7 +61,7 @@ def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
     parts: list[Any] = []
     for given, role, what in ((prompt, "user", "prompt"), (completion, "assistant", "completion")):
         if not isinstance(given, str | list):
-            raise ConfigError(f"a {what} of TRL must be a string or a list of messages, got {type_name(given)}")
+            raise ConfigError(f"a TRL {what} must be a string or a list of messages, got {type_name(given)}")
         parts.append([{"role": role, "content": given}] if isinstance(given, str) else given)
     messages, first = _validated([*parts[0], *parts[1]]), len(parts[0])
     turns = [index for index, message in enumerate(messages) if message.role == "assistant" and index >= first]
@@ -118,7 +118,7 @@ def as_trl_reward(
     max_concurrency: int = 16,
     group_size: int | None = None,
 ) -> TRLReward:
-    """Return a reward function for `reward_funcs` of `GRPOTrainer` and of other TRL trainers.
+    """Return a reward function for the `reward_funcs` of `GRPOTrainer` and other TRL trainers.
 
     Args:
         reward: a `@reward_function`, a plain function with the same signature, or a `compute_score` as in verl. Each of
@@ -191,7 +191,7 @@ class TRLReward:
     ) -> Any:
         """Return a score for each completion, or None if the completion is unscored.
 
-        `columns` contains the columns of the dataset and further arguments of TRL.
+        `columns` contains the dataset columns and additional arguments from TRL.
 
         Raises:
             ConfigError: If a column that is listed in `columns` or required by the reward is missing, or if a prompt or
@@ -339,7 +339,7 @@ def rollout_scores(
         completions: unused.
         score: the score of each rollout, or None if it is unscored.
         failure: the reason why a rollout is unscored.
-        **columns: further arguments of TRL.
+        **columns: additional arguments from TRL.
 
     Raises:
         ConfigError: If the rollouts have no scores.

@@ -75,10 +75,10 @@ def as_rollout_func(
         policy: the policy that chooses the actions. It is an `HFAgentPolicy` with the same model, or a different
             `TrainablePolicy` whose module is the trainer's module. The policy receives the trainer's weights before
             each generation.
-        reward: the reward to use instead of the reward of the task. If None and the task has no reward, the
-            `reward_funcs` of the trainer compute the scores.
-        credit: the credit assigner to use instead of the `credit` of the task.
-        samples: the samples to use instead of the samples of the task.
+        reward: the reward to use instead of the task's reward. If None and the task has no reward, the `reward_funcs`
+            of the trainer compute the scores.
+        credit: the credit assigner to use instead of the task's `credit`.
+        samples: the samples to use instead of the task's samples.
         sample_of: a function that returns the sample for a prompt, for datasets whose prompts are not sample ids. By
             default, a prompt is the id of a sample, as in `Rollouts.rows`.
         run_seed: the seed for all random choices that the trainer's seed does not determine.
@@ -102,7 +102,7 @@ def as_rollout_func(
     known = list(samples) if samples is not None else list(getattr(loaded, "samples", [Sample.from_task(definition)]))
     if sample_of is not None and samples is not None:
         raise ConfigError(
-            "samples have no effect with sample_of, which returns the sample of a prompt; remove one of them"
+            "samples have no effect with sample_of, which returns the sample for a prompt; remove one of them"
         )
     scoring = None
     if scored_by is not None:
@@ -267,7 +267,7 @@ def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
     if any(len(group) != size or any(prompt != group[0] for prompt in group) for group in cut):
         lengths = [len(list(same)) for _, same in groupby(prompts)]
         raise ConfigError(
-            f"{len(prompts)} prompts do not form groups of {size} equal prompts (the runs of equal prompts "
+            f"{len(prompts)} prompts do not form groups of {size} identical prompts (the runs of identical prompts "
             f"have the lengths {lengths}), but a group shares one initial state; make per_device_train_batch_size × "
             "steps_per_generation, and per_device_eval_batch_size, multiples of the number of generations"
         )
@@ -283,13 +283,13 @@ def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
     sampling = getattr(policy, "sampling", None)
     if sampling is not None and sampling.temperature != trainer.temperature:
         raise ConfigError(
-            f"temperature: the policy samples at {sampling.temperature:g}, but GRPOConfig has "
-            f"{trainer.temperature:g}, by which TRL divides logits; set both to the same value"
+            f"temperature: the policy samples at {sampling.temperature:g}, but TRL divides logits "
+            f"by the temperature in GRPOConfig, {trainer.temperature:g}; set both to the same value"
         )
     deepspeed = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
     if getattr(trainer, "is_fsdp_enabled", False) or (deepspeed is not None and deepspeed.zero_stage == 3):
         raise ConfigError(
-            "the trainer's weights are sharded, but the policy needs whole weights; train without FSDP and ZeRO-3"
+            "the trainer's weights are sharded, but the policy needs full weights; train without FSDP and ZeRO-3"
         )
     if getattr(trainer, "tools", None):
         raise ConfigError(

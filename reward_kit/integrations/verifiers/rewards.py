@@ -31,8 +31,7 @@ def dataset_rows(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
         data = task.data
         if data.prompt is None:
             raise ConfigError(
-                f"task {data.idx} has no prompt, because its user starts the conversation; run it in an Env of "
-                "verifiers"
+                f"task {data.idx} has no prompt, because its user starts the conversation; run it in a verifiers Env"
             )
         if task.NEEDS_CONTAINER or data.image is not None:
             raise ConfigError(f"task {data.idx} needs a container; run it with verifiers")
@@ -76,7 +75,7 @@ def as_reward_function(taskset: vf.Taskset) -> Function:
     for hook in (*rewards, *example.hooks("metric")):
         parameter = inspect.signature(hook).parameters.get("runtime")
         if parameter is not None and parameter.default is inspect.Parameter.empty:
-            raise ConfigError(f"{hook.__qualname__} needs a runtime, but only rollouts of verifiers have a runtime")
+            raise ConfigError(f"{hook.__qualname__} needs a runtime, but only verifiers rollouts have a runtime")
 
     @reward_function(id=type(taskset).__name__)
     async def rewards_of_verifiers(

@@ -158,7 +158,7 @@ class SampleTask(vf.Task[SampleData]):
         return await _score(scorer, await self.request(request, trace), trace)
 
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
-        """Return the scoring request with the fields of the sample."""
+        """Return the scoring request with the sample's fields."""
         return replace(request, ground_truth=self.data.ground_truth, sample=self.data.sample)
 
     @vf.stop

@@ -327,7 +327,7 @@ def trace_record(trace: Any) -> Mapping[str, Any]:
     """
     record = trace.model_dump(mode="python") if hasattr(trace, "model_dump") else trace
     if not isinstance(record, Mapping) or "nodes" not in record:
-        raise EpisodeError(f"a trace of verifiers v1 must have nodes, got {trace!r:.80}")
+        raise EpisodeError(f"a verifiers v1 trace must have nodes, got {trace!r:.80}")
     return record
 
 
@@ -336,7 +336,7 @@ def _own_episode(kept: Mapping[str, Any], conversation: Conversation) -> SingleA
     turns = list(state["assistant_turns"])
     if conversation.turns != turns:
         raise EpisodeError(
-            f"trace {state['id_']}: the indices of its model messages are {conversation.turns}, but were "
+            f"trace {state['id_']}: the indices of its model messages are {conversation.turns}, but they were "
             f"{turns} when the trace was created from an episode"
         )
     messages = [to_json_value(message.to_chat()) for message in conversation.messages]
@@ -410,9 +410,9 @@ def trace_advantages(trace: Any) -> list[list[float] | None]:
 
 
 def trace_score(trace: Any) -> float | None:
-    """Return the weighted sum of the rewards of a trace, or None if the trace failed or a reward is missing.
+    """Return the weighted sum of a trace's rewards, or None if the trace failed or a reward is missing.
 
-    `Trace.reward` of verifiers skips missing rewards, so it would be 0.0 for an unscored trace.
+    verifiers' own `Trace.reward` skips missing rewards, so it would be 0.0 for an unscored trace.
 
     Raises:
         EpisodeError: If the value is not a trace.

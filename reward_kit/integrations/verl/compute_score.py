@@ -94,7 +94,7 @@ class PersistentReward:
         if make().mode == "batch":
             raise ConfigError(
                 f"reward {self.name!r} scores groups, but verl requests one row at a time here; use "
-                "RewardPipeline of reward_kit.integrations.verl"
+                "RewardPipeline from reward_kit.integrations.verl"
             )
         self._agent = PersistentAgent(
             lambda: AsyncRewardAgent(make(), max_concurrency=options.max_concurrency, deadline_s=options.deadline_s)

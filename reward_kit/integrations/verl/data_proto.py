@@ -263,7 +263,7 @@ def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict
     ):
         if asked is not None and asked < least:
             raise ConfigError(
-                f"{name} is {asked}, but a row has {least} tokens there, and rows are never truncated; "
+                f"{name} is {asked}, but a row needs {least} tokens, and rows are never truncated; "
                 f"set it to at least {least}, or omit such episodes"
             )
     wanted["both"] = wanted["prompt"] + wanted["completion"]
@@ -362,7 +362,7 @@ def from_data_proto(data: Any) -> RestoredEpisodes:
 def _check_tokens(
     episode: SingleAgentEpisode, arrays: Mapping[str, Array], spans: list[ActionSpan], row: int, *, per_action: bool
 ) -> int:
-    """Check that a row has the tokens of its episode, and return the position at which its response starts."""
+    """Check that a row's tokens match its episode's tokens, and return the position at which its response starts."""
     tokens = episode.tokens
     number = spans[0].segment
     start = tokens.segments[number].start

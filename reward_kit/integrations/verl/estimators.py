@@ -156,7 +156,7 @@ def estimator_for_verl(name: str) -> Estimate:
             raise ConfigError(
                 f"{name} needs the states of the rows, but verl itself does not pass these columns to an "
                 "estimator; use "
-                "reward_kit's trainers, or compute_advantage of reward_kit.integrations.verl.estimators"
+                "reward_kit's trainers, or compute_advantage from reward_kit.integrations.verl.estimators"
             )
         if index is not None:
             columns["uid"] = index

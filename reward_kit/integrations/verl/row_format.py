@@ -44,9 +44,9 @@ class RowRequests(NaiveRewardManager):
 
 
 def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode | None:
-    """Return the episode in the columns of a row or in the `extra_fields` of its agent loop, if there is one.
+    """Return the episode in a row's columns or in its agent loop's `extra_fields`, or None if there is none.
 
-    In the reward loop of verl, the fields are called `tool_extra_fields`.
+    In verl's reward loop, these fields are called `tool_extra_fields`.
     """
     carried = columns[EPISODE][row] if EPISODE in columns else None
     for name in ("extra_fields", "tool_extra_fields"):
