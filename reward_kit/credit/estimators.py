@@ -592,7 +592,7 @@ def measured_vine_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Call `vine_credit` with the values in `step_info["measured_value"]`, which training measures by continuations.
+    """Call `vine_credit` with the values in `step_info["measured_value"]`, which training measures with continuations.
 
     Raises:
         ConfigError: If no step has a measured value.

@@ -254,7 +254,7 @@ class _Linker:
         self._parents[self.find(a)] = self.find(b)
 
     def _limit(self, a: int, b: int) -> int:
-        """Return the largest distance at which two strings are similar."""
+        """Return the maximum distance at which two strings are similar."""
         total = len(self._texts[a]) + len(self._texts[b])
         limit = math.ceil((1.0 - self._threshold) * total)
         # Use the same division as the similarity, so that rounding cannot make the results differ.

@@ -209,7 +209,7 @@ def graphgpo_credit(
     normalization_constant: float | None = None,
     episode_statistics: EpisodeStatistics = "trajectory",
 ) -> StepCredit:
-    """Compute advantages on the graph of state transitions of a group (Cheng et al. 2026, GraphGPO, arXiv:2605.26684).
+    """Compute advantages on the graph of a group's state transitions (Cheng et al. 2026, GraphGPO, arXiv:2605.26684).
 
         d(s) = the smallest number of steps from s to success, over the transitions of all trajectories of the group
         R_k  = distance_discount^d(s_{k+1})
@@ -217,30 +217,30 @@ def graphgpo_credit(
         A    = A_E + step_weight A_S
 
     A trajectory succeeds if its score is at least `success_score`. Its last step then leads to success, where d is 0.
-    The last step of any other trajectory leads to a state from which success cannot be reached. Such states have the
-    largest d of the group plus 1. A_E is that of `gigpo_credit`.
+    The last step of any other trajectory leads to a state from which success cannot be reached. For such states, d is
+    the group's maximum d plus 1. A_E is defined as in `gigpo_credit`.
 
-    A_S does not use the outcome of the trajectory itself. A step that leads to a state from which any trajectory
-    succeeded quickly is credited, however unlikely this success was. The gradient is therefore not that of the expected
-    score, even in large groups.
+    A_S does not use the outcome of the trajectory itself. A step is credited if it leads to a state from which any
+    trajectory succeeded quickly, no matter how unlikely this success was. Even in large groups, the gradient is
+    therefore not the gradient of the expected score.
 
-    The paper multiplies R_k by a constant, which has no effect if `normalization` is "std". The authors' code also
-    knows the state after the last step of a trajectory that failed.
+    The paper multiplies R_k by a constant, which has no effect if `normalization` is "std". The authors' code also has
+    access to the state after the last step of a failed trajectory.
 
     Args:
         batch: B trajectories with S steps in total.
         scores: (B,) the scores; None for an unscored trajectory.
         group_ids: (B,) the group of each trajectory; see `gigpo_credit`.
         step_weight: the weight of A_S.
-        distance_discount: the factor per step of the distance to success, between 0 and 1.
-        success_score: the lowest score of a trajectory that succeeds.
+        distance_discount: the discount factor for each step of the distance to success, between 0 and 1.
+        success_score: the minimum score of a trajectory that succeeds.
         state_hash: the hash that determines whether two steps share a state; see `gigpo_credit`.
-        gamma: the discount factor of G_k. It does not affect the advantages.
+        gamma: the discount factor for G_k. It does not affect the advantages.
         default_step_reward: the value used in G_k for a base reward that is not set.
         epsilon: a constant that is added to each standard deviation.
-        normalization: the divisor used in A_E and A_S; see `gigpo_credit`.
+        normalization: the normalization of A_E and A_S; see `gigpo_credit`.
         normalization_constant: the divisor for "constant"; must be None for the other normalizations.
-        episode_statistics: what counts once in the statistics of A_E; see `gigpo_credit`.
+        episode_statistics: the unit that counts once in the statistics for A_E; see `gigpo_credit`.
 
     Raises:
         ConfigError: If the arguments are invalid or inconsistent.
@@ -283,7 +283,7 @@ _SUCCESS, _UNKNOWN = -1, -2
 
 
 def _distances(states: Sequence[int], targets: Sequence[int]) -> dict[int, int]:
-    """Return the smallest number of transitions from each state to success, without the states that cannot reach it."""
+    """Return the minimum number of transitions from each state to success. States that cannot reach it are omitted."""
     sources: dict[int, list[int]] = {}
     for state, target in zip(states, targets, strict=True):
         sources.setdefault(target, []).append(state)

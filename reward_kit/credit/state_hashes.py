@@ -287,7 +287,7 @@ def locate_references(state_hash: Any, folder: Path) -> Any:
 
 
 def _all_of(hashes: Sequence[OneHash]) -> NamedHash:
-    """Combine several hashes into one."""
+    """Combine multiple hashes into one."""
     if not hashes or any(one is None or isinstance(one, list | tuple) for one in hashes):
         raise ConfigError(
             f"a list of state hashes needs at least one item, and only names, mappings or functions; got {hashes!r}"

@@ -114,7 +114,7 @@ class MaskedTokens:
             )
 
     def divided(self, name: str, ids_BT: Tensor) -> MaskedTokens:
-        """Return these tokens with each sequence divided into the tokens with equal ids."""
+        """Return these tokens, with each sequence divided into parts with equal ids."""
         self._check_shape(name, ids_BT)
         if ids_BT.is_floating_point():
             raise ConfigError(f"{name} must be integers, got {ids_BT.dtype}")
@@ -174,7 +174,7 @@ class MaskedTokens:
         """Return the contribution of these tokens to the loss of the whole batch, or 0 if there are no tokens."""
         check_choice("aggregation", aggregation, get_args(Aggregation))
         if whole is not None and self.count and not (whole.tokens and whole.sequences):
-            raise ConfigError(f"global_batch must also count the {self.count} tokens of these rows, got {whole}")
+            raise ConfigError(f"global_batch must also count the {self.count} tokens in these rows, got {whole}")
         if aggregation == "token-mean":
             return values_N.sum() / max(whole.tokens if whole else self.count, _LEAST)
         summands = self.sequence_means(values_N) if aggregation == "seq-mean-token-mean" else values_N

@@ -6,8 +6,8 @@ The functions share these arguments:
     old_logprobs_BT  log-probabilities under the sampling policy, or under the trained policy before the update
     advantages_BT    the advantage of each token
     loss_mask_BT     1 for tokens included in the loss, else 0
-    clip_low         the largest distance of a ratio below 1; 1 means unlimited
-    clip_high        the largest distance of a ratio above 1
+    clip_low         the maximum distance of a ratio below 1; 1 means unlimited
+    clip_high        the maximum distance of a ratio above 1
     weights_BT       a factor for each token, such as `truncated_importance_weights`; None means 1
     aggregation      how token losses are reduced to a single number
     global_batch     the counts over all micro-batches; None means the counts over these rows
@@ -184,7 +184,7 @@ def turn_clip_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Return the clipped surrogate loss with one ratio, and one clipping decision, for each turn of a conversation.
+    """Return the clipped surrogate loss with one ratio and one clipping decision for each turn of a conversation.
 
         "mean"     s_k = exp(mean over the tokens of turn k of logprobs - old_logprobs), the exponent clipped to ±20
         "product"  s_k = exp(sum over the tokens of turn k of logprobs - old_logprobs), the exponent clipped to ±20
@@ -450,7 +450,7 @@ def _cut(log_ratio: Tensor) -> Tensor:
 
 
 def _shared_ratio(log_ratio_N: Tensor, logprobs_N: Tensor) -> Tensor:
-    """Return the exponentials of shared log-ratios, each with the gradient of the token's own log-probability."""
+    """Return the exponentials of shared log-ratios, each with the gradient of its token's log-probability."""
     return (log_ratio_N + (logprobs_N - logprobs_N.detach())).exp()
 
 

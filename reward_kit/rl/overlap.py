@@ -108,7 +108,7 @@ class PipelineSettings:
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name.endswith("_s") and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{item.name} must be a number of seconds of at least 0, got {value:g}")
+                raise ConfigError(f"{item.name} must be a non-negative number of seconds, got {value:g}")
             if item.name.endswith("_s") and value > MOST_SECONDS:
                 raise ConfigError(f"{item.name} must be at most {MOST_SECONDS:g} seconds, got {value:g}")
             if item.type == "int" and value < 1:
@@ -190,7 +190,7 @@ class Latency:
             raise ConfigError("latency empirical needs at least one measured call")
         for figure in self.figures:
             if not math.isfinite(figure) or figure < 0:
-                raise ConfigError(f"latency {self.kind}: {figure:g} is not a finite number of at least 0")
+                raise ConfigError(f"latency {self.kind}: {figure:g} is not a finite non-negative number")
             if figure > MOST_SECONDS:
                 raise ConfigError(f"latency {self.kind}: {figure:g} is above the maximum, {MOST_SECONDS:g} seconds")
         if self.kind == "uniform" and self.figures[0] > self.figures[1]:
@@ -437,7 +437,7 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
     if latencies_SC.shape != shape:
         raise ConfigError(f"latencies must have the shape {shape} for (steps, calls), got {latencies_SC.shape}")
     if not (np.isfinite(latencies_SC) & (latencies_SC >= 0)).all():
-        raise ConfigError("a latency must be a finite number of seconds of at least 0")
+        raise ConfigError("a latency must be a finite, non-negative number of seconds")
     results = {schedule: _Simulation(settings, schedule, latencies_SC).run() for schedule in Schedule}
     return Overlap(settings, latencies_SC, results, lower_bound(settings, latencies_SC))
 

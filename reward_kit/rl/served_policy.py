@@ -77,9 +77,7 @@ class ServedPolicy(AgentPolicy):
             )
         self.module, tokenizer = load_model(Path(folder))
         if tokenizer is None:
-            raise ConfigError(
-                f"{folder} has no tokenizer, but the server requires one with the weights; save it in this directory"
-            )
+            raise ConfigError(f"{folder} has no tokenizer, but the server requires one; save it next to the weights")
         self.tokenizer = tokenizer
         self.published, self.version = Path(published).resolve(), 0
         self.sampling = Sampling(temperature=temperature)
@@ -209,7 +207,7 @@ class _ServedSession(AgentPolicy):
         recorded = output.log_probs or {}
         if missing := [key for key in ("prompt_ids", "token_ids", "logprobs") if recorded.get(key) is None]:
             raise PolicyError(
-                f"the response of the server has no {missing[0]}, because `return_token_ids` is disabled or not "
+                f"the server's response has no {missing[0]}, because `return_token_ids` is disabled or not "
                 "supported (vLLM "
                 "supports it since version 0.10.2, SGLang since July 2026)"
             )

@@ -58,7 +58,7 @@ class Widths(NamedTuple):
 
 
 def get_axis(key: str, meta_info: Mapping[str, Any]) -> Axis:
-    """Return the axis of the columns of the array named `key`."""
+    """Return the axis formed by the columns of the array named `key`."""
     if key in _PROMPT:
         return "prompt"
     if key in _COMPLETION or (meta_info.get("names") == "verl" and key not in _BOTH_IN_VERL):

@@ -304,9 +304,9 @@ def test_rank_correlation_by_hand() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"rollout_s": -1}, "rollout_s must be a number of seconds of at least 0, got -1"),
-        ({"publish_s": math.nan}, "publish_s must be a number of seconds of at least 0, got nan"),
-        ({"update_s": math.inf}, "update_s must be a number of seconds of at least 0, got inf"),
+        ({"rollout_s": -1}, "rollout_s must be a non-negative number of seconds, got -1"),
+        ({"publish_s": math.nan}, "publish_s must be a non-negative number of seconds, got nan"),
+        ({"update_s": math.inf}, "update_s must be a non-negative number of seconds, got inf"),
         ({"rollout_s": 1e300}, "rollout_s must be at most 1e+08 seconds, got 1e+300"),
         ({"max_concurrency": 0}, "max_concurrency must be at least 1, got 0"),
         ({"steps": 0}, "steps must be at least 1, got 0"),

@@ -96,7 +96,7 @@ class Processes:
             return
         if _device_of(module).type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
             raise ConfigError(
-                f"process {_local_rank()} of this machine has no GPU, because there are only {count} GPUs; "
+                f"process {_local_rank()} on this machine has no GPU, because there are only {count} GPUs; "
                 "start at most that many processes"
             )
         for tensor in (*module.parameters(), *module.buffers()):

@@ -194,7 +194,7 @@ def _word_level(
         plain = normalizer.normalize_str(text) if normalizer is not None else text
         pieces.update(piece for piece, _ in core.pre_tokenizer.pre_tokenize_str(plain))
     if not pieces:
-        raise ConfigError("level='word' requires texts or words for the vocabulary; or set level='byte' to use bytes")
+        raise ConfigError("level='word' requires texts or words for the vocabulary; pass some, or set level='byte'")
     if spaces != "none" and (words := [piece for piece in pieces if not piece.isspace()]):
         # Add the other form of every piece, with or without a space, and white space.
         others = [piece[1:] if piece.startswith(" ") else f" {piece}" for piece in words]

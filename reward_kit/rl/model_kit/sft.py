@@ -143,7 +143,7 @@ class Demonstrations:
             unknown = sum(episode.tokens.ids.count(self._unknown) for episode in made)
             total = sum(len(episode.tokens) for episode in made)
             log = logger.warning if unknown else logger.debug
-            log("%d of the %d tokens of %d demonstrations are not in the vocabulary", unknown, total, len(made))
+            log("%d of the %d tokens in %d demonstrations are not in the vocabulary", unknown, total, len(made))
         return made
 
     def begin(self) -> DemonstrationWriter:

@@ -208,8 +208,8 @@ class RewardManagerModel(BaseModel):
             data = {"name": data}
         if isinstance(data, dict) and data.get("name", "episode") in ("naive", "batch", "prime", "dapo"):
             raise ValueError(
-                f"the reward manager {data['name']!r} scores single answers, for custom training loops, but "
-                "in `train` the task's reward scores episodes; set the task's reward_function_path and "
+                f"the reward manager {data['name']!r} scores single answers and is meant for custom training loops; "
+                "in `train`, the task's reward scores episodes; set the task's reward_function_path and "
                 "remove reward_manager"
             )
         return data

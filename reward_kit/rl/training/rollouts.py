@@ -88,7 +88,7 @@ class LockstepBarrier(AgentPolicy):
 
     @property
     def is_free(self) -> bool:  # type: ignore[override]
-        """True if actions cost nothing."""
+        """True if actions are free of charge."""
         return bool(self._policy.is_free)
 
     @property

@@ -184,7 +184,7 @@ class _Session:
             failed = {name: count for name, count in figures.items() if "score/failed/" in name}
             reasons = ", ".join(f"{count:.0f} {name.rpartition('/')[2]}" for name, count in failed.items())
             raise TrainingError(
-                f"update {number}: no episode of the batch could be scored ({reasons or 'the reason is unknown'})"
+                f"update {number}: no episode in the batch could be scored ({reasons or 'the reason is unknown'})"
             )
         self.progress.totals = dict(totals)
         done = {name: totals[name] - before.get(name, 0) for name in ("env_steps", "sampled_tokens", "episodes")}
