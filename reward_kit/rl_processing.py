@@ -241,7 +241,7 @@ class CreditAssigner:
         estimator: the name of the estimator, or the reference to the custom function.
         options: all options of the estimator, including defaults.
         annotate_step: a function that is called with each aligned step and its episode. The returned mapping becomes
-            `step_info["annotations"]`, which estimators can read. The default is None.
+            `step_info["annotations"]`, which estimators can read. The default is `None`.
 
     Raises:
         ConfigError: If the estimator is unknown, or an option is unknown, missing, of the wrong type or out of range.

@@ -723,7 +723,7 @@ class RLRolloutWorker:
     def _policy_limit(self, live: LiveEpisode) -> tuple[float | None, bool]:
         """Return the time limit of the next policy call, and whether the episode's time limit determines it.
 
-        The first value is in seconds. It is None if no limit applies.
+        The first value is in seconds. It is `None` if no limit applies.
         """
         limit, left = self.task_definition.limits.policy_time_s, live.clock.left_s
         is_wall_time = left is not None and (limit is None or left < limit)

@@ -79,7 +79,7 @@ def kind_in(text: str, name: str) -> str:
 
 
 def rewards_in(text: str) -> list[str]:
-    """Return the names of the decorated rewards. If there are none, return the functions that take `messages`."""
+    """Return the names of the decorated rewards. Otherwise, return the functions that take `messages`."""
     if (tree := _parse(text)) is None:
         return []
     known = [node for node in definitions(tree.body) if not node.name.startswith("_")]

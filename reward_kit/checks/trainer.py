@@ -127,7 +127,7 @@ def check_trainer(
 class _Measurement:
     """A trainer's expected gradient.
 
-    The gradient is None if it is 0 or not finite, or if the scenario is not supported.
+    The gradient is `None` if it is 0 or not finite, or if the scenario is not supported.
     """
 
     batches: Enumeration

@@ -194,7 +194,7 @@ def _write_tables(
 
 
 def _require_any(results: Iterator[Result], selection: Selection) -> Iterator[Result]:
-    """Yield the results, and raise an error if there are none."""
+    """Yield the results, and raise an error if the run has no results."""
     is_empty = True
     for result in results:
         is_empty = False

@@ -91,7 +91,7 @@ class GateNumber(click.ParamType):  # type: ignore[type-arg]  # generic from cli
         self._number, self._hint = Number(least), hint
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, str | None]:
-        """Return the number and the name of the metric. The name is None for the score."""
+        """Return the number and the name of the metric. The name is `None` for the score."""
         if isinstance(value, tuple):
             return value
         metric, separator, number = str(value).rpartition("=")

@@ -134,7 +134,7 @@ class Ending:
         title: the title of the table.
         expected: the number of episodes of the complete run.
         thresholds: the gates on mean scores and metrics.
-        error_limit: the number of episodes that may end with an error. If it is None, errors do not stop the run, but
+        error_limit: the number of episodes that may end with an error. If it is `None`, errors do not stop the run, but
             they fail the gates.
         as_json: whether to print the summary as JSON instead of the table.
         resume_command: the command that resumes an incomplete run, or None if the run cannot be resumed.

@@ -62,7 +62,7 @@ def token_advantages(
         action_mask: (B, T) 1 for sampled tokens, 0 for all others.
         step_rewards: the rewards of the actions. In a (B, T) array, such as the `step_rewards` that `build_rows`
             returns, the values on an action's tokens are summed. Alternatively, pass a list of rewards for each row,
-            with one item for each action. None means that the action has no reward. If `step_rewards` is None, only
+            with one item for each action. None means that the action has no reward. If `step_rewards` is `None`, only
             `scores` is used.
         uid: the group of each row.
         traj_uid: the trajectory of each row. If None, every row is a separate trajectory.

@@ -194,7 +194,7 @@ def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
 
 
 def following(values_S: npt.NDArray[Any], lengths_B: Codes) -> npt.NDArray[Any]:
-    """Return, for each step (S,), the value of the next step in the trajectory, or 0 if there is no next step."""
+    """Return, for each step (S,), the value of the next step in the trajectory, or 0 in the last step."""
     out_S = np.roll(values_S, -1)
     out_S[np.cumsum(lengths_B)[lengths_B > 0] - 1] = 0
     return out_S

@@ -207,7 +207,7 @@ class ForkableResource(ABC):
         """
 
     async def get_observation(self) -> Any:
-        """Return the first observation of an agent that starts in the current state, or None if there is none."""
+        """Return the first observation of an agent that starts in the current state, or None."""
         return None
 
     @abstractmethod
@@ -219,7 +219,7 @@ class ForkableResource(ABC):
         """Return the key of the current state. States with equal keys have equal futures."""
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return the state that reward functions receive, or None if there is none. Called before `close`."""
+        """Return the state that reward functions receive, or None. Called before `close`."""
         return None
 
     async def close(self) -> None:

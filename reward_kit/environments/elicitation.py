@@ -30,8 +30,8 @@ Required: {required}. To refuse, answer with only the word decline."""
 class UserAnswer(NamedTuple):
     """The user's answer to one message.
 
-    If `text` is None, `reason` describes why there is no answer. If both are set, `text` is the last message of a user
-    who ended the conversation, and `reason` applies only if the text is not a valid answer.
+    Without a `text`, `reason` describes why the user did not answer. If both are set, `text` is the last message of a
+    user who ended the conversation, and `reason` applies only if the text is not a valid answer.
     """
 
     text: str | None

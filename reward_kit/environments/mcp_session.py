@@ -602,7 +602,7 @@ async def _limit(response: httpx2.Response) -> None:
 class _CountedStream(httpx2.AsyncByteStream):
     """A body that raises an error if it is too large.
 
-    JSON values are counted per event. A limit of None means that there is no limit.
+    JSON values are counted per event. A limit of None means unlimited.
     """
 
     def __init__(self, body: httpx2.AsyncByteStream, most_bytes: int | None, *, is_events: bool) -> None:

@@ -144,7 +144,7 @@ class AllowedTrack:
         return number
 
     def between(self, start: int, stop: int) -> AllowedIds | None:
-        """Return the restricted tokens in `start:stop`, or None if there are none.
+        """Return the restricted tokens in `start:stop`, or None.
 
         Their places are relative to `start`.
         """

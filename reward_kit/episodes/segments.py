@@ -204,7 +204,7 @@ class EpisodeTokens:
             yield TokenRow(ids[segment.start : first], ids[part], mask, logprobs[part], steps[part], versions[part])
 
     def part(self, start: int, stop: int | None) -> EpisodeTokens:
-        """Return the tokens up to the end of step `stop - 1`, or all tokens if `stop` is None.
+        """Return the tokens up to the end of step `stop - 1`, or all tokens if `stop` is `None`.
 
         Tokens before step `start` become context.
         """

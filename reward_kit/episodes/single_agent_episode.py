@@ -89,7 +89,7 @@ class SingleAgentEpisode(EpisodeData):
             infos: additional information about this step.
             terminated: True if the task ended with this step.
             truncated: True if the episode was cut off after this step.
-            extra_model_outputs: additional outputs of the policy. In steps where a key is missing, its value is None.
+            extra_model_outputs: additional outputs of the policy. In steps where a key is missing, its value is `None`.
 
         Raises:
             EpisodeError: the episode has not begun or is over, or the reward, the infos or the outputs are invalid. The
@@ -218,7 +218,7 @@ class SingleAgentEpisode(EpisodeData):
     def environment_rewards(self) -> list[float | None]:
         """Return the environment's reward for each of the T steps.
 
-        A missing reward is None here but 0.0 in `get_rewards`.
+        A missing reward is `None` here but 0.0 in `get_rewards`.
         """
         infos = self._infos[self._lookback + 1 :]
         return [

@@ -148,7 +148,7 @@ class Cassette:
     def answer(self, question: CassetteRequest) -> tuple[Any, int]:
         """Return the recorded response to a request, and the number of retries that were needed to get it.
 
-        The response is the one recorded in the same episode. If there is none, it is the first unused response to an
+        The response is the one recorded in the same episode. Otherwise, it is the first unused response to an
         identical request.
 
         Raises:

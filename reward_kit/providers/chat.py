@@ -227,7 +227,7 @@ class ChatEndpoint:
     async def _ask_cached(
         self, cache: ResponseCache, scope: str, request: Mapping[str, Any], body: bytes, facts: RequestFacts
     ) -> ChatCompletion:
-        """Return the cached response from an earlier run, at no cost. If there is none, send the request."""
+        """Return the cached response from an earlier run, at no cost. Otherwise, send the request."""
         key = cache.key(self._url, body, scope)
         if (known := cache.find(key)) is None:
             value, completion = await self._ask(request, body, facts)

@@ -40,7 +40,7 @@ class Preset:
     """The endpoint and the options for a provider named in `--model PROVIDER/NAME`.
 
     Attributes:
-        base_url: the base URL. If it is None, OPENAI_BASE_URL is used, or OpenAI's URL if that variable is not set.
+        base_url: the base URL. If it is `None`, OPENAI_BASE_URL is used, or OpenAI's URL if that variable is not set.
         api_key_env: the variable that contains the key. If it is "", no key is sent.
         options: other options of the policy.
     """

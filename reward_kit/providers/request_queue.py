@@ -430,7 +430,7 @@ class RequestQueue:
         return len(self._sending)
 
     def longest_wait(self) -> Wait | None:
-        """Return the longest time for which a request has been waiting, or None if there are no requests."""
+        """Return the longest time for which a request has been waiting, or None without requests."""
         now = self._clock.now()
         waits = [Wait(now - permit.admitted, False) for permit in self._sending.values()]
         waits += [Wait(now - waiter.since, True) for waiter in self._waiting]

@@ -81,7 +81,7 @@ class ResponseCache:
         return hashlib.sha256("\n".join(parts).encode()).digest()
 
     def find(self, key: bytes) -> Any:
-        """Return the JSON value of a cached response, or None if there is none."""
+        """Return the JSON value of a cached response, or None."""
         row = self._execute("SELECT answer FROM answers WHERE key = ?", key)
         if row is None:
             self.misses += 1

@@ -70,7 +70,7 @@ def share(value: float | None) -> str:
 
 
 def dollars(value: float | None) -> str:
-    """Format an amount of money, or return "unknown" if there is no price."""
+    """Format an amount of money, or return "unknown" without a price."""
     if value is None:
         return "unknown"
     if 0 < value < 0.001:  # with two significant digits

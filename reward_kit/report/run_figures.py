@@ -36,7 +36,7 @@ def _scores(episodes: Iterable[EpisodeOutline]) -> list[float]:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the known values, or None if there are none."""
+    """Return the sum of the known values, or None."""
     known = [value for value in values if value is not None]
     return float(sum(known)) if known else None
 
@@ -153,7 +153,7 @@ class Percentiles(NamedTuple):
 
 
 def percentiles(title: str, values: Iterable[float | None]) -> Percentiles | None:
-    """Return the percentiles of the known values, or None if there are none."""
+    """Return the percentiles of the known values, or None."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -169,7 +169,7 @@ class PolicyUsage(NamedTuple):
     details: Mapping[str, int]  # the parts of these tokens; see `token_details`
     cost: float | None
     unpriced: int  # the number of episodes that used tokens whose price is unknown
-    judge_cost: float | None  # None if there is no judge or its price is unknown
+    judge_cost: float | None  # None without a judge, or if its price is unknown
     judge_unpriced: int  # the number of judge responses whose price is unknown
     episode_s: float | None  # the duration of all episodes together
     policy_s: float | None  # the part of `episode_s` in the policy
@@ -318,7 +318,7 @@ class DataTable:
     rows: Rows
     filters: Sequence[tuple[TableColumn, Sequence[str]]] = field(default=())  # columns with a drop-down filter
     key: int = 1  # the number of leading columns that identify a row
-    is_optional: bool = False  # hidden if there are no rows
+    is_optional: bool = False  # hidden without rows
     has_matrix: bool = False  # shown below the grid of samples and policies
 
     def with_choices(self, *keys: str) -> DataTable:

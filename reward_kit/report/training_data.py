@@ -48,7 +48,7 @@ class Series(NamedTuple):
         return Series(self.updates_N[is_finite], self.values_N[is_finite])
 
     def at(self, update: int) -> float | None:
-        """Return the value after an update, or None if there is none."""
+        """Return the value after an update, or None."""
         place = int(np.searchsorted(self.updates_N, update))
         is_there = place < len(self.updates_N) and int(self.updates_N[place]) == update
         return float(self.values_N[place]) if is_there and math.isfinite(self.values_N[place]) else None
@@ -313,7 +313,7 @@ class KeptGroups(NamedTuple):
 
 
 def kept_groups(run: Path, header: RunHeader) -> KeptGroups | None:
-    """Return those groups of the latest logged update that fit on a page, or None if there are none."""
+    """Return those groups of the latest logged update that fit on a page, or None."""
     files = episodes_files(run)
     if not files:
         return None

@@ -306,7 +306,7 @@ def state_record(request: ScoringRequest) -> dict[str, str] | None:
 
 
 def steps_record(request: ScoringRequest) -> dict[str, Any] | None:
-    """Return the record of an episode without the fields that its steps do not use, or None if there is no episode.
+    """Return the record of an episode without the fields that its steps do not use, or None without a episode.
 
     The worker rebuilds the steps from it.
     """

@@ -96,7 +96,7 @@ class ScoringRequest:
 
     @property
     def timing(self) -> Mapping[str, Any] | None:
-        """The times of the episode, or None if there is no episode."""
+        """The times of the episode, or None without a episode."""
         return get_facts(self.episode).get("timing") if self.episode is not None else None
 
     def named_values(self, wanted: frozenset[str] | None) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def rename_to_truth(fields: Iterable[str]) -> str:
 
 
 def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:
-    """Return a call's failure, and the endpoint's Retry-After in seconds (None if there is none)."""
+    """Return a call's failure, and the endpoint's Retry-After in seconds (None if absent)."""
     failure, trouble = Failure.from_exception(error), find_transient_failure(error)
     if trouble is None:
         return failure, None

@@ -68,7 +68,7 @@ def definitions(scope: Sequence[ast.stmt]) -> Iterator[Definition]:
 
 
 def find_definition(name: str, scope: Sequence[ast.stmt]) -> Definition | None:
-    """Return the last definition of a name in a scope, or None if there is none.
+    """Return the last definition of a name in a scope, or None.
 
     The name may be dotted if the definition is inside a class.
     """

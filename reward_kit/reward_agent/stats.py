@@ -43,7 +43,7 @@ class AgentStats:
         retries: the number of calls that were repeated.
         cached: the number of calls that were saved because an identical call was cached or in flight.
         latency_p50_s, latency_p90_s, latency_p99_s: percentiles of the duration of an attempt in seconds. Cancelled
-            attempts are excluded. They are None before the first attempt has ended.
+            attempts are excluded. They are `None` before the first attempt has ended.
         cost_usd: the cost that the scores report in US dollars, including retried attempts. None if no score reports a
             cost.
         unpriced: the number of usage records without a known price. If it is positive, `cost_usd` is a lower bound.
@@ -93,7 +93,7 @@ class Latencies:
             self._kept[index] = seconds
 
     def percentiles(self, wanted: Sequence[float]) -> list[float | None]:
-        """Return the percentiles in seconds. If there are no durations, each of them is None."""
+        """Return the percentiles in seconds. If there are no durations, each of them is `None`."""
         if not self._kept:
             return [None] * len(wanted)
         return [float(value) for value in np.percentile(self._kept.copy(), wanted)]

@@ -39,7 +39,7 @@ class ScoredChunk(_Columns):
 
     Attributes:
         data_idxs: the indices in the batch of `ticket`, in ascending order.
-        rewards: the rewards. The reward of an unscored rollout is None, not zero. `rewards_B` contains the rewards as
+        rewards: the rewards. The reward of an unscored rollout is `None`, not zero. `rewards_B` contains the rewards as
             an array.
         extra_infos: the full results, including failures.
         ticket: the ticket of the batch.

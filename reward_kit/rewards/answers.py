@@ -83,7 +83,7 @@ def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
 
 
 def last_number(text: str) -> str:
-    """Return the last number in `text`, as written, or "" if there is no number."""
+    """Return the last number in `text`, as written, or "" without a number."""
     last = ""
     for match in _NUMBER.finditer(text):
         last = match[0]
@@ -149,7 +149,7 @@ def _last_mark(text: str) -> tuple[str, str]:
 
 
 def _marked(text: str) -> str:
-    """Return the text from the last explicit mark to the end of its sentence, or "" if there is no mark."""
+    """Return the text from the last explicit mark to the end of its sentence, or "" without a mark."""
     rest, mark = _last_mark(text)
     if mark == _TAG_OPEN or not mark:
         return rest
@@ -373,7 +373,7 @@ def _letters_with_text(text: str, texts: Mapping[str, str]) -> set[str]:
 
 
 def _right(truth: Any, letters: str, texts: Mapping[str, str], zero_based: bool) -> tuple[str, str]:
-    """Return the correct letter and the option text from the ground truth. The text is "" if there is none."""
+    """Return the correct letter and the option text from the ground truth. The text is "" if absent."""
     if isinstance(truth, int) and not isinstance(truth, bool):
         position = truth - (not zero_based)
         if 0 <= position < len(letters):

@@ -455,7 +455,7 @@ def _message(outcome: Outcome) -> str:
 
 
 def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, unfenced: str) -> str:
-    """Return the program in a reply, or "" if there is none.
+    """Return the program in a reply, or "".
 
     Lone surrogates are replaced with question marks, as if the program had been written to a file.
     """

@@ -71,9 +71,9 @@ class ClientOptions(BaseModel):
         retry_base_s: the upper bound of the first random wait between attempts, in seconds.
         price_file: a file with prices in US dollars per million tokens; see `providers/prices.py`. If None, the cost is
             unknown.
-        requests_per_minute: the maximum number of attempts per minute. If None, there is no limit.
-        tokens_per_minute: the maximum number of prompt and completion tokens per minute. If None, there is no limit.
-        max_connections: the maximum number of concurrent requests. If None, there is no limit.
+        requests_per_minute: the maximum number of attempts per minute. None means unlimited.
+        tokens_per_minute: the maximum number of prompt and completion tokens per minute. None means unlimited.
+        max_connections: the maximum number of concurrent requests. None means unlimited.
         extra_body: additional fields to include in each request.
     """
 
@@ -360,7 +360,7 @@ class JudgeClient:
             taken from OPENAI_BASE_URL or, if this variable is not set, OpenAI's endpoint is used.
         cache: the cache for the judge's responses.
         options: the options for the requests.
-        traffic: the session shared by all requests in a run, or None if there is no run.
+        traffic: the session shared by all requests in a run, or None without a run.
 
     Raises:
         ConfigError: If an API key is missing, or if the price file cannot be read.
@@ -507,7 +507,7 @@ class JudgeClient:
                 return answer
 
     def _refused_default(self, sent: Mapping[str, Any], error: str) -> str | None:
-        """Return a key that the endpoint may have rejected and that the user did not set, or None if there is none."""
+        """Return a key that the endpoint may have rejected and that the user did not set, or None."""
         if not _REFUSED.search(error):
             return None
         if "temperature" in sent and "temperature" in error and "temperature" not in self._options.model_fields_set:

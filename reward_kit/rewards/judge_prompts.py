@@ -118,7 +118,7 @@ def shown_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def before_answer(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages before the last assistant message, or all messages if there is none."""
+    """Return the messages before the last assistant message, or all messages if it is missing."""
     replies = [position for position, message in enumerate(messages) if message.role == "assistant"]
     return messages[: replies[-1]] if replies else messages
 

@@ -62,7 +62,7 @@ def length_within(
         unit: "characters" or "words". A string without spaces counts as a single word, so use "characters" if omitting
             spaces could evade a limit.
         at_least: the minimum length that scores 1.
-        at_most: the maximum length that scores 1. If None, there is no upper bound.
+        at_most: the maximum length that scores 1. None means unbounded.
         below: the distance below `at_least` at which the score reaches 0.
         above: the distance above `at_most` at which the score reaches 0.
         as_penalty: True to subtract 1. The result is then a penalty in [-1, 0] that can be added to another score. If

@@ -53,7 +53,7 @@ def quoted(text: str, limit: int = 60) -> str:
 
 
 def last_text(messages: Sequence[Message]) -> str:
-    """Return the text of the last assistant message, or "" if there is none."""
+    """Return the text of the last assistant message, or ""."""
     return next((message.text for message in reversed(messages) if message.role == "assistant"), "")
 
 

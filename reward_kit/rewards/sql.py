@@ -261,7 +261,7 @@ class QueryResult(NamedTuple):
 def same_rows(
     golds: Sequence[QueryResult], result: QueryResult, is_ordered: bool, columns: Columns, tolerance: float
 ) -> str:
-    """Describe the difference between a result and the gold result, or return "" if there is none.
+    """Describe the difference between a result and the gold result, or return "" if absent.
 
     Args:
         golds: the gold results, which contain the same rows in each possible order.

@@ -101,7 +101,7 @@ class DamagedCheckpoint(NamedTuple):
 
 
 class LatestCheckpoint(NamedTuple):
-    """The newest complete checkpoint, or None if there is none, and any damaged checkpoints that are newer."""
+    """The newest complete checkpoint, or None, and any damaged checkpoints that are newer."""
 
     path: Path | None
     torn: list[DamagedCheckpoint]

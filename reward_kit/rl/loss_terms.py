@@ -132,7 +132,7 @@ class MaskedTokens:
     def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
         """Multiply each value by the weight of its token. Weights have no gradient.
 
-        If `weights_BT` is None, all weights are 1.
+        If `weights_BT` is `None`, all weights are 1.
         """
         return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
@@ -171,7 +171,7 @@ class MaskedTokens:
         return self.sequence_sums(values_N) / self.sequence_sums(torch.ones_like(values_N))
 
     def aggregate(self, values_N: Tensor, aggregation: Aggregation, whole: GlobalBatch | None) -> Tensor:
-        """Return the contribution of these tokens to the loss of the whole batch, or 0 if there are no tokens."""
+        """Return the contribution of these tokens to the loss of the whole batch, or 0 without tokens."""
         check_choice("aggregation", aggregation, get_args(Aggregation))
         if whole is not None and self.count and not (whole.tokens and whole.sequences):
             raise ConfigError(f"global_batch must also count the {self.count} tokens in these rows, got {whole}")

@@ -241,7 +241,7 @@ def cispo_loss(
         L_t = -sg[clip(r_t, 1 - clip_low, 1 + clip_high)] A_t logprobs_t
 
     By default, weights have no lower bound, as in the paper, and an upper bound of 5. Only the gradient of this loss is
-    meaningful, not its value. The diagnostics are the same as for `ppo_clip_loss`, except that there is no dual clip. A
+    meaningful, not its value. The diagnostics are the same as for `ppo_clip_loss` without the dual clip. A
     weight is clipped regardless of the sign of the advantage, so the clip fractions depend only on the ratio.
     """
     clip = ClipRange(clip_low, clip_high).checked()
@@ -313,7 +313,7 @@ def gmpo_loss(
         L_t = -A_t s_i
 
     If all tokens in a sequence have the same advantage and the aggregation is the default, this is the loss in the
-    paper. The diagnostics are the same as for `ppo_clip_loss`, except that there is no dual clip and that `ratio_…` and
+    paper. The diagnostics are the same as for `ppo_clip_loss`, without the dual clip, except that `ratio_…` and
     `effective_sample_size` are computed from s.
     """
     clip = ClipRange(clip_low, clip_high).checked()

@@ -273,8 +273,8 @@ class EpisodeRewardManager(RewardManager):
 
     An episode's score is added to the last valid token of its final row, which the column `ends_episode` marks. Without
     that column, the final row is the last row that has the same `traj_uid` and a valid token. An episode is unscored if
-    its score is None or NaN. The rows of an unscored episode get no reward, and their `is_scored` is false. The visual
-    scorer is applied first, followed by the normalization. Step rewards are added unchanged.
+    its score is `None` or NaN. The rows of an unscored episode get no reward, and their `is_scored` is false. The
+    visual scorer is applied first, followed by the normalization. Step rewards are added unchanged.
 
     Args:
         rows: "last" to add the score to the final row only, or "each" to add it to the last valid token of every row.

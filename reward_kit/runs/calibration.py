@@ -45,7 +45,7 @@ class Settings:
 
 
 class Figure(NamedTuple):
-    """A figure and the bounds of its interval; each is None if it is undefined for these rows."""
+    """A figure and the bounds of its interval; each is `None` if it is undefined for these rows."""
 
     name: str
     value: float | None

@@ -47,7 +47,7 @@ def read_samples(
 
 
 def check_tags(tags: Any, where: str) -> None:
-    """Raise a ConfigError unless the `tags` of a row are None, a string, or a list of strings."""
+    """Raise a ConfigError unless the `tags` of a row are `None`, a string, or a list of strings."""
     items = tags if isinstance(tags, list | tuple) else () if tags is None or isinstance(tags, str) else (tags,)
     for item in items:
         if not isinstance(item, str):

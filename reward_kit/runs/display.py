@@ -133,7 +133,7 @@ def small_table(
     is_plain: bool = False,
     full_list: str = "summary.json",
 ) -> list[RenderableType]:
-    """Return a table below the main table, or nothing if there are no rows.
+    """Return a table below the main table, or nothing without rows.
 
     `full_list` is the place where all rows can be found.
     """

@@ -187,7 +187,7 @@ class RunHeader(pydantic.BaseModel):
         return cls.read(run)
 
     def require_training(self, run: Path) -> TrainingHeader:
-        """Return the training block; raise an error that names the directory `run` if there is none."""
+        """Return the training block; raise an error that names the directory `run` if it is missing."""
         if self.training is None:
             raise ConfigError(f"{run} is not a run of `reward-kit train`")
         try:

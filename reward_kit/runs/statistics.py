@@ -34,8 +34,8 @@ _NORMAL = NormalDist()
 class Interval:
     """A mean and its confidence interval.
 
-    The bounds are None if there are fewer than two samples. In `bounded_interval`, they are also None if all scores are
-    equal and outside [0, 1].
+    The bounds are `None` if there are fewer than two samples. In `bounded_interval`, they are also `None` if all scores
+    are equal and outside [0, 1].
 
     Attributes:
         mean: the mean of the scored values.
@@ -64,7 +64,7 @@ class Interval:
         return replace(self, low=max(self.low, lowest), high=min(self.high, highest))
 
     def scaled(self, factor: float) -> Interval:
-        """Return the interval scaled by `factor`. The bounds are None if one of them overflows."""
+        """Return the interval scaled by `factor`. The bounds are `None` if one of them overflows."""
         if self.low is None or self.high is None or self.standard_error is None:
             return replace(self, mean=self.mean * factor)
         low, high, error = self.low * factor, self.high * factor, self.standard_error * factor
@@ -361,7 +361,7 @@ def _check_counts(n: int, c: int, k: int) -> None:
 
 
 class SampleMean(NamedTuple):
-    """A mean over samples; None if there are no samples. `left_out` counts the samples that have too few attempts."""
+    """A mean over samples; None without samples. `left_out` counts the samples that have too few attempts."""
 
     mean: float | None
     n_samples: int

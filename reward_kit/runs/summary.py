@@ -167,7 +167,7 @@ class PolicySummary:
     largest number of scored episodes of any sample. `pass_excluded` is the number of samples that have fewer than `k`
     because of errors.
 
-    `judge_cost` is in US dollars, or None if there is no judge or its price is unknown; `cost` does not include it.
+    `judge_cost` is in US dollars, or None without a judge, or if its price is unknown; `cost` does not include it.
     `metrics` contains the mean of each metric over the episodes that have the metric, or None if no episode has it;
     `n_unscored` counts the other episodes. `tags` contains the figures for each tag of the samples. `token_details`
     contains the parts of `tokens` that endpoints reported, except those of 0 tokens.

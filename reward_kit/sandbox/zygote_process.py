@@ -136,7 +136,7 @@ class ZygoteProcess:
 
     @property
     def prepared_pid(self) -> int:
-        """The process id of the prepared child, or 0 if there is none."""
+        """The process id of the prepared child, or 0."""
         return self._prepared.pid if self._prepared is not None else 0
 
     @property

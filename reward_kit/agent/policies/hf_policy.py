@@ -206,7 +206,7 @@ class HFAgentPolicy(AgentPolicy):
 
     @property
     def version(self) -> int:
-        """The version of the weights in use, or 0 if there are no weights."""
+        """The version of the weights in use, or 0 without weights."""
         return self._started.version if self._started is not None else 0
 
     @property

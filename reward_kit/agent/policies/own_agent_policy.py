@@ -441,7 +441,7 @@ def read_results(
     """Return the messages that follow the response to `given` in a later request from the agent.
 
     The response is identified by its position, because the agent may have reformatted it. If the agent has rewritten
-    its context, return only the results of the calls in the response, or None if there are none.
+    its context, return only the results of the calls in the response, or None.
     """
     size = len(given)
     continues = len(later) > size and later[size]["role"] == "assistant"

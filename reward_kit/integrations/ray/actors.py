@@ -223,7 +223,7 @@ class Member:
 class ActorPool:
     """A pool of actors. It replaces lost actors and reports each loss to `tell`.
 
-    If there is no actor for `wait_s` seconds, `place` fails.
+    If no actor exists for `wait_s` seconds, `place` fails.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class ActorPool:
                 slots.cancel_scope.cancel()
 
     async def place(self) -> Member:
-        """Return the actor with the fewest pending calls. If there is no actor, wait for one.
+        """Return the actor with the fewest pending calls. If no actor exists, wait for one.
 
         Raises:
             ConfigError: If actors cannot be started.

@@ -30,7 +30,7 @@ class RayOptions(pydantic.BaseModel):
         ship: whether to copy the directory of the task to the nodes. If False, the directory must exist on the nodes at
             the same path.
         env: additional environment variables of the driver to pass to the workers.
-        worker_wait_s: the time in seconds after which the run fails if there is no worker.
+        worker_wait_s: the time in seconds after which the run fails if no worker exists.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)

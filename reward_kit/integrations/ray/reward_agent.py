@@ -43,7 +43,7 @@ class RewardChunk(_RequestColumns):
 
     Attributes:
         data_idxs: the indices in the batch, in ascending order.
-        rewards: the rewards. The reward of an unscored rollout is None, not zero.
+        rewards: the rewards. The reward of an unscored rollout is `None`, not zero.
         extra_infos: the full results, including failures.
         batch: the number of the batch, counted from 1.
         lengths: the number of tokens in each response, as in `ScoredChunk.lengths`.

@@ -99,7 +99,7 @@ class RayScorer:
         deadline_s: the time limit in seconds of a call that does not run in a sandbox. A sandboxed reward has its own
             limits.
         env: environment variables for the processes, such as the key of a judge.
-        wait_s: the time in seconds after which calls fail if there is no process.
+        wait_s: the time in seconds after which calls fail if no process exists.
         connection: the connection to the cluster. It is opened before the processes are started. If None, the program
             must already be connected.
 

@@ -352,7 +352,7 @@ class _Fault(str):
 
 
 def _first_fault(text: str) -> str:
-    """Describe the first value that only lenient JSON parsers accept, and its field. If there is none, return ""."""
+    """Describe the first value that only lenient JSON parsers accept, and its field. Otherwise, return ""."""
 
     def parse_object(pairs: list[tuple[str, Any]]) -> Any:
         twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]

@@ -47,7 +47,7 @@ def rollout_output(
     `rollout_id`, `sample_id`, `messages`, `assistant_turns`, `stop_reason`, `failure`, `environment_return` and
     `num_steps`. For `token_advantages`, there are `action_lengths`, `step_rewards` and `state_keys`, which have an item
     for each action of the row. If there is no credit, the step rewards are the step outputs of the reward or, if there
-    are none, the rewards of the environment. If scores are computed, there is a column `score`, which is None for an
+    are none, the rewards of the environment. If scores are computed, there is a column `score`, which is `None` for an
     unscored episode. If credit is computed, there is a column `token_advantages`.
 
     Unscored episodes and actions without an advantage are excluded from training: their `env_mask` is 0. TRL requires a

@@ -172,8 +172,8 @@ def episode_to_trace(
 
     Args:
         episode: a complete episode with messages.
-        scored: the score of the episode. If the episode is unscored, the trace is not `ok`, its reward is None, and its
-            errors contain the reason, as in verifiers itself.
+        scored: the score of the episode. If the episode is unscored, the trace is not `ok`, its reward is `None`, and
+            its errors contain the reason, as in verifiers itself.
         advantages: a sequence of S items with the advantages of each action. An item is one number for all tokens of
             the action, one number for each token, or None if no advantages are assigned.
 

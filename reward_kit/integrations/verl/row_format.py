@@ -44,7 +44,7 @@ class RowRequests(NaiveRewardManager):
 
 
 def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode | None:
-    """Return the episode in a row's columns or in its agent loop's `extra_fields`, or None if there is none.
+    """Return the episode in a row's columns or in its agent loop's `extra_fields`, or None.
 
     In verl's reward loop, these fields are called `tool_extra_fields`.
     """

@@ -74,7 +74,7 @@ def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
 
     A trajectory is a session. Its rows are the outputs of its agent loop, which are numbered in their keys
     (`uid_session_output`). `episode_rewards` is NaN for a session whose `rm_scores` contain NaN. For other sessions, it
-    is None.
+    is `None`.
     """
     data = _fetch(batch, batch.keys, "response_mask", "rm_scores")
     sessions, ends = parse_sessions(batch.keys)

@@ -236,7 +236,7 @@ class PPOConfig:
 
     @property
     def reduction(self) -> Aggregation:
-        """The aggregation or, if it is None, the loss's default."""
+        """The aggregation or, if it is `None`, the loss's default."""
         return self.aggregation or ("seq-mean-token-mean" if self.loss in _OF_SEQUENCES else "token-mean")
 
     def for_weights(self, dtype: torch.dtype) -> PPOConfig:

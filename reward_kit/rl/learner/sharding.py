@@ -54,7 +54,7 @@ class Processes:
 
     @classmethod
     def current(cls) -> Processes:
-        """Return the `torch.distributed` processes, or this process alone if there are none."""
+        """Return the `torch.distributed` processes, or this process alone if `torch.distributed` is not used."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), True)

@@ -148,7 +148,7 @@ class TrainingDisplay:
     """Shows progress on standard error. Use it as a context manager.
 
     "plain" prints a line for each update, "rich" also shows a progress bar, and "none" prints nothing.
-    `evaluated_every` is the number of updates between evaluations, or None if there are no evaluations; it is used to
+    `evaluated_every` is the number of updates between evaluations, or None without evaluations; it is used to
     estimate the remaining time.
     """
 

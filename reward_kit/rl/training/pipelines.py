@@ -291,7 +291,7 @@ def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: floa
 
 
 def latest_state(folder: Path) -> Checkpoint | None:
-    """Load the newest complete checkpoint, or return None if there is none."""
+    """Load the newest complete checkpoint, or return None if absent."""
     path = latest(folder).path
     return load_checkpoint(path) if path is not None else None
 

@@ -66,7 +66,7 @@ class TrainingPlan:
     task: LoadedTask
     samples: tuple[Sample, ...]  # The samples of the task, excluding held-out samples
     credit: CreditAssigner
-    held_out: HeldOut | None  # None if there is no evaluation
+    held_out: HeldOut | None  # None without an evaluation
     digests: Mapping[str, str]  # SHA-256 of every input that affects the result, except for the policy's own files
     redaction: Redaction  # Redacts the secrets of the file, the tasks and the overrides in the run's files
     after_collect: Callable[..., Any] | None  # The hook of this name
@@ -100,7 +100,7 @@ class TrainingPlan:
         """The section for the policy to train, and the directory to which its paths are relative.
 
         Raises:
-            ConfigError: If there is no policy.
+            ConfigError: If no policy exists.
         """
         if (block := self.config.policy) is not None:
             return block, self.folder

@@ -47,7 +47,7 @@ from reward_kit.tokens import TokenBatch
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """The open components of a run. `evaluation` is `None` if there are no held-out samples."""
+    """The open components of a run. `evaluation` is `None` without held-out samples."""
 
     pipeline: Pipeline
     evaluation: HeldOutEvaluation | None
@@ -197,7 +197,7 @@ async def open_components(
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of threads that torch uses. If `threads` is None, do not change it."""
+    """Set the number of threads that torch uses. If `threads` is `None`, do not change it."""
     if threads is not None:
         torch.set_num_threads(threads)
 

@@ -432,7 +432,7 @@ class _Running:
     def _row_for(self, slot: Slot) -> int:
         """Return a row for a session, or -1 if all rows are busy.
 
-        If the session already has a row, this row is returned. Otherwise, it is a free row or, if there is none, the
+        If the session already has a row, this row is returned. Otherwise, it is a free row or otherwise the
         row of the session that has been idle for the longest time.
         """
         if slot.row >= 0:
