@@ -41,9 +41,9 @@ Action = dict[str, Any]
 `{"type": "terminate", "content"?}`.
 
 `arguments` is a mapping. Arguments that are not a JSON object are stored verbatim as `arguments_text` instead, and
-answered with a tool error. A policy that runs its own loop, such as an agent of another framework, may add `results`
-(the chat messages that followed the answer; its calls are not executed again), `prompt_messages` (the model's input if
-it differs from the conversation), and `is_final`, which ends the episode.
+answered with a tool error. A policy that runs its own loop, such as an agent from a different framework, may add
+`results` (the chat messages that followed the answer; the action's calls are not executed again), `prompt_messages`
+(the model's input if it differs from the conversation), and `is_final`, which ends the episode.
 """
 
 
@@ -58,7 +58,7 @@ class ToolAnswer(NamedTuple):
 
 
 OWN_ACCOUNT = ("results", "prompt_messages", "is_final")
-"""Keys of an action that describe calls executed by the policy itself; recorded in messages and outputs."""
+"""The keys of an action that describe calls executed by the policy itself. Messages and outputs record them."""
 
 
 @dataclass(frozen=True, slots=True)

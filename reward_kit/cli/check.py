@@ -59,7 +59,7 @@ _TARGETS_OF_OPTION = {
     "seed": ("reward", "task file", "resource"),
     "form": ("file of rollouts",),
 }
-"""The kinds of targets that an option applies to."""
+"""The kinds of targets to which an option applies."""
 _SECONDS_BETWEEN = 5.0
 
 
@@ -198,7 +198,6 @@ def _print_report(report: Report | TaskReport, fail_on: str, as_json: bool) -> N
 
 
 def _reject_options_unless(kind: str) -> None:
-    """Reject options that do not apply to this kind of target."""
     context = click.get_current_context()
     for parameter in context.command.params:
         is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE

@@ -54,7 +54,7 @@ HIDDEN = {
 """Commands that are not listed by `--help`."""
 VERBS = {name: summary for group in (*GROUPS.values(), HIDDEN) for name, summary in group.items()}
 _MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP, "agent-eval": "run"}
-"""The modules of commands whose module has a different name; in these, the command is the function with its name."""
+"""The modules of commands whose module has a different name. There, the command is the function with its name."""
 _ALIASES = {
     "rescore": "score RUN",
     "explain": "train --dry-run",

@@ -63,7 +63,11 @@ from reward_kit.runs.scoring import (
 from reward_kit.runs.summary import EpisodeRow, Threshold
 from reward_kit.runs.task_file import parse_override
 
-_MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed since", "scorer": "another reward"}
+_MUST_HOLD = {
+    "run": "episodes of a different run",
+    "files": "the run has changed since",
+    "scorer": "a different reward",
+}
 _SECTIONS = {
     "Reward and sandbox": (
         *("reward", "options", "sandbox"),

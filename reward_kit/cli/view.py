@@ -76,7 +76,7 @@ async def _serve(catalog: RunCatalog, port: int, opens: bool) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with serving(catalog, port, access) as address:
             echo(address)
-            echo("Ctrl-C stops the server. Anyone on this machine with this address can read these runs.", err=True)
+            echo("Ctrl-C stops the server. Anyone on this machine who has this address can read these runs.", err=True)
             if opens:  # do not pass this address, because other users can read the arguments of the browser's process
                 once = f"{address.partition('?')[0]}?{CODE}={access.one_time_code()}"
                 await anyio.to_thread.run_sync(webbrowser.open, once)

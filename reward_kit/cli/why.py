@@ -184,7 +184,6 @@ async def _measure_all(
     chosen: Sequence[MeasuredEpisode],
     continuations: int,
 ) -> list[Counterfactual]:
-    """Measure the episodes, and write each result."""
     results: list[Counterfactual] = []
     async with open_measuring(plan, traffic) as workers:
         for one in chosen:

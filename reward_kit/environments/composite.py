@@ -291,7 +291,7 @@ def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResour
         with _part_errors(part.name):
             kind = resource_class(part.type)
             if issubclass(kind, CompositeResource):
-                raise ConfigError("a composite cannot contain a composite; put all resources into one list")
+                raise ConfigError("a composite cannot contain another composite; put all resources into one list")
         parts[part.name] = (kind, deep_merge(part.config, over.get(part.name, {})))
     return parts
 

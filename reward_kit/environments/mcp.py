@@ -61,7 +61,7 @@ _MAX_FILE_BYTES = 256_000_000
 _MAX_RECORDED_CHARS = 64 * 1024
 _SHOWN_PATH = re.compile(rf"{SHOWN_PATH}(?![\w-])")
 _NO_BACK_CHANNEL = "no back-channel for server-initiated requests"
-"""Part of the SDK's error message if a tool asks the user over a connection that carries no requests from the
+"""Part of the SDK's error message when a tool asks the user over a connection that cannot carry requests from the
 server.
 """
 _numbers = itertools.count(1)

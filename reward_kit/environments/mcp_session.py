@@ -166,7 +166,7 @@ class McpSession:
             size += len(page.model_dump_json())
             if size > MCP_TOOLS_BYTES:
                 raise EnvironmentFailure(
-                    f"{self._name} lists tools larger than the limit of {format_size(MCP_TOOLS_BYTES)}"
+                    f"{self._name}: the list of tools is larger than the limit of {format_size(MCP_TOOLS_BYTES)}"
                 )
             cursor = page.next_cursor
             if cursor is None:

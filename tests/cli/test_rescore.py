@@ -151,8 +151,8 @@ def test_output_folder_of_another_scoring_is_rejected(project: Project) -> None:
     rescored(project, "--reward", "other.py:lenient")
     (run,) = project.runs()
     for reward, output, told in [
-        ("other.py:picky", "again", "cannot be continued (another reward)"),
-        ("other.py:lenient", str(run), "cannot be continued (episodes of another run)"),
+        ("other.py:picky", "again", "cannot be continued (a different reward)"),
+        ("other.py:lenient", str(run), "cannot be continued (episodes of a different run)"),
         ("other.py:lenient", ".", "is not a run"),
     ]:
         done = project.call("score", str(run), "--reward", reward, "--sandbox", "in_process", "-o", output)

@@ -195,7 +195,7 @@ class TestConfiguration:
             ),
             (
                 {"resources": [{"type": "composite", "config": {"resources": [DB]}}]},
-                "a composite cannot contain a composite",
+                "a composite cannot contain another composite",
             ),
         ],
     )

@@ -135,7 +135,9 @@ class HFAgentPolicy(AgentPolicy):
         language_model = _language_model(acting)
         config = language_model.config.get_text_config(decoder=True)
         if len(self.tokenizer) > int(config.vocab_size):
-            sizes = f"the tokenizer has {len(self.tokenizer)} tokens, but the model has {config.vocab_size}"
+            sizes = (
+                f"the tokenizer has {len(self.tokenizer)} tokens, but the model's vocabulary has {config.vocab_size}"
+            )
             raise ConfigError(f"tokenizer: {sizes}; use the tokenizer of this model")
         template = str(chat_template) if chat_template is not None else None
         if template is not None and (isinstance(chat_template, Path) or "{" not in template):

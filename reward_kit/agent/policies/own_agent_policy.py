@@ -163,7 +163,7 @@ class OwnAgentPolicy(AgentPolicy):
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
         """Raise a `PolicyError`, because an agent acts only in an episode. Use the session that `open` returns."""
-        raise PolicyError("own_agent cannot act outside of an episode; open a session first")
+        raise PolicyError("own_agent cannot act outside an episode; open a session first")
 
     async def close(self) -> None:
         """Stop the recording endpoint and close the connections to the real endpoint."""

@@ -110,7 +110,7 @@ class ReplayPolicy(AgentPolicy):
 
         Use the session that `open` returns.
         """
-        raise PolicyError("ReplayPolicy cannot act outside of an episode; open a session first")
+        raise PolicyError("ReplayPolicy cannot act outside an episode; open a session first")
 
 
 class _ReplaySession(AgentPolicy):

@@ -25,7 +25,7 @@ Answerer = Callable[[ChatRequest], Awaitable[RecordedAnswer]]
 """Answers one request from an episode's agent; raises an `EpisodeError` if the episode is over."""
 
 APIS: Mapping[str, type[AgentApi]] = {api.name: api for api in (ChatApi, ResponsesApi, MessagesApi)}
-"""The APIs that agents may use, by name."""
+"""The APIs that agents may use, keyed by name."""
 _PATHS = {
     "chat/completions": ChatApi.name,
     "responses": ResponsesApi.name,

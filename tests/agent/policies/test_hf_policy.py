@@ -350,7 +350,9 @@ def test_model_object_without_tokenizer_is_rejected():
 
 
 def test_tokenizer_larger_than_the_model_is_rejected():
-    with pytest.raises(ConfigError, match=r"tokenizer: the tokenizer has \d+ tokens, but the model has 10"):
+    with pytest.raises(
+        ConfigError, match=r"tokenizer: the tokenizer has \d+ tokens, but the model's vocabulary has 10"
+    ):
         HFAgentPolicy(small_llama(10), BYTES)
 
 

@@ -183,7 +183,7 @@ class ChatLayout:
                 return False
             ids = tuple(self.encode(whole))
             if ids[: len(head.ids)] != head.ids or ids[len(ids) - len(tail.ids) :] != tail.ids:
-                logger.info("text between answers has different token ids alone and in context; it is tokenized alone")
+                logger.info("text between answers has different token ids alone than in context; it is tokenized alone")
             return True
 
         roles, first_roles = (tuple(message["role"] for message in chat) for chat in (new, first))

@@ -122,7 +122,7 @@ class ChoiceTrie:
 
     def __init__(self, choices: Mapping[str, Sequence[int]], stop_id: int) -> None:
         if not choices:
-            raise PolicyError("a constraint needs at least one choice; the tool's schema allows none")
+            raise PolicyError("a constraint needs at least one choice, but the tool's schema allows none")
         by_ids: dict[tuple[int, ...], str] = {}
         for text, ids in choices.items():
             key = (*map(int, ids), stop_id)

@@ -105,7 +105,7 @@ class GeneratedTurn:
             return None
         ids = np.asarray(allowed, dtype=np.int64)
         if not len(ids):
-            raise PolicyError("the constraint allows no token, but is not done")
+            raise PolicyError("the constraint allows no token but is not complete")
         if ids.view(np.uint64).max() >= vocabulary:  # a negative id wraps to a very large one
             raise PolicyError(f"the constraint allows a token id outside the model's vocabulary of {vocabulary}")
         self.allowed = ids
