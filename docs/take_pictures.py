@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ HOUSEHOLD, LAKE = EXAMPLES / "alfworld_household", EXAMPLES / "frozen_lake_train
 CREDIT = ("-O", "step_rewards=environment", "-O", "gamma=0.95")
 CHORE = ("run", str(HOUSEHOLD / "agent.yaml"), "-n", "8", "--limit", "40", "-T", "max_episode_steps=9")
 DIVERGENCE = ("held-out-015", 1, 2)  # sample, rollout index, and the step at which its group diverges
+LOST = "chores-2a59cbd5736e-4"  # the episode that guides/why.md examines
 DESKTOP, TALL, PHONE = (1280, 860), (1280, 2600), (390, 844)
 MAX_BYTES = 150_000
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -73,7 +75,22 @@ def make_runs(folder: Path) -> dict[str, Path]:
         "after": run_in(folder / "after", *household),
         "lake": run_in(folder / "lake", "run", str(LAKE / "agent.yaml"), "-n", "8", "--limit", "24"),
         "training": run_in(folder / "training", "train", str(LAKE / "train.yaml")),
+        "why": examined_run(folder / "why"),
     }
+
+
+def examined_run(folder: Path) -> Path:
+    """Return the run of guides/why.md, whose files are in the page; create it if absent."""
+    if is_new := not folder.exists():
+        folder.mkdir()
+        page = (HERE / "guides" / "why.md").read_text(encoding="utf-8")
+        for name, text in re.findall(r'^```\w+ title="([\w.]+)"\n(.*?)^```', page, re.DOTALL | re.MULTILINE):
+            (folder / name).write_text(text, encoding="utf-8")
+        reward_kit("run", str(folder / "task.yaml"), "--log-dir", str(folder / "runs"), "--display", "none")
+    (run,) = (folder / "runs").iterdir()
+    if is_new:
+        reward_kit("why", str(run), LOST)
+    return run
 
 
 def best_step(run: Path) -> PictureStep:
@@ -169,6 +186,7 @@ def take_all(browser: Browser, runs: dict[str, Path], folder: Path) -> None:
     take_picture(at_step, "step", "li.step[aria-current=step]")
     take_picture(open_page(browser, pages["before"] + _hash_of(household), PHONE), "step-phone")
     take_picture(open_page(browser, pages["before"] + f"#/group/{quote(household.group_id, safe='')}"), "group")
+    take_picture(open_page(browser, pages["why"] + f"#/episode/{LOST}/6"), "why", ".success")
     take_picture(open_page(browser, pages["training"], (1280, 1000)), "training")
     take_picture(open_page(browser, (folder / "compare.html").as_uri()), "compare")
     with running_viewer(folder / "runs") as address:

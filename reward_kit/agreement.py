@@ -1,4 +1,4 @@
-"""Agreement between two raters: kappa and correlations.
+"""Measures of agreement between two raters: kappa and correlations.
 
 All functions are pure and return NaN for undefined values.
 """
@@ -18,15 +18,15 @@ _LEAF = 128
 def cohens_kappa(a_N: Integers, b_N: Integers, levels: int, *, quadratic: bool = False) -> float:
     """Return Cohen's kappa, the agreement beyond chance: 1 − Σ w_ij O_ij / Σ w_ij E_ij.
 
-    O is the contingency table of the two raters, and E is the table expected of independent raters with the same
-    margins. w_ij is 0 on the diagonal. Off the diagonal, it is 1 or, if `quadratic` is true, (i − j)², so that near
-    misses weigh less. The result is NaN if both raters used only one category and it is the same for both. Unweighted:
-    Cohen 1960; weighted: Cohen 1968.
+    O is the contingency table of the two raters, and E is the table expected for independent raters with the same
+    margins. w_ij is 0 on the diagonal. Off the diagonal, it is 1 or, if `quadratic` is true, (i − j)², so near misses
+    have less weight. The result is NaN if both raters used the same single category for all items. For unweighted
+    kappa, see Cohen 1960; for weighted kappa, see Cohen 1968.
 
     Args:
         a_N, b_N: each rater's categories, from 0 to `levels` − 1.
         levels: the number of categories, including unused ones.
-        quadratic: whether to weight disagreements by their squared distance.
+        quadratic: whether to weight disagreements by the squared distance between the categories.
     """
     observed = np.zeros((levels, levels))
     np.add.at(observed, (a_N, b_N), 1.0)
@@ -38,7 +38,7 @@ def cohens_kappa(a_N: Integers, b_N: Integers, levels: int, *, quadratic: bool =
 
 
 def pearson(x_N: Floats, y_N: Floats) -> float:
-    """Return Pearson's product-moment correlation; NaN if either input is constant."""
+    """Return Pearson's product-moment correlation, or NaN if either input is constant."""
     if len(x_N) < 2 or _is_constant(x_N) or _is_constant(y_N):
         return math.nan
     x, y = x_N - x_N.mean(), y_N - y_N.mean()
@@ -55,15 +55,15 @@ def midranks(values_N: Floats) -> Floats:
 
 
 def spearman(x_N: Floats, y_N: Floats) -> float:
-    """Return Spearman's rank correlation (Pearson's correlation of the midranks); NaN if either input is constant."""
+    """Return Spearman's rank correlation (Pearson's correlation of midranks), or NaN if either input is constant."""
     return pearson(midranks(x_N), midranks(y_N))
 
 
 def kendall_tau_b(x_N: Floats, y_N: Floats) -> float:
     """Return Kendall's tau-b: (C − D) / sqrt((n₀ − n₁)(n₀ − n₂)) (Kendall 1945); NaN if either input is constant.
 
-    C and D are the numbers of concordant and discordant pairs, n₀ is the number of all pairs, and n₁ and n₂ are the
-    numbers of pairs tied in x and in y. The computation takes O(n log² n) time (Knight 1966).
+    C and D are the numbers of concordant and discordant pairs, n₀ is the total number of pairs, and n₁ and n₂ are the
+    numbers of pairs tied in x and y, respectively. The computation takes O(n log² n) time (Knight 1966).
     """
     n = len(x_N)
     if n < 2 or _is_constant(x_N) or _is_constant(y_N):
@@ -94,7 +94,7 @@ def _is_constant(values_N: Floats) -> bool:
 
 
 def _count_tied_pairs(equal: npt.NDArray[np.bool_]) -> int:
-    """Return the number of pairs within runs of equal neighbors."""
+    """Return the number of pairs within runs of equal values."""
     group = np.concatenate(([0], np.cumsum(~equal)))
     sizes = np.bincount(group)
     return int((sizes * (sizes - 1) // 2).sum())

@@ -24,8 +24,7 @@ _Result = TypeVar("_Result")
 def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine to completion.
 
-    If the current thread already runs an event loop, for example in a notebook, the coroutine runs in a separate
-    thread.
+    If the current thread already runs an event loop, as in a notebook, the coroutine runs in a separate thread.
     """
     is_in_loop = False
     with contextlib.suppress(RuntimeError):
@@ -43,7 +42,7 @@ def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
 def allow_threads(max_concurrency: int) -> None:
     """Raise the thread limit of the running event loop to allow this number of concurrent episodes.
 
-    Each episode may block one thread in its environment or a tool, and each reward call may block another thread.
+    Each episode may block one thread in its environment or a tool, and each reward call may block an additional thread.
     """
     limiter = anyio.to_thread.current_default_thread_limiter()
     limiter.total_tokens = max(limiter.total_tokens, 3 * max_concurrency + 64)
@@ -57,8 +56,8 @@ class LoopThread:
     Args:
         name: the thread's name.
         context: a context manager that is entered when the thread starts and exited on close. Both happen in one task,
-            as task groups require. Every coroutine sees the context variables that the context manager sets and those
-            of the caller of `run`.
+            because task groups require it. Every coroutine sees the context variables set by the context manager and
+            those of `run`'s caller.
     """
 
     def __init__(self, name: str, context: AbstractAsyncContextManager[Any] | None = None) -> None:
@@ -83,7 +82,7 @@ class LoopThread:
         """Run a coroutine and return its result. If the caller is interrupted, the coroutine is cancelled."""
         try:
             if self._pid != os.getpid():  # Check this before taking the lock, which a fork may copy while it is held.
-                raise RewardKitError(f"{self._name}: not available in a forked process; create a new instance there")
+                raise RewardKitError(f"{self._name} is not available in a forked process; create a new instance there")
             with self._lock:
                 if self._is_closed:
                     raise RewardKitError(f"{self._name} is closed")

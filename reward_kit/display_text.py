@@ -23,7 +23,7 @@ SECRET_NAME = re.compile(
 
 
 def hide_secrets(value: Any) -> Any:
-    """Return a copy of a value in which the values of keys that match `SECRET_NAME` are replaced by "…"."""
+    """Return a copy of a value, replacing the values of keys that match `SECRET_NAME` with "…"."""
     if isinstance(value, Mapping):
         return {key: "…" if SECRET_NAME.search(str(key)) else hide_secrets(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -40,9 +40,9 @@ def escape_text(text: object, limit: int, length: int | None = None) -> str:
     """Return untrusted text of at most about `limit` characters; invisible characters are escaped.
 
     Args:
-        text: a string, or any other value, which is converted with `repr`.
-        limit: the maximum number of characters. A longer text is cut, and its length is appended.
-        length: the length of the full text, if `text` is only its beginning.
+        text: a string, or any other value to be converted with `repr`.
+        limit: the maximum number of characters. A longer string is cut, and its length is appended.
+        length: the length of the full string, if `text` is only its beginning.
     """
     text = text if isinstance(text, str) else str(text)
     length = len(text) if length is None else length
@@ -66,7 +66,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Escape a text like `printable`, but also escape line breaks and tabs so that the text stays on one line."""
+    """Escape a string like `printable`, and also escape line breaks and tabs so that it stays on one line."""
     if text.isascii() and text.isprintable():
         return text
     return _INVISIBLE_IN_LINE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
@@ -82,7 +82,7 @@ class SafeFormatter(logging.Formatter):
 
     Args:
         pattern: the format string of `logging.Formatter`.
-        hide: a function that removes secrets from a text. It is called on the message and the traceback, both before
+        hide: a function that removes secrets from a string. It is called on the message and the traceback, both before
             and after escaping.
     """
 
@@ -107,7 +107,7 @@ def format_traceback(record: logging.LogRecord) -> str:
 
 
 def indent_traceback(traceback: str) -> str:
-    """Return a traceback as indented lines, which can be appended to the line of a record."""
+    """Return a traceback as indented lines for appending to the line of a record."""
     return "".join(f"\n    {one_line(line)}" for line in traceback.splitlines())
 
 

@@ -40,7 +40,7 @@ CLASS_MEANINGS: dict[FailureClass, str] = {
         "The operation was not attempted, because the configuration forbids it or makes it impossible. Fix what "
         "the message names."
     ),
-    "provider_error": "A model endpoint or a service did not answer, even after retries. Try again later.",
+    "provider_error": "A model endpoint or a service did not respond, even after retries. Try again later.",
 }
 """The meaning of each failure class, and what to do about it."""
 _PACKAGE_FOLDER = f"{Path(__file__).parent}{os.sep}"
@@ -214,7 +214,7 @@ class boundary:
 
     Args:
         error_type: the type to raise.
-        what: the operation, which is named in the message ("tool 'move'").
+        what: the operation to name in the message, such as "tool 'move'".
 
     Raises:
         RewardKitError: the original exception if it already is a `RewardKitError`; otherwise an `error_type` whose

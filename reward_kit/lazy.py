@@ -1,4 +1,4 @@
-"""Lazy loading of a package's public names on first use (PEP 562), which keeps importing the package fast."""
+"""Lazy loading of a package's public names (PEP 562), so that importing the package stays fast."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Conversion of task files from reward-kit 0.4, in which resources and options had different names.
+"""Conversion of task files from reward-kit 0.4, where resources and options had different names.
 
-An option that does not affect results is dropped, and a note is shown. An option that is not supported any more is
+An option that does not affect results is dropped, and a note is shown. An option that this version does not support is
 rejected as an unknown key.
 """
 

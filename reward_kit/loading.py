@@ -37,7 +37,7 @@ def load_function(reference: str, what: str, folder: Path | None = None) -> Call
 
 @contextmanager
 def calling(what: str) -> Iterator[None]:
-    """Convert an exception of a user's function to a ConfigError that names the function and the line."""
+    """Convert an exception from a user's function to a ConfigError that names the function and the line."""
     try:
         with boundary(ConfigError, what):
             yield
@@ -93,7 +93,7 @@ def split_reference(reference: str) -> tuple[str, str]:
     if not separator:
         location, separator, name = reference.rpartition(".")
     if reference.endswith(".py"):
-        raise ConfigError(f"{reference!r} needs the name of an object; write {reference}:NAME")
+        raise ConfigError(f"{reference!r} does not name an object; write {reference}:NAME")
     if not location or not name:
         raise ConfigError(f"{reference!r} does not name an object; write file.py:name or package.module:name")
     return location, name

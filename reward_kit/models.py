@@ -1,7 +1,7 @@
 """Pydantic models of external data: messages, results of reward functions, and task files.
 
 All models reject unknown keys, so a misspelled key is reported instead of ignored. Only `Message` and its tool calls
-keep unknown keys, because providers add their own keys to transcripts and expect them back.
+keep unknown keys, because providers add keys to transcripts and expect these keys back.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class FunctionCall(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """A tool call in an assistant message, in OpenAI chat format. Objects of the `openai` package are also accepted."""
+    """A tool call in an assistant message, in OpenAI chat format.
+
+    Objects from the `openai` package are also accepted.
+    """
 
     model_config = ConfigDict(from_attributes=True, extra="allow")
 
@@ -215,7 +218,7 @@ _StepMetric = Annotated[
 
 
 class StepOutput(_MappingModel):
-    """The reward of one step. `step_index` counts the policy's actions from 0; the index may be 3 or "3".
+    """The reward of one step. `step_index` counts the policy's actions from 0; it may be 3 or "3".
 
     Each metric is a `MetricResult` or a number.
     """
@@ -249,9 +252,8 @@ class EvaluateResult(_MappingModel):
     """The result of a reward function for one rollout.
 
     A result with `is_score_valid=False` or with `error` set leaves the rollout unscored, and its `score` is not used.
-    `query` and `response` are the question to a judge and the judge's answer; they are stored with the score. If the
-    scores of a group were post-processed, `raw_score` is the original score, and `is_imputed` is true if there was no
-    original score.
+    `query` and `response` are a judge's prompt and response; they are stored with the score. If the scores of a group
+    were post-processed, `raw_score` is the original score, and `is_imputed` is true if there was no original score.
     """
 
     _listed_if_set = frozenset({"query", "response", "raw_score", "is_imputed"})
@@ -314,7 +316,7 @@ class TaskDefinitionModel(BaseModel):
         default_factory=dict, description="keyword parameters of the reward function, the same for all calls"
     )
     custom_reward_function: CustomRewardModel | None = Field(
-        default=None, description="the reward in verl's form, instead of reward_function_path and reward_options"
+        default=None, description="the reward in verl's format, instead of reward_function_path and reward_options"
     )
     rewards: NamedRewardModels | None = Field(
         default=None,

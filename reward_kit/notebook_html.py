@@ -89,7 +89,7 @@ def table(names: Sequence[str], rows: Sequence[Any], cells: Callable[[Any], Iter
         names: column names.
         rows: one object per row.
         cells: a function that returns the cells of a row and is called only for rows that are shown; by default, the
-            row itself is the cells.
+            row is used as its cells.
     """
     header = element("tr", *(element("th", name, style=f"{_CELL} opacity:0.7;") for name in names))
     body = [
@@ -118,7 +118,7 @@ def first_and_last(items: Sequence[Any], noun: str, most: int = _MOST_ROWS) -> I
 def link(path: Path) -> Html:
     """Return a link to a file.
 
-    It is relative if the file is below the working directory, as notebook servers require.
+    The link is relative if the file is below the working directory, as notebook servers require.
     """
     full = path.resolve()
     is_below = full.is_relative_to(Path.cwd())

@@ -92,7 +92,10 @@ class _Guard:
         atexit.register(self._clean_up)
 
     def mark(self) -> str:
-        """Return the value of `MARK` for a child. It includes the guardians of this process."""
+        """Return the value of `MARK` for a child.
+
+        It also contains the tokens of the guardians that watch this process.
+        """
         return ":".join(token for token in (os.environ.get(MARK, ""), self.token) if token)
 
     def watch(self, session: int) -> None:

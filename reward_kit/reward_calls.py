@@ -1,8 +1,8 @@
 """Calls to a reward that has fixed options and open resources, in this process or in the sandbox.
 
-A built-in reward takes options as keyword parameters with defaults. `with_options` returns a reward for which some of
-them are fixed, like `reward_options:` in a task file, and immediately checks the values against the annotations.
-`OpenReward` then makes the calls. The sandboxed worker imports this file, so the file has few imports.
+A built-in reward takes options as keyword parameters with defaults. `with_options` fixes some of these parameters, like
+`reward_options:` in a task file, and immediately checks the values against the annotations. `OpenReward` then makes the
+calls. The sandboxed worker imports this file, so the file has few imports.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ class OpenReward:
     Args:
         spec: the reward.
         load: a function that returns the object to which a resource reference refers.
-        run: a function that calls a synchronous function, in a thread or directly.
-        run_score: a function that calls a synchronous reward itself; by default `run`.
+        run: a function that calls a synchronous function, either in a thread or directly.
+        run_score: a function that calls the reward if it is synchronous; by default `run`.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class OpenReward:
 
         Args:
             rollouts: the values of each rollout, keyed by the parameter names of a pointwise reward. If an item is an
-                error, it is returned as the result of its rollout, which is excluded from the call.
+                error, its rollout is excluded from the call, and the error is returned as its result.
 
         Raises:
             InvalidResultError: the reward did not return a list of the right length.

@@ -38,7 +38,7 @@ class RewardFunction:
     ) -> None:
         if mode != "local":
             raise ConfigError(
-                f"RewardFunction(mode={mode!r}) is not supported; score with a RemoteReward, "
+                f"RewardFunction(mode={mode!r}) is not supported; score with a RemoteReward; "
                 "see docs/migrating/reward_kit.md"
             )
         if (func is None) == (func_path is None):
@@ -54,10 +54,10 @@ class RewardFunction:
         return result
 
     def get_trl_adapter(self) -> Callable[..., list[float]]:
-        """Return a function `(prompts, completions, **columns)` that scores each completion, for TRL's trainers.
+        """Return a function for TRL's trainers, `(prompts, completions, **columns)`, that scores each completion.
 
         A completion is a string or a list of messages. The column `solution` is the ground truth. Unlike in 0.4, errors
-        of the function are raised. Use `as_trl_reward` if you need a sandbox, concurrency, or other columns.
+        in the function are raised. Use `as_trl_reward` if you need a sandbox, concurrency, or other columns.
         """
 
         def adapter(prompts: Sequence[Any], completions: Sequence[Any] | None = None, **columns: Any) -> list[float]:

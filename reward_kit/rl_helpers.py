@@ -1,7 +1,7 @@
-"""GiGPO advantages for the steps of a batch, with the name and signature that the specification defines.
+"""GiGPO advantages for the steps in a batch. The function has the name and signature defined in the specification.
 
-The estimators are in `reward_kit.credit`. Arguments are never modified. An unscored trajectory does not count as a
-score of 0: if its score is `None`, all of its steps get the advantage None, and baselines ignore the trajectory.
+The estimators are in `reward_kit.credit`. Arguments are never modified. A trajectory whose score is `None` is unscored,
+which is not the same as a score of 0: all of its steps get the advantage `None`, and baselines ignore the trajectory.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ def system_apply_gigpo_to_batch_steps(
 
     Args:
         batch_of_step_data_lists: the trajectories, each of which is a list of steps in time order.
-        final_scores_for_rollouts: one score per trajectory; None if it is unscored.
+        final_scores_for_rollouts: one score per trajectory; None if the trajectory is unscored.
         omega: the weight of A_E in the convex combination.
-        gamma: the discount of G_k.
+        gamma: the discount factor for G_k.
         state_hashing_function: a function that returns a hashable key; steps with equal keys share an anchor state. It
-            is called with the conversation that the policy saw before the action, as a shared `History` (for a step
-            without messages, with its `observation_data`). If its parameter is named `step`, it is called with the
-            whole `StepData` instead. A string names a built-in function (see `gigpo_credit`); None uses the recorded
-            `state_and_results` or `state_key`.
+            receives the conversation that the policy saw before the action, as a shared `History`. For a step without
+            messages, it receives the step's `observation_data` instead. If its parameter is named `step`, it receives
+            the whole `StepData`. A string is the name of a built-in function (see `gigpo_credit`). If None, the
+            recorded `state_and_results` or `state_key` is used.
         default_step_reward: see `gigpo_credit`, which also documents the options below.
-        group_ids: one id per trajectory. None uses `step_info["group_id"]` of the steps; if no step has one, all
-            trajectories form one group.
+        group_ids: one group id per trajectory. If None, `step_info["group_id"]` of the steps is used. If no step has a
+            group id, all trajectories form a single group.
         combination: "convex" or "additive".
         step_weight: the weight of A_S in the additive combination.
 
     Returns:
-        Copies of the steps in which `advantage` is A, and `return_to_go` is A + V if the policy recorded a value V,
-        otherwise G_k. Both are `None` for an unscored trajectory.
+        Copies of the steps with two fields set: `advantage` is A; `return_to_go` is A + V if the policy recorded a
+        value V, and G_k otherwise. Both are `None` for an unscored trajectory.
     """
     credit = gigpo_credit(
         batch_of_step_data_lists,

@@ -1,8 +1,8 @@
-"""Conversion of reward results to step advantages: alignment with the steps, then an estimator selected by name.
+"""Conversion of reward results to step advantages: results are aligned with steps and passed to an estimator.
 
-`RLDataAligner` adds the step outputs of an `EvaluateResult` to the steps that they name. `CreditAssigner` does this for
-a batch of episodes and scores, and then calls the estimator. An episode that cannot be aligned is unscored, and the
-failure is recorded; the other episodes continue. Arguments are never modified.
+`RLDataAligner` adds the step outputs of an `EvaluateResult` to the steps that they refer to. `CreditAssigner` does this
+for a batch of scored episodes, and then calls the estimator. An episode that cannot be aligned is unscored, and its
+failure is recorded. Other episodes are not affected. Arguments are never modified.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from reward_kit.task_parts import StepRewards
 
 
 class RLDataAligner:
-    """Aligns the step outputs of reward functions with the steps of rollouts."""
+    """Aligns the step outputs of reward functions with rollout steps."""
 
     def align_data_for_rl_processing(
         self, current_eval_result: EvaluateResult, current_step_data_list: Sequence[StepData], rollout_id: str
     ) -> list[StepData]:
-        """Return copies of the steps with the rewards from the result.
+        """Return copies of the steps, with the rewards from the result.
 
-        A `StepOutput` belongs to the step whose `step_info["assistant_turn_index"]` equals its `step_index`; the index
-        may be 3 or "3". Its `base_reward` becomes the base reward of the step; its metrics and reason are stored as
-        `step_info["metrics"]` and `step_info["reward_reason"]`. A step without an output is unchanged.
+        A `StepOutput` belongs to the step whose `step_info["assistant_turn_index"]` equals the output's `step_index`.
+        The index can be a number or a string, such as 3 or "3". The output's `base_reward` becomes the base reward of
+        the step, and its metrics and reason are stored in `step_info["metrics"]` and `step_info["reward_reason"]`. A
+        step without an output is unchanged.
 
         Args:
             current_eval_result: the result of a reward function.
@@ -49,8 +50,8 @@ class RLDataAligner:
             rollout_id: the id of the rollout, for messages.
 
         Raises:
-            AlignmentError: an output names an unknown step, two outputs name the same step, or two steps have the same
-                index.
+            AlignmentError: If an output refers to an unknown step, two outputs refer to the same step, or two steps
+                have the same index.
         """
         positions: dict[str, int] = {}
         for position, step in enumerate(current_step_data_list):
@@ -58,7 +59,7 @@ class RLDataAligner:
             if turn is None:
                 raise AlignmentError(f"rollout {rollout_id}: the step at {position} has no assistant_turn_index")
             if str(turn) in positions:
-                raise AlignmentError(f"rollout {rollout_id}: two steps have the assistant_turn_index {turn!r}")
+                raise AlignmentError(f"rollout {rollout_id}: two steps have the same assistant_turn_index, {turn!r}")
             positions[str(turn)] = position
         aligned = _copies(current_step_data_list)
         matched = match_to_steps(current_eval_result.step_outputs, positions, f"rollout {rollout_id}")
@@ -76,16 +77,16 @@ class RLDataAligner:
         current_step_data_lists: Sequence[Sequence[StepData]],
         rollout_ids: Sequence[str],
     ) -> list[list[StepData]]:
-        """Call `align_data_for_rl_processing` for each rollout of a batch. A single error rejects the whole batch.
+        """Call `align_data_for_rl_processing` for each rollout in a batch. A single error rejects the whole batch.
 
         Args:
-            current_eval_results: the result of each rollout; None if the rollout is unscored, which leaves its steps
-                unchanged.
+            current_eval_results: the result for each rollout, or None for an unscored rollout. The steps of an unscored
+                rollout are unchanged.
             current_step_data_lists: the steps of each rollout.
             rollout_ids: the id of each rollout.
 
         Raises:
-            AlignmentError: the lengths differ, an id is repeated, or results cannot be aligned; the message has one
+            AlignmentError: If the lengths differ, an id is repeated, or a result cannot be aligned. The message has one
                 line per problem.
         """
         lengths = [len(current_eval_results), len(current_step_data_lists), len(rollout_ids)]
@@ -121,7 +122,7 @@ def _first_duplicate(names: Iterable[str]) -> str | None:
 
 
 class AlignedEpisode(NamedTuple):
-    """An aligned episode: its steps with base rewards, and its score or failure."""
+    """An aligned episode: its steps, including base rewards, and its score or failure."""
 
     rollout_id: str
     group_id: str
@@ -132,16 +133,16 @@ class AlignedEpisode(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreditBatch:
-    """A batch of aligned episodes, to which credit is added later. Every sequence has one item per episode.
+    """A batch of aligned episodes, to which credit is added later. Each sequence has one item per episode.
 
     Attributes:
         rollout_ids: the ids of the episodes.
-        group_ids: the ids of the groups of the episodes.
-        steps: aligned copies of the steps. They have advantages once `credit` is set.
+        group_ids: the episodes' group ids.
+        steps: aligned copies of the episodes' steps. The steps have advantages once `credit` is set.
         scores: the scores; None for an unscored episode.
         failures: the failures of unscored episodes, keyed by rollout id.
-        credit: the estimator's result, flat over all steps.
-        state_hash: the estimator's option; None for the default, and for estimators without states.
+        credit: the estimator's result, as flat arrays over all steps.
+        state_hash: the estimator's `state_hash` option; None for the default hash and for estimators without states.
     """
 
     rollout_ids: list[str]
@@ -154,7 +155,7 @@ class CreditBatch:
 
     @classmethod
     def from_episodes(cls, episodes: Iterable[AlignedEpisode]) -> CreditBatch:
-        """Return a batch of aligned episodes; raise a `ConfigError` for a repeated id."""
+        """Return a batch of aligned episodes. Raise a `ConfigError` if an id is repeated."""
         batch = cls([], [], [], [], {})
         for episode in episodes:
             batch.rollout_ids.append(episode.rollout_id)
@@ -168,7 +169,7 @@ class CreditBatch:
         return batch
 
     def summary(self) -> dict[str, float]:
-        """Return the mean `score` of the scored episodes, if any, and the number of `unscored` episodes."""
+        """Return the number of `unscored` episodes and, if any episode is scored, the mean `score`."""
         scores = [score for score in self.scores if score is not None]
         mean = {"score": sum(scores) / len(scores)} if scores else {}
         return {**mean, "unscored": float(len(self.scores) - len(scores))}
@@ -176,11 +177,12 @@ class CreditBatch:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of `credit.jsonl`, one per step. An unscored episode has None instead of numbers.
 
-        `anchor` numbers the pairs of group and state in order of appearance, and `peers` is the number of other scored
-        steps that have the same pair. Both are `None` for an estimator without states.
+        `anchor` is the number of the step's anchor, counted in order of first appearance. Steps have the same anchor if
+        they have the same group and state. `peers` is the number of other scored steps that have the same anchor. Both
+        are `None` for an estimator without states.
 
         Raises:
-            ConfigError: the batch has no credit yet.
+            ConfigError: If the batch has no credit yet.
         """
         if (credit := self.credit) is None:
             raise ConfigError("the batch has no credit yet; call CreditAssigner.advantages first")
@@ -227,22 +229,22 @@ class CreditAssigner:
     """Computes the advantages of scored episodes.
 
     Args:
-        estimator: a key of `rl_helpers.ESTIMATORS`, your own function, or a reference to it, "file.py:function". Your
-            function is called with a `StepArrays` and its keyword-only options, and returns one advantage per step.
-            The values for unscored episodes are ignored.
+        estimator: a key of `rl_helpers.ESTIMATORS`, a custom function, or a reference to one of the form
+            "file.py:function". A custom function is called with a `StepArrays` and its keyword-only options, and
+            returns one advantage per step. Its values for unscored episodes are ignored.
         step_rewards: the source of base rewards for an episode whose result has no step outputs. "reward_function"
-            leaves them unset; "environment" uses the environment's rewards.
-        **options: the estimator's options (for "gigpo": omega, gamma, state_hash, …). Required options default to
-            `USUAL_OPTIONS`.
+            leaves the base rewards unset; "environment" uses the environment's rewards.
+        **options: the estimator's options, such as omega, gamma and state_hash for "gigpo". Required options default to
+            their values in `USUAL_OPTIONS`.
 
     Attributes:
-        estimator: the name of the estimator, or the reference to your function.
+        estimator: the name of the estimator, or the reference to the custom function.
         options: all options of the estimator, including defaults.
-        annotate_step: a function that is called with each aligned step and its episode. The mapping that it returns
-            becomes `step_info["annotations"]`, which estimators can read. None by default.
+        annotate_step: a function that is called with each aligned step and its episode. The returned mapping becomes
+            `step_info["annotations"]`, which estimators can read. The default is None.
 
     Raises:
-        ConfigError: the estimator is unknown, or an option is unknown, missing, of the wrong type or out of range.
+        ConfigError: If the estimator is unknown, or an option is unknown, missing, of the wrong type or out of range.
     """
 
     def __init__(
@@ -270,17 +272,17 @@ class CreditAssigner:
         return self.advantages(self.align(episodes, scored))
 
     def align(self, episodes: Sequence[SingleAgentEpisode], scored: Sequence[Scored]) -> CreditBatch:
-        """Return a batch of the episodes' steps with their base rewards.
+        """Return a batch that contains the episodes' steps, including base rewards.
 
         An episode is unscored if its reward or the episode itself failed, if its step outputs cannot be aligned, or if
         `step_rewards` is "environment" and an environment reward is not finite.
 
         Args:
             episodes: the episodes from the rollout worker.
-            scored: the scores in any order, joined by rollout id.
+            scored: the scored episodes in any order. They are matched by rollout id.
 
         Raises:
-            ConfigError: an episode has no score, or two episodes have the same id.
+            ConfigError: If an episode has no score, or two episodes have the same id.
         """
         by_id = {result.rollout_id: result for result in scored}
         missing = [episode.id_ for episode in episodes if episode.id_ not in by_id]
@@ -289,11 +291,11 @@ class CreditAssigner:
         return CreditBatch.from_episodes(self.align_one(episode, by_id[episode.id_]) for episode in episodes)
 
     def advantages(self, batch: CreditBatch) -> CreditBatch:
-        """Return the batch with the estimator's credit and new copies of its steps.
+        """Return a copy of the batch that contains the estimator's credit and updated copies of the steps.
 
         Raises:
-            ConfigError: the episodes lack an input of the estimator, such as values.
-            InvalidResultError: a reward or a score is not finite.
+            ConfigError: If the episodes lack an input that the estimator requires, such as values.
+            InvalidResultError: If a reward or a score is not finite.
         """
         try:
             credit = self._estimate(batch.steps, batch.scores, group_ids=batch.group_ids, **self.options)
@@ -307,7 +309,7 @@ class CreditAssigner:
         return replace(batch, steps=steps, credit=credit, state_hash=self.options.get("state_hash"))
 
     def align_one(self, episode: SingleAgentEpisode, scored: Scored) -> AlignedEpisode:
-        """Align one episode of a batch. Use this for batches that do not fit into memory; see `align`."""
+        """Align a single episode; see `align`. Use this method for batches that do not fit into memory."""
         steps, result, score = episode_steps(episode), scored.result, scored.score
         recorded = get_facts(episode).get("failure")
         failure = Failure.from_json(recorded) if recorded else scored.failure
@@ -342,7 +344,7 @@ def _take_environment_rewards(steps: Sequence[StepData], episode: SingleAgentEpi
     rewards = episode.environment_rewards()
     for t, reward in enumerate(rewards):
         if reward is not None and not math.isfinite(reward):
-            raise InvalidResultError(f"rollout {episode.id_}: the environment's reward in step {t} is {reward}")
+            raise InvalidResultError(f"rollout {episode.id_}: the environment's reward at step {t} is {reward}")
     has_rewards = any(reward is not None for reward in rewards)
     for step, reward in zip(steps, rewards, strict=True):
         step.base_reward = 0.0 if has_rewards and reward is None else reward

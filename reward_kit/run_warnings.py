@@ -17,8 +17,7 @@ _MAX_NOTES, _SHOWN_CHARS = 20, 500
 class RunWarnings:
     """Warnings that a run reports when it ends: calls to unknown tools, and other notes.
 
-    The episodes continue. Without these warnings, the causes would therefore be visible only in the episodes and the
-    log.
+    The episodes continue, so without these warnings the problems would be visible only in the episodes and the log.
     """
 
     def __init__(self) -> None:

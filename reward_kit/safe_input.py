@@ -33,9 +33,9 @@ MODEL_ANSWER_CALLS = 1_000
 ERROR_BODY_BYTES = 256 * 1024
 """Maximum number of bytes read from the body of an HTTP error. A message shows 1,000 characters of the body."""
 ENVIRONMENT_ANSWER_BYTES = 64 * MIB
-"""Maximum size of a response of an HTTP or OpenEnv environment. A camera image as a list of numbers takes 20 MiB."""
+"""Maximum size of a response from an HTTP or OpenEnv environment. A camera image as a list of numbers takes 20 MiB."""
 ENVIRONMENT_ANSWER_VALUES = 8_000_000
-"""Maximum number of JSON values in a response of an HTTP or OpenEnv environment. Such an image has six million."""
+"""Maximum number of JSON values in a response from an HTTP or OpenEnv environment. Such an image has six million."""
 MCP_MESSAGE_BYTES = 64 * MIB
 """Maximum size of a message from an MCP server: a line over stdio or a response over HTTP. A tool may return a file of
 50 MB.
@@ -45,7 +45,7 @@ MCP_STREAM_BYTES = 128 * MIB
 MCP_MESSAGE_VALUES = 2_000_000
 """Maximum number of JSON values in one message from an MCP server."""
 MCP_TOOLS_BYTES = 32 * MIB
-"""Maximum size of the list of tools of an MCP server as JSON, over all pages."""
+"""Maximum size of an MCP server's list of tools as JSON, over all pages."""
 MCP_TOOLS = 10_000
 """Maximum number of tools of an MCP server, both in one message and over all pages."""
 ENGINE_ANSWER_BYTES = 16 * MIB

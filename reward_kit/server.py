@@ -23,7 +23,7 @@ MAX_BODY_BYTES = 16 * 2**20
 def create_app(reward_func: Callable[..., Any]) -> ASGIApp:
     """Return an ASGI application for a synchronous reward that you trust. Mount it behind your own authentication.
 
-    `POST /reward` expects an object with `messages`, optionally `ground_truth`, and further keyword parameters. It
+    `POST /reward` expects an object with `messages`, an optional `ground_truth`, and additional keyword parameters. It
     returns the fields of the `EvaluateResult`. `GET /health` returns `{"status": "ok"}`.
     """
     reward = RewardFunction(func=reward_func)

@@ -31,7 +31,7 @@ Word = Annotated[str, BeforeValidator(_number_to_text, json_schema_input_type=st
 
 
 class ResourcePartModel(BaseModel):
-    """One of the resources of a task that has more than one."""
+    """A resource in a task that has more than one."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -79,7 +79,7 @@ class ResourceServerConfig(BaseModel):
     start_timeout_s: float = Field(default=60.0, gt=0, description="seconds to wait until the server is ready")
     env: dict[str, Word] = Field(default_factory=dict, description="environment variables to add")
     pass_env: list[str] = Field(
-        default_factory=list, description="names of further environment variables to pass to the server"
+        default_factory=list, description="names of additional environment variables to pass to the server"
     )
 
     @field_validator("start_command")
@@ -156,7 +156,7 @@ class SandboxLimitsModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     cpu_s: float | None = Field(default=None, gt=0, description="seconds of CPU time; default: limits.reward_time_s")
-    memory_mb: int | None = Field(default=None, ge=16, description="MiB in addition to preloaded modules; default 512")
+    memory_mb: int | None = Field(default=None, ge=16, description="MiB, not counting preloaded modules; default 512")
     processes: int | None = Field(default=None, ge=0, description="processes that the reward may start; default 0")
     open_files: int | None = Field(default=None, ge=8, description="open file descriptors; default 64")
     disk_mb: int | None = Field(default=None, ge=1, description="MiB of files that the reward may write; default 16")
@@ -193,12 +193,13 @@ class RunLimitsModel(BaseModel):
     outage_time_s: float | None = Field(
         default=None,
         gt=0,
-        description="seconds to wait for a model endpoint that is down; default: 600, less before its first response",
+        description="seconds to wait for a model endpoint that is down; default: 600, or less "
+        "before the endpoint's first response",
     )
 
 
 class PolicyModel(BaseModel):
-    """The policy that chooses the actions, with its policy-specific settings; unknown keys are rejected."""
+    """The policy that chooses the actions, and its policy-specific settings. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=BY_NAME)
 
@@ -239,7 +240,7 @@ class CustomRewardModel(BaseModel):
 
     path: str = Field(min_length=1, description="file.py or package.module")
     name: str = Field(default="compute_score", min_length=1, description="the function or class in the file or module")
-    reward_kwargs: dict[str, Any] = Field(default_factory=dict, description="further keyword parameters")
+    reward_kwargs: dict[str, Any] = Field(default_factory=dict, description="additional keyword parameters")
 
 
 class NamedRewardModel(BaseModel):
@@ -281,7 +282,7 @@ NamedRewardModels = Annotated[list[NamedRewardModel], Field(min_length=1), After
 
 
 class CreditModel(BaseModel):
-    """The estimator of the credit of each step, with its estimator-specific settings; unknown keys are rejected."""
+    """The estimator that assigns credit to each step, and its specific settings. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="allow", frozen=True, json_schema_extra=BY_NAME)
 

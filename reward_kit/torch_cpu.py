@@ -31,8 +31,8 @@ def keep_freed_memory() -> bool:
 def no_denormals() -> Iterator[None]:
     """Flush denormal numbers to 0 inside the block, in this thread.
 
-    CPUs process denormal numbers about a hundred times more slowly than normal numbers, and the second moments of AdamW
-    pass through that range as they decay.
+    CPUs process denormal numbers about a hundred times more slowly than normal numbers, and AdamW's second moments pass
+    through that range as they decay.
     """
     tiny = torch.full((1,), 1e-310, dtype=torch.float64)
     was_flushing = bool((tiny * 1.0 == 0.0).item())

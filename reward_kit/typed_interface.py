@@ -55,14 +55,15 @@ class RewardSpec:
         mode: "pointwise": one rollout per call; "batch": all rollouts of a group in one call.
         id: the reward's name in files; by default the function's name.
         requirements: the packages that the reward needs, in the syntax of a requirements file.
-        resources: plain values, factories, or references to factories, which are passed by name with the rollout.
+        resources: plain values, factories, or references to factories. They are passed by name together with the
+            rollout.
         parameters: the accepted parameter names; None if the function accepts any (`**kwargs`).
         required: the parameters without a default.
         is_async: True for a coroutine function.
         sandbox: the level required by the decorator; None leaves the choice to the user.
         origin: the file and name; None if the function exists only in memory.
         weakened_from: the requested level, if the machine has no sandbox and the reward runs in this process.
-        options: the fixed keyword parameters; see `reward_calls.with_options`.
+        options: the fixed keyword parameters. See `reward_calls.with_options`.
     """
 
     function: Function
@@ -136,7 +137,7 @@ def reward_function(
     """Turn a function, or a class that has a `score` method, into a reward.
 
     Values are converted to the annotations of their parameters: for example, a ground truth to a pydantic model, a
-    dataclass or a TypedDict, "45" to `int`, JSON text to `list[str]`. A value that cannot be converted leaves the
+    dataclass or a TypedDict, "45" to `int`, and JSON text to `list[str]`. A value that cannot be converted leaves the
     rollout unscored.
 
     A class is instantiated without arguments once per worker. `setup()` runs before the first `score`, and `close()`
@@ -147,7 +148,7 @@ def reward_function(
             `f(rollouts_messages, ground_truths, **kwargs) -> list[EvaluateResult]`. A batch reward is called once with
             all rollouts of a group that ended without an error, in order; each parameter is a list, and the function
             returns one result per rollout. Instead of an `EvaluateResult`, a function may return its fields as a dict,
-            a number, a bool, or (score, reason).
+            a number, a bool, or a tuple (score, reason).
         id: the reward's name in files.
         requirements: the packages that the reward needs.
         resources: values that are passed by name: a plain value, a factory without arguments, or a string
@@ -260,7 +261,7 @@ def function_origin(function: Function, code: Function) -> Origin | None:
 
 
 def argument_without_default(kind: type, method: str) -> str | None:
-    """Return the first required parameter of a method after self, or None if there is none."""
+    """Return the first required parameter of a method after self, or None if all have defaults."""
     function = getattr(kind, method, None)
     if function is None or function is object.__init__:
         return None
@@ -455,7 +456,8 @@ def _mentions(annotation: Any, target: type) -> bool:
 def as_result(returned: Any, what: str) -> EvaluateResult:
     """Return `returned` as an `EvaluateResult`; `what` names the reward in messages.
 
-    A mapping is validated as the fields of a result. A number or bool is used as the score; a tuple is (score, reason).
+    A mapping is validated as the fields of a result. A number or bool is used as the score. A tuple is read as (score,
+    reason).
 
     Raises:
         InvalidResultError: the returned value is not a valid result.

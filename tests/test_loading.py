@@ -62,7 +62,7 @@ def test_incomplete_reference_error_shows_the_expected_form(reference):
 
 
 def test_reference_without_an_object_name_is_explained():
-    with pytest.raises(ConfigError, match=r"^'reward\.py' needs the name of an object; write reward\.py:NAME$"):
+    with pytest.raises(ConfigError, match=r"^'reward\.py' does not name an object; write reward\.py:NAME$"):
         load_object("reward.py")
 
 

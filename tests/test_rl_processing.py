@@ -85,7 +85,7 @@ def test_step_output_without_a_matching_step_is_an_error(indices: list[int | str
 def test_steps_with_duplicate_or_missing_turn_index_are_an_error() -> None:
     first, second = episode_steps(episode("r1", [0.0, 0.0]))
     second.step_info["assistant_turn_index"] = 0
-    with pytest.raises(AlignmentError, match="two steps have the assistant_turn_index 0"):
+    with pytest.raises(AlignmentError, match="two steps have the same assistant_turn_index, 0"):
         align([], [first, second])
     del second.step_info["assistant_turn_index"]
     with pytest.raises(AlignmentError, match="the step at 1 has no assistant_turn_index"):
@@ -216,7 +216,7 @@ def test_non_finite_environment_reward_leaves_only_its_episode_unscored() -> Non
     batch = CreditAssigner(step_rewards="environment").assign(episodes, results)
     assert batch.scores == [None, 1.0, 0.0]
     assert batch.failures["a"].failure_class == "invalid_result"
-    assert batch.failures["a"].message == "rollout a: the environment's reward in step 1 is nan"
+    assert batch.failures["a"].message == "rollout a: the environment's reward at step 1 is nan"
     assert [steps[0].advantage is None for steps in batch.steps] == [True, False, False]
     # Where its rewards do not count, they cost nothing.
     assert CreditAssigner().assign(episodes, results).scores == [1.0, 1.0, 0.0]

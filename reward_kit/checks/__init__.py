@@ -1,4 +1,4 @@
-"""Checks of rewards, resources, episodes, training rows, runs and trainers.
+"""Checks for rewards, resources, episodes, training rows, runs and trainers.
 
 The submodules are imported on first use.
 """

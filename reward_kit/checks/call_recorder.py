@@ -1,7 +1,7 @@
 """Record what a reward does during a call: the inputs it changes, the files it opens, and the time and memory it uses.
 
-The recorder runs in the same process as the reward, even in the sandbox. The recorder therefore cannot restrict the
-reward, and its records are untrusted.
+The recorder runs in the reward's process, even in the sandbox. It therefore cannot restrict the reward, and its records
+are untrusted.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _is_hooked = False
 
 
 class CallRecorder:
-    """A recorder of the calls to a reward.
+    """A recorder of calls to a reward.
 
     Attributes:
         wants_memory: whether to measure the peak memory of the next call. The measurement slows the call down.
         wants_inputs: whether to compare the inputs before and after the next call.
-        observed: the record of the last call, or None before the first call.
+        observed: the record of the last call. None before the first call.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class CallRecorder:
         _install_hooks()
 
     def wrap(self, spec: RewardSpec) -> RewardSpec:
-        """Return a copy of the reward that records each call. The parameters and the results stay the same."""
+        """Return a copy of the reward that records each call. Its parameters and results stay the same."""
         function = spec.function
         if isinstance(function, type):
             score = function.score  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ class CallRecorder:
 
 
 class RecordedWorkerCalls(WorkerCalls):
-    """A `WorkerCalls` that adds the record of the call to each response, under the key `watched`."""
+    """A `WorkerCalls` that adds a record of the call to each response, under the key `watched`."""
 
     _watch: CallRecorder | None = None
 

@@ -1,4 +1,4 @@
-"""Checks of episodes and their tokens: `check_episode` and `check_group`.
+"""Checks for episodes and their tokens: `check_episode` and `check_group`.
 
 The checks detect data that would train a model on actions that it did not take. Examples are a retokenized history, a
 mask that is shifted relative to its tokens, log-probabilities that belong to other tokens, groups with different
@@ -60,16 +60,16 @@ def check_episode(
         episode: the episode to check.
         steps: the steps with their credit, or the lines of `credit.jsonl`. None if no credit was assigned.
         scored: whether the episode has a score. None if this is unknown.
-        token_logprobs: a function that maps token ids (T,) to the log-probability of each id given the preceding ids
-            (T,), under the weights that sampled the actions. The function is required to detect shifted and permuted
-            log-probabilities. Without the function, only misplaced zeros are detected.
+        token_logprobs: a function that maps a (T,) array of token ids to a (T,) array with the log-probability of each
+            id given the preceding ids, under the weights that sampled the actions. It is required to detect shifted and
+            permuted log-probabilities. Without it, only misplaced zeros are detected.
         tolerance: the maximum difference between recomputed and recorded log-probabilities.
         current_version: the version of the model's current weights. If None, the versions in the episode are compared
             only with each other.
         max_staleness: the maximum number of versions by which an action's weights may lag behind `current_version`.
 
     Returns:
-        The problems found. A problem of level "error" makes the episode unfit for training.
+        The problems found. A problem with level "error" makes the episode unfit for training.
     """
     findings, tokens = Findings.about_episode(episode.id_), episode.tokens
     _check_end(findings, episode)
@@ -152,7 +152,7 @@ def _check_messages(findings: Findings, episode: SingleAgentEpisode) -> None:
     if not messages and not turns:
         return
     if len(turns) != len(episode):
-        text = f"{len(episode)} actions but {len(turns)} assistant turns"
+        text = f"the episode has {len(episode)} actions but {len(turns)} assistant turns"
         findings.error("assistant-turns", text, step=min(len(turns), len(episode)))
         return
     for t, turn in enumerate(turns):
@@ -200,7 +200,7 @@ def _check_turn(findings: Findings, episode: SingleAgentEpisode, t: int, tool_ca
 
 
 def _credit_row(step: Credited) -> dict[str, Any]:
-    """Return the credit of a step under the keys of `credit.jsonl`.
+    """Return a step's credit with the keys of `credit.jsonl`.
 
     If the step is a `StepData`, the result also contains its rewards.
     """
@@ -262,7 +262,7 @@ def _check_credit(
 
 
 class _Member(NamedTuple):
-    """The properties of an episode that must be the same in all episodes of its group."""
+    """The properties of an episode that must be identical in all episodes of its group."""
 
     rollout_id: str
     sample: Any
@@ -319,7 +319,7 @@ class BatchChecks:
                 continue
             findings.error(
                 kind,
-                f"the {fact.replace('_', ' ')} is {own!r}, but the value is {other!r} in episode "
+                f"the {fact.replace('_', ' ')} is {own!r}, but it is {other!r} in episode "
                 f"{first.rollout_id} of the "
                 f"same group {group_id!r}; {cause}",
                 level="warning" if kind == "mixed-starts" and start.get("verified") is False else "error",
@@ -329,7 +329,7 @@ class BatchChecks:
 
 
 class Action(NamedTuple):
-    """The position of an action's tokens in a sequence."""
+    """The position of an action's tokens in a token sequence."""
 
     step: int
     start: int
@@ -394,7 +394,7 @@ def _check_form(findings: Findings, row: CheckedTokens) -> None:
     for name, values in (("action mask", row.action_mask), ("logprobs", row.logprobs)):
         if values is not None and len(values) != len(row.ids):
             cause = "the two arrays come from different code, or one of them omits the prompt"
-            text = f"{len(row.ids)} token ids, but {len(values)} entries in the {name}; {cause}"
+            text = f"got {len(row.ids)} token ids but {len(values)} entries in the {name}; {cause}"
             findings.error("length-mismatch", text)
     wrong = np.flatnonzero((row.ids < 0) | (row.ids > LARGEST_ID))
     for at in wrong[:1].tolist():
@@ -407,14 +407,14 @@ def _check_form(findings: Findings, row: CheckedTokens) -> None:
 
 
 def _check_off_actions(findings: Findings, row: CheckedTokens, logprobs: Array) -> None:
-    """Check that the log-probability is 0.0 outside the actions."""
+    """Check that the log-probabilities are 0.0 outside the actions."""
     mask, known = row.action_mask == 1, logprobs != 0
     stray = np.flatnonzero(known & ~mask)
     if not len(stray):
         return
     at = int(stray[0])
     if not (known & mask).any() and mask.any():
-        text = "all log-probabilities are at positions at which the mask is 0"
+        text = "all log-probabilities are at positions where the mask is 0"
         findings.error("inverted-mask", text, token=row.first + at)
     elif distance := _displacement(mask, known):
         side, step = "after" if distance > 0 else "before", row.actions[0].step if row.actions else None
@@ -450,8 +450,8 @@ def _check_values(findings: Findings, row: CheckedTokens, logprobs: Array) -> No
         if infinite.any():
             kind, at = "logprob-not-finite", int(np.argmax(infinite))
             text = (
-                f"the log-probability is {part[at]}, but a token of probability 0 cannot be sampled; the distribution "
-                "was masked or truncated (top-k, grammar) after sampling"
+                f"the log-probability is {part[at]}, but a token with probability 0 cannot be sampled; the "
+                "distribution was masked or truncated (top-k, grammar) after sampling"
             )
         elif unknown.any() and not unknown.all():
             kind, at = "logprob-not-finite", int(np.argmax(unknown))
@@ -492,7 +492,7 @@ def _check_recomputed(
             break
     else:
         if np.all(np.abs(np.sort(recorded) - np.sort(expected)) <= tolerance):
-            cause = "the log-probabilities are permuted: they match other tokens of the sequence"
+            cause = "the log-probabilities are permuted: they match other tokens in the sequence"
         else:
             kind = "logprob-differs"
             cause = (
@@ -522,8 +522,8 @@ def _has_sound_segments(findings: Findings, tokens: EpisodeTokens, steps: int | 
     before = len(findings)
     if len(tokens.logprobs) != len(tokens.ids):
         text = (
-            f"{len(tokens.ids)} token ids, but {len(tokens.logprobs)} log-probabilities; record 0.0 for tokens outside "
-            "the actions"
+            f"got {len(tokens.ids)} token ids but {len(tokens.logprobs)} log-probabilities; record 0.0 for tokens "
+            "outside the actions"
         )
         findings.error("length-mismatch", text)
     # The segments must cover all ids in order, and each segment must have a reason for its start.
@@ -640,7 +640,7 @@ def _check_versions(
     for one, two in pairwise(known):
         if two.policy_version < one.policy_version:
             text = (
-                f"the action was sampled by version {two.policy_version} after an action of the newer version "
+                f"the action was sampled by version {two.policy_version} after an action by the newer version "
                 f"{one.policy_version}; an engine has old weights"
             )
             findings.error("stale-version", text, step=two.step)

@@ -1,4 +1,4 @@
-"""The findings of the checks, and a report that can be printed in a terminal or written as JSON."""
+"""The findings of checks, and a report that can be printed in a terminal or written as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAIL_ON = (*LEVELS, "never")
 _EXAMPLE_CHARS = 400
 CAUSES = {
     "action-and-message": "the message was rewritten, or it belongs to a different step",
-    "advantage-unscored": "a missing score was counted as 0; use None as the advantage of unscored episodes",
+    "advantage-unscored": "a missing score was counted as 0; use None for the advantage of unscored episodes",
     "assistant-turns": "each action must append exactly one assistant message, because rewards locate the "
     "message by its turn",
     "call-answered-twice": "the answer was recorded twice, perhaps by a retry; endpoints reject such conversations",
@@ -63,8 +63,8 @@ class Finding:
     """A problem found by a check.
 
     Attributes:
-        level: "error" for invalid data or incorrect behavior, "warning" for something that may be intentional,
-            otherwise "info".
+        level: "error" for invalid data or incorrect behavior, "warning" for something that may be intentional, and
+            "info" otherwise.
         kind: the name of the fault, such as "drifted-prefix". Names do not change between releases.
         message: the location, the problem and the likely cause.
         rollout_id: the id of the episode, or None if the problem does not concern a single episode.
@@ -111,7 +111,7 @@ class Report:
     """The number of findings of each kind, and the first few findings as examples.
 
     Attributes:
-        target: the checked object, as the user named it.
+        target: the checked object, as named by the user.
         unit: the unit that `checked` counts, such as "episode" or "record".
         checked: the number of checked units.
         findings: the findings kept as examples, in the order in which they were added.
@@ -139,7 +139,7 @@ class Report:
         return any(known == kind for _, known in self.counts)
 
     def count(self, level: Level) -> int:
-        """Return the number of findings of this level."""
+        """Return the number of findings with this level."""
         return sum(count for (known, _), count in self.counts.items() if known == level)
 
     def exit_code(self, fail_on: str) -> int:
@@ -172,7 +172,7 @@ class Report:
         yield f"{self.target}: {self.verdict()} in {pluralize(self.checked, self.unit)}"
 
     def verdict(self) -> str:
-        """Return the number of errors and warnings as a string."""
+        """Return the error and warning counts as a string."""
         return ", ".join(pluralize(self.count(level), level) for level in LEVELS[:2])
 
     def _most_frequent(self) -> Iterator[tuple[Level, str, int, list[Finding]]]:

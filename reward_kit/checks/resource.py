@@ -1,7 +1,7 @@
 """Check a resource with random actions, and report violations of its contract along with their likely causes.
 
 The check is modeled on Gymnasium's `env_checker`. Do not run it in parallel with other work in the same process,
-because it replaces the temporary directory of the process to detect files that the resource leaves behind.
+because it replaces the process's temporary directory to detect files that the resource leaves behind.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Probe:
 
     @property
     def is_deterministic(self) -> bool:
-        """True if the resource declares that the same actions have the same results."""
+        """True if the resource declares that identical actions have identical results."""
         return self.resource_class.is_deterministic_for(self.config)
 
     def error(self, message: str, level: Level = "error") -> None:
@@ -108,7 +108,7 @@ class Probe:
         self.error(message, "warning")
 
     def compare(self, before: Snapshot, after: Snapshot, message: str, parts: int = 2) -> None:
-        """Record an error for each of the first `parts` parts that differs.
+        """Compare the first `parts` parts, and record an error for each difference.
 
         `message` is a format string with the fields `{part}` and `{difference}`.
         """
@@ -260,11 +260,11 @@ async def check_resource(
     Args:
         resource_class: the class to check. Its constructor is called without arguments.
         config: the configuration to pass to `setup`.
-        seed: the seed of the resets and of the random actions.
+        seed: the random seed for the resets and the actions.
         steps: the maximum number of actions in each random walk.
 
     Returns:
-        The problems found. Problems of level "error" are violations of the contract.
+        The problems found. Problems with level "error" are violations of the contract.
 
     Raises:
         ConfigError: If `setup` rejects the configuration.

@@ -1,9 +1,9 @@
-"""Check a reward with all probes, and validate the samples of a task with reference solutions.
+"""Check a reward with all probes, and validate a task's samples with reference solutions.
 
 A sample is valid if its reference solution scores 1 and an agent that does nothing scores 0. The second condition does
 not apply if doing nothing is correct, that is, if `gold_actions` is an empty list. The reference solution is the first
 of the following that is available: `gold_actions` (a list of actions) or `gold_answer` (a string) in the sample's row,
-the policy that the user specified, or the expert of the resource.
+the policy that the user specified, or the resource's expert.
 """
 
 from __future__ import annotations
@@ -202,7 +202,10 @@ async def check_reward(
 
 
 async def _compare(context: CheckContext, other: Bench, name: str, threshold: float) -> None:
-    """Compare the scores of two rewards on the user's rollouts. If there are few, also use generated rollouts."""
+    """Compare the scores of two rewards on the user's rollouts.
+
+    If there are only a few of them, generated rollouts are used as well.
+    """
     pairs, unscored = [], 0
     requests = [*context.rollouts, *(question.gold for question in context.questions if question.gold is not None)]
     for question in context.questions if len(context.rollouts) < 20 else ():
@@ -218,7 +221,7 @@ async def _compare(context: CheckContext, other: Bench, name: str, threshold: fl
         else:
             pairs.append((left, right, request))
     if len(pairs) < 2:
-        context.report.cannot(f"agreement with {name}", f"both rewards scored only {len(pairs)} rollouts")
+        context.report.cannot(f"agreement with {name}", f"only {len(pairs)} rollouts were scored by both rewards")
         return
     lefts, rights = np.array([left for left, _, _ in pairs]), np.array([right for _, right, _ in pairs])
     figures = {
@@ -391,10 +394,10 @@ async def check_task(
     seed: int = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> TaskReport:
-    """Validate the samples of a task, and check its reward on the episodes of the samples.
+    """Validate a task's samples, and check its reward on their episodes.
 
     The arguments are those of `prove`, except for `tell`, which is called with a description of each step. If the task
-    has multiple rewards, those that call a model are skipped.
+    has multiple rewards, the rewards that call a model are skipped.
     """
     skipped: list[str] = []
     if task.reward is not None and (free := _without_judges(task.reward)) is not None:
@@ -431,14 +434,14 @@ async def prove(
     max_concurrency: int = 8,
     tell: Callable[[SampleProof], None] = lambda _: None,
 ) -> list[SampleProof]:
-    """Run and score, for each sample, the reference solution and an agent that does nothing.
+    """Run and score the reference solution and a do-nothing agent for each sample.
 
     Args:
-        task: the task, which must have a reward.
+        task: the task. It must have a reward.
         samples: the samples to validate.
-        user: the simulated user of the task, which must not be a model.
-        policy: the reference solution for samples whose rows contain none. The default is the expert of the resource.
-        seed: the seed of the episodes.
+        user: the task's simulated user. It must not be a model.
+        policy: the reference solution for samples whose rows contain none. The default is the resource's expert.
+        seed: the random seed for the episodes.
         max_concurrency: the maximum number of samples to run concurrently.
         tell: a function that is called with the proof of each finished sample.
 

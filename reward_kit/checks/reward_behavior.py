@@ -1,4 +1,4 @@
-"""Probes of a reward's behavior, such as reproducibility, errors on unusual rollouts, and time and memory use.
+"""Probes of a reward's behavior: reproducibility, errors on unusual rollouts, time and memory use, and more.
 
 Each public coroutine is a probe. A probe calls the reward through a `CheckContext` and adds findings to the report.
 """
@@ -100,7 +100,7 @@ async def steady(context: CheckContext) -> None:
 
 
 async def still(context: CheckContext) -> None:
-    """Score the first rollouts again after all other probes and a hundred further calls."""
+    """Score the first rollouts again after all other probes and a hundred more calls."""
     if any(context.report.has(code) for code in ("nondeterministic", "hidden-state", "depends-on-hash-seed")):
         return
     for _ in range(_LATE_CALLS):
@@ -147,7 +147,7 @@ _NEVER = "\x01\x02"
 
 
 def attacks(patterns: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield an attack on each repeat of each pattern as a tuple of the pattern, a short string and a long string.
+    """Yield an attack on each repeat in each pattern, as a tuple (pattern, short string, long string).
 
     The strings match the repeat many times and then fail. Nested repeats may take exponential time on the short string,
     and adjacent repeats may take quadratic time on the long string.
@@ -222,7 +222,7 @@ _WORDS = {"file": "files opened", "environment": "environment variables", "netwo
 
 
 async def runs_answers(context: CheckContext) -> None:
-    """Check that the reward does not execute code from an answer or a question in the process of the reward."""
+    """Check that the reward does not execute code from an answer or a question in its own process."""
     code = f"__import__('{_CANARY}')"
     texts = {
         code,
@@ -275,7 +275,7 @@ _MUCH_MB = 200.0
 
 
 async def cost(context: CheckContext) -> None:
-    """Measure the time and memory use of a call for an ordinary answer and for a long answer."""
+    """Measure a call's time and memory use for an ordinary answer and for a long answer."""
     question = context.first
     request = question.gold or question.answered("The answer is 42.")
     seen = [await context.bench.see(request) for _ in range(_CALLS)]
@@ -298,7 +298,7 @@ async def cost(context: CheckContext) -> None:
 
 
 async def growth(context: CheckContext) -> None:
-    """Check that the time grows about linearly with the length of the answer."""
+    """Check that the time grows roughly linearly with the length of the answer."""
     question = context.first
     pieces = _PIECES
     if question.truth is not None and question.form is not None and question.wrong:
@@ -361,7 +361,7 @@ async def patterns(context: CheckContext) -> None:
         return await bench.see(first.answered(text), is_fresh=True, cpu_s=ATTACK_CPU_S)
 
     tried = list(attacks(found))[:_LONGEST_ATTACKS]
-    over = f"over {ATTACK_CPU_S:.0f} s on"
+    over = f"more than {ATTACK_CPU_S:.0f} s on"
     exponential: dict[str, str] = {}
     for pattern, short, _ in tried:
         for text in dict.fromkeys((short, first.form.write(short) if first.form else short)):
@@ -376,7 +376,7 @@ async def patterns(context: CheckContext) -> None:
             continue
         part = long[: len(long) // 16] + short[-2:]
         seen = await attack(part)
-        took = f"over {ATTACK_CPU_S:.0f} s" if _is_late(seen) else f"{1000 * seen.cpu_s:.0f} ms"
+        took = f"more than {ATTACK_CPU_S:.0f} s" if _is_late(seen) else f"{1000 * seen.cpu_s:.0f} ms"
         slow[pattern] = f"{quoted(pattern, 40)}: {took} on {len(part):,} characters, {over} {len(long):,}"
     text = (
         "a regular expression takes at least quadratic time on a long string that a model can write; do not let "

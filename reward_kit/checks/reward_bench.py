@@ -67,7 +67,7 @@ class CallOutcome:
 
 
 class LocalBench(InProcessScorer):
-    """A bench that calls a reward in this process. It has no new workers and no CPU time limits."""
+    """A bench that calls a reward in this process. It does not support new workers or CPU time limits."""
 
     is_confined = False
     level = "in_process"
@@ -117,7 +117,7 @@ class SandboxedBench(SandboxedScorer):
             worker: the index of the worker to use. Each worker has its own interpreter.
             memory: whether to measure the peak memory. The measurement slows the call down.
             is_fresh: whether to use a new worker.
-            cpu_s: the CPU time limit of the call in seconds, if it is lower than the limit of the reward.
+            cpu_s: the CPU time limit of the call in seconds, if it is lower than the reward's own limit.
         """
         limits = self._base.limits
         if cpu_s is not None:
@@ -244,7 +244,7 @@ class Given:
 
 
 def build_questions(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[Question]:
-    """Create the questions for a reward from the user's inputs or from the annotation of the ground truth."""
+    """Create the questions for a reward from the user's inputs or from the ground truth's annotation."""
     if given.ends:
         pairs = given.ends[:most]
         return [Question(_before_answer(nothing), right.ground_truth, right, True) for right, nothing in pairs]
@@ -303,7 +303,7 @@ async def learned(
 
 
 async def _learn(question: Question, bench: Bench, chance: random.Random) -> None:
-    """Find the form of answer that the reward expects, and score a correct answer and wrong answers in this form."""
+    """Find the answer form that the reward expects, and score a correct answer and wrong answers in that form."""
     question.wrong = wrong_values(question.truth, chance) if question.truth is not None else ()
     if question.gold is None and is_tool_call(question.truth):
         messages = (*question.blank.messages, tool_answer(question.truth))
@@ -342,7 +342,7 @@ async def _learn(question: Question, bench: Bench, chance: random.Random) -> Non
 
 
 async def _floor(question: Question, bench: Bench) -> float | None:
-    """Return the highest score of a wrong answer in the same form."""
+    """Return the highest score that a wrong answer in the same form gets."""
     texts = [question.written(value) for value in question.wrong] or ["I do not know."]
     seen = [await bench.see(question.answered(text)) for text in texts]
     return max((one.score for one in seen if one.score is not None), default=None)
@@ -378,7 +378,7 @@ class RewardReport(Report):
     def note(
         self, kind: str, level: Level, message: str, evidence: Iterable[str] | None = None, *, most: int = 4
     ) -> None:
-        """Add a finding. It keeps at most `most` lines of evidence.
+        """Add a finding with at most `most` lines of evidence.
 
         If `evidence` is given but empty, no finding is added.
         """
@@ -428,7 +428,7 @@ class RewardReport(Report):
 
 
 def quoted(text: str, limit: int) -> str:
-    """Return a string on one line, cut to about `limit` characters and without terminal control sequences."""
+    """Return a string on one line, shortened to about `limit` characters, without terminal control sequences."""
     return one_line(truncate(text, limit))
 
 

@@ -19,7 +19,7 @@ _MEGABYTE = 1 << 20
 
 
 class OddHistory(NamedTuple):
-    """A history that a reward may not expect. If the output of a model can cause it, `is_models` is True."""
+    """A history that a reward may not expect. If a model's output can cause it, `is_models` is True."""
 
     name: str
     messages: tuple[Message, ...]
@@ -74,7 +74,7 @@ def calling(name: str, arguments: Any, call_id: str = "call_1") -> dict[str, Any
 def odd_histories(prompt: Sequence[Message]) -> Iterator[OddHistory]:
     """Yield continuations of `prompt` that break rewards.
 
-    The cases are known from published bugs and from the APIs of model providers.
+    The cases are known from published bugs and from model providers' APIs.
     """
     asked = tuple(prompt) or (user(QUESTION),)
     call = calling("look_up", {"key": "value"})
@@ -130,7 +130,7 @@ def odd_texts() -> Iterator[tuple[str, str]]:
 
 
 def long_texts() -> Iterator[tuple[str, str]]:
-    """Yield the names and contents of answers with a size of one megabyte."""
+    """Yield the names and contents of one-megabyte answers."""
     yield "a megabyte of words", "word " * (_MEGABYTE // 5)
     yield "a megabyte of lines", "line\n" * (_MEGABYTE // 5)
 
@@ -159,7 +159,7 @@ _WORDS = ("a zebra", "no", "yesterday", "Reykjavik", "green", "seven", "nobody",
 
 
 class Form(NamedTuple):
-    """A form of answer. It consists of a name and a function that adds the surrounding text to an answer."""
+    """An answer form: a name, and a function that adds the surrounding text to an answer."""
 
     name: str
     write: Callable[[str], str]
@@ -306,5 +306,5 @@ def _value(truth: Any) -> int | float:
 
 
 def _like(truth: Any, number: float) -> Any:
-    """Convert a number to the type of the ground truth."""
+    """Convert a number to the ground truth's type."""
     return str(number) if isinstance(truth, str) else number

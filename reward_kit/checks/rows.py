@@ -1,4 +1,4 @@
-"""Checks of training rows and of rollouts from TRL and verifiers.
+"""Checks for training rows and for rollouts from TRL and verifiers.
 
 They apply the same rules as the checks of episodes.
 """
@@ -46,14 +46,13 @@ def check_rows(
 
     Args:
         batch: the rows, one per segment.
-        episodes: the episodes of the rows. They are required to separate consecutive actions that have no observation
-            between them. Without the episodes, each run of ones in the action mask counts as one action.
-        token_logprobs: a function that maps token ids (T,) to their log-probabilities (T,) under the weights that
-            sampled the tokens.
+        episodes: the rows' episodes. They are required to separate consecutive actions that have no observation between
+            them. Without the episodes, each run of ones in the action mask counts as one action.
+        token_logprobs: a function that maps a (T,) array of token ids to a (T,) array of their log-probabilities under
+            the weights that sampled the tokens.
         current_version: the version of the model's current weights. By default, the version is read from
-            `meta_info["policy_version"]` if that is present.
-        max_staleness: the maximum number of versions by which the weights of an action may lag behind
-            `current_version`.
+            `meta_info["policy_version"]`, if present.
+        max_staleness: the maximum number of versions by which an action's weights may lag behind `current_version`.
 
     Returns:
         The problems found.
@@ -189,16 +188,15 @@ def check_trl_rollout(
     """Check the dict that a `rollout_func` returns to TRL's `GRPOTrainer`.
 
     `prompt_ids`, `completion_ids`, `logprobs` and the optional `env_mask` contain one list per prompt. A single row is
-    also accepted. `env_mask` is 1 on the tokens of the model and 0 on the tokens of the environment. The format stores
-    one sequence per episode rather than the input of each turn. Adjacent actions, credit, versions, initial states and
-    drifted prefixes can therefore not be checked. A row whose `score` is `None` is unscored, and all its tokens may be
-    masked.
+    also accepted. `env_mask` is 1 for the model's tokens and 0 for the environment's tokens. The format stores one
+    sequence per episode rather than each turn's input. Adjacent actions, credit, versions, initial states and drifted
+    prefixes therefore cannot be checked. A row whose `score` is `None` is unscored, and all its tokens may be masked.
 
     Args:
-        rollout: the dict.
+        rollout: the dict to check.
         what: the name of the record in messages.
-        token_logprobs: a function that maps token ids (T,) to their log-probabilities (T,) under the weights that
-            sampled the tokens.
+        token_logprobs: a function that maps a (T,) array of token ids to a (T,) array of their log-probabilities under
+            the weights that sampled the tokens.
 
     Returns:
         The problems found.
@@ -265,7 +263,7 @@ def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs:
 def check_verifiers_trace(
     trace: Mapping[str, Any], *, what: str = "trace", token_logprobs: LogprobsOf | None = None
 ) -> list[Finding]:
-    """Check a trace of verifiers, which is a state with a `trajectory` (v0) or a trace with `nodes` (v1).
+    """Check a verifiers trace: a state with a `trajectory` (v0) or a trace with `nodes` (v1).
 
     v0 stores the whole prompt and the sampled tokens of each step. Drifted prefixes are therefore detected. Contexts
     that were rewritten intentionally are reported too, because v0 cannot record a reason.
@@ -278,14 +276,14 @@ def check_verifiers_trace(
     Args:
         trace: the dict, as parsed from JSON.
         what: the name of the record in messages.
-        token_logprobs: a function that maps token ids (T,) to their log-probabilities (T,) under the weights that
-            sampled the tokens.
+        token_logprobs: a function that maps a (T,) array of token ids to a (T,) array of their log-probabilities under
+            the weights that sampled the tokens.
 
     Returns:
         The problems found.
 
     Raises:
-        ConfigError: If the trace has neither format.
+        ConfigError: If the trace is in neither format.
     """
     findings = Findings(what)
     try:
@@ -369,12 +367,13 @@ def _node_findings(subject: str, number: int, node: Mapping[str, Any]) -> Findin
     if parent is not None and not 0 <= parent < number:
         findings.error("tree", f"the parent is {parent}; a parent must come before its children")
     if len(mask) != len(ids):
-        findings.error("length-mismatch", f"{len(ids)} token ids, but {len(mask)} entries in the mask")
+        findings.error("length-mismatch", f"got {len(ids)} token ids but {len(mask)} entries in the mask")
     sampled = sum(map(bool, mask))
     for key in ("logprobs", "advantages"):
         if (values := node.get(key)) and len(values) != sampled:
             text = (
-                f"{sampled} sampled tokens, but {len(values)} {key}; expected one value for each true entry in the mask"
+                f"got {sampled} sampled tokens but {len(values)} {key}; expected one value for each true entry "
+                "in the mask"
             )
             findings.error("length-mismatch", text)
     if sampled and not node.get("sampled"):
@@ -411,7 +410,7 @@ def check_foreign_file(path: Path, form: str) -> Iterator[list[Finding]]:
         form: one of `FORMATS`. A record in a different format is reported as a finding.
 
     Raises:
-        ConfigError: If the file cannot be read, or if none of its records has the format.
+        ConfigError: If the file cannot be read, or if none of its records is in the format.
     """
     if form not in _CHECKS:
         raise ConfigError(f"unknown format {form!r}{did_you_mean(form, _CHECKS)}")

@@ -1,4 +1,4 @@
-"""Checks of the episodes of a run with their scores and credit, and of rollout files of other trainers."""
+"""Checks for a run's episodes, scores and credit, and for the rollout files of other trainers."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
     """Check all episodes of a run, including their scores and credit.
 
     Args:
-        run: the directory of the run.
-        progress: a function that is called for each line of `episodes.jsonl` with the number of the line and the
-            fraction of the file that has been read.
+        run: the run directory.
+        progress: a function that is called for each line of `episodes.jsonl` with the line number and the fraction of
+            the file that has been read.
 
     Raises:
         ConfigError: If the run does not exist.
@@ -101,7 +101,7 @@ def _require_run(run: Path) -> None:
         return
     if (run / FILE).is_file() and RunHeader.read(run).training is not None:
         raise ConfigError(
-            f"{run} is a run of `reward-kit train`, which has no {_EPISODES} to check; evaluate the model with "
+            f"{run} is a run of `reward-kit train`, and has no {_EPISODES} to check; evaluate the model with "
             f"`reward-kit run TASK -T policy.model={run / 'model'}`, and check that run"
         )
     if run.is_dir():
@@ -190,7 +190,7 @@ def _check_summary(run: Path) -> Findings:
 
 
 class _CreditLines:
-    """Index of the lines in `credit.jsonl`. The lines for the last attempt of an episode are consecutive."""
+    """An index of the lines in `credit.jsonl`. The lines for the last attempt of an episode are consecutive."""
 
     def __init__(self, run: Path) -> None:
         self._weights = _combination_weights(run)

@@ -1,4 +1,4 @@
-"""Static analysis of a reward's source, such as annotations, regular expressions and swallowed exceptions."""
+"""Static analysis of a reward's source: annotations, regular expressions, swallowed exceptions and more."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_facts(text: str, name: str) -> SourceFacts:
 def kind_in(text: str, name: str) -> str:
     """Return the kind of the definition `name`.
 
-    The kind is "reward", "class" for a class without `score`, or "" if it is unknown.
+    The kind is "reward", "class" for a class without `score`, or "" if the kind is unknown.
     """
     if (tree := _parse(text)) is None:
         return ""
@@ -120,9 +120,9 @@ def _reached(tree: ast.Module, name: str) -> list[ast.AST]:
 
 
 def _zeros(tree: ast.AST) -> Iterator[int]:
-    """Yield the numbers of the lines at which a broad `except` hides an error.
+    """Yield the line numbers at which a broad `except` hides an error.
 
-    At these lines, it returns a number or a result that is not marked as invalid.
+    It hides the error by returning a number or a result that is not marked as invalid.
     """
     for node in ast.walk(tree):
         if not isinstance(node, ast.ExceptHandler):

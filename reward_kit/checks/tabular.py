@@ -31,7 +31,7 @@ class Choice(NamedTuple):
 
 
 class Path(NamedTuple):
-    """A whole episode and its probability under the policy.
+    """A complete episode and its probability under the policy.
 
     If the episode was truncated, `next_state` is the state in which it was cut off.
     """
@@ -47,15 +47,15 @@ class Path(NamedTuple):
 
     @property
     def returns(self) -> list[float]:
-        """Return the return of each turn, which is the sum of the rewards from that turn on."""
+        """Return the return of each turn: the sum of the rewards from that turn on."""
         return [math.fsum(turn.reward for turn in self.turns[k:]) for k in range(len(self.turns))]
 
 
 @dataclass(frozen=True)
 class TabularTask:
-    """A task of a few states, and its policy. For each state, the policy has a probability for each action.
+    """A task with a few states, and its policy, which assigns a probability to each action in each state.
 
-    The parameters of the policy are its logits, one per state and action, flattened to a vector of length P.
+    The parameters of the policy are its logits, one per state and action, flattened to a (P,) vector.
     """
 
     branches: Mapping[tuple[str, int], Sequence[Branch]]
@@ -74,12 +74,12 @@ class TabularTask:
         return slice(row * width, (row + 1) * width)
 
     def chances(self, state: str, logits_P: Floats | None = None) -> Floats:
-        """Return the softmax of the logits of a state. By default, the logits of the policy are used."""
+        """Return the softmax of a state's logits. By default, the policy's logits are used."""
         exponentials = np.exp((self.logits_P if logits_P is None else logits_P)[self.rows(state)])
         return np.asarray(exponentials / exponentials.sum())
 
     def paths(self, logits_P: Floats | None = None) -> list[Path]:
-        """Return every path under these logits. By default, the logits of the policy are used."""
+        """Return every path under these logits. By default, the policy's logits are used."""
         return list(self._paths(Path(1.0, (), self.start), self.logits_P if logits_P is None else logits_P))
 
     def _paths(self, path: Path, logits_P: Floats) -> Iterator[Path]:
@@ -93,9 +93,9 @@ class TabularTask:
                 yield from self._paths(Path(path.probability * chance * probability, turns, next_state), logits_P)
 
     def score_functions(self, path: Path) -> Floats:
-        """Return the gradient of log pi(a_k | s_k) with respect to the logits, for each turn k.
+        """Return a (K, P) array with the gradient of log pi(a_k | s_k) with respect to the logits for each turn k.
 
-        The result has shape (K, P). Each gradient is one_hot(a_k) - pi.
+        Each gradient is one_hot(a_k) - pi.
         """
         gradients_KP = np.zeros((len(path.turns), len(self.logits_P)))
         for k, turn in enumerate(path.turns):
@@ -105,7 +105,7 @@ class TabularTask:
         return gradients_KP
 
     def policy_gradient(self) -> Floats:
-        """Return the exact gradient (P,) of the expected score: E[score * sum of score functions]."""
+        """Return the exact gradient of the expected score as a (P,) array: E[score * sum of score functions]."""
         terms = [path.probability * path.score * self.score_functions(path).sum(axis=0) for path in self.paths()]
         return np.asarray(np.sum(terms, axis=0))
 

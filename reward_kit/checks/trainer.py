@@ -1,4 +1,4 @@
-"""Compare the gradient of a trainer's advantages and loss with the exact policy gradient, by enumeration."""
+"""Enumerate batches to compare the gradient of a trainer's advantages and loss with the exact policy gradient."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _TENSORS = ("response_mask", "attention_mask", "token_level_rewards", "episode_r
 
 @dataclass(frozen=True, slots=True)
 class ScenarioResult:
-    """The expected gradient of a trainer in one scenario.
+    """A trainer's expected gradient in one scenario.
 
     Attributes:
         scenario: the name of the scenario.
         cosine: the cosine of the angle to the exact gradient. NaN if the gradient is 0 or not finite.
-        scale: the factor by which the exact gradient must be multiplied to be closest to the gradient. NaN if the
-            gradient is not finite.
+        scale: the factor by which the exact gradient must be multiplied to be closest to the trainer's gradient. NaN if
+            the trainer's gradient is not finite.
         error: the norm of the remaining difference, relative to the norm of the gradient. It is 0 if the direction is
             exact.
         formula: the formula that the trainer computes on every batch, or None if no known formula matches.
@@ -78,29 +78,29 @@ def check_trainer(
     """Run a trainer's advantages and loss on enumerated batches, and compare its gradient with the exact one.
 
     Nothing is sampled. In each scenario, `loss` is called once on every possible batch, and the gradients are summed,
-    weighted with the probabilities of the batches. The policy that generated the batches is also the policy that is
+    weighted by the probabilities of the batches. The policy that generated the batches is also the policy that is
     trained, so no ratio is clipped. Every token of a batch has a separate gradient. If a known formula gives the same
     gradient on all batches, the findings name its deviations from an unbiased estimate.
 
     Args:
-        loss: a function of a batch. The batch is a dict with float64 tensors of B rows and T tokens: `log_probs` (a
+        loss: a function of a batch. The batch is a dict with float64 tensors for B rows and T tokens: `log_probs` (a
             leaf, B×T), `old_log_probs` (B×T), `response_mask` (B×T, 1 for tokens of actions), `attention_mask` (B×T, 0
             for padding), `token_level_rewards` (B×T, NaN on the last token of an unscored episode), `episode_rewards`
-            (B, NaN if unscored), `rewards` (B, the sum of the rewards of the row's steps) and `is_last_step` (B, bool).
-            The dict also contains the NumPy arrays `uid`, `traj_uid` and `anchor_obs` (B, the group, the episode, and
-            the state before the row's first step), and `micro_batches`, a list of tensors with the row indices of each
+            (B, NaN if unscored), `rewards` (B, the sum of the row's step rewards) and `is_last_step` (B, bool). The
+            dict also contains the NumPy arrays `uid`, `traj_uid` and `anchor_obs` (B, the group, the episode, and the
+            state before the row's first step), and `micro_batches`, a list of tensors with the row indices of each
             micro-batch. The function returns the loss of the optimizer step, or the gradient of the loss with respect
             to `log_probs` (B×T). It raises `NotImplementedError` for a batch that the trainer never gets.
         target: the name of the trainer in the report.
         scenarios: the names of the scenarios to run. None runs all scenarios in `SCENARIOS`.
-        tolerance: the difference, relative to the gradient, up to which a gradient counts as equal to a formula.
-            Trainers that compute in float32 need about 1e-4.
+        tolerance: the maximum difference, relative to the gradient, at which a gradient still counts as equal to a
+            formula. Trainers that compute in float32 need about 1e-4.
 
     Returns:
         A result for each scenario, and the findings.
 
     Raises:
-        ConfigError: If the name of a scenario is unknown, or if `loss` returned something else.
+        ConfigError: If the name of a scenario is unknown, or if `loss` returned neither a loss nor its gradient.
     """
     known = {scenario.name: scenario for scenario in SCENARIOS}
     chosen = list(known) if scenarios is None else list(scenarios)
@@ -125,7 +125,7 @@ def check_trainer(
 
 @dataclass(frozen=True, slots=True)
 class _Measurement:
-    """The expected gradient of a trainer.
+    """A trainer's expected gradient.
 
     The gradient is None if it is 0 or not finite, or if the scenario is not supported.
     """
@@ -184,7 +184,7 @@ def _enumerate(scenario: Scenario) -> Enumeration:
 
 
 def _coefficients(loss: Loss, batches: Enumeration) -> Floats:
-    """Return the coefficient of each token's score function in the ascent direction, of shape (N, B, T)."""
+    """Return an (N, B, T) array with the coefficient of each token's score function in the ascent direction."""
     coefficients_NBT = np.zeros(batches.kinds_NBT.shape)
     for i, batch in enumerate(batches.batches()):
         gradient_BT = _gradient(loss, batch)
@@ -193,7 +193,7 @@ def _coefficients(loss: Loss, batches: Enumeration) -> Floats:
 
 
 def _gradient(loss: Loss, arrays: dict[str, Any]) -> Floats:
-    """Return the gradient (B, T) of the loss with respect to the log-probabilities."""
+    """Return the gradient of the loss with respect to the log-probabilities as a (B, T) array."""
     log_probs = torch.tensor(arrays["log_probs"], dtype=torch.float64, requires_grad=True)
     batch = {
         **arrays,
@@ -208,7 +208,8 @@ def _gradient(loss: Loss, arrays: dict[str, Any]) -> Floats:
     if result.dim():
         shapes = f"{tuple(result.shape)}, but the batch has {tuple(log_probs.shape)} tokens"
         raise ConfigError(
-            f"loss must return a scalar, or its gradient with respect to log_probs; it returned an array of {shapes}"
+            f"loss must return a scalar, or its gradient with respect to log_probs; it returned an array of "
+            f"shape {shapes}"
         )
     if not result.requires_grad:
         return np.zeros(tuple(log_probs.shape))

@@ -1,4 +1,4 @@
-"""Enumerated batches of token rows for each scenario, and the gradient that a trainer should have on them."""
+"""Enumerated batches of token rows for each scenario, and the gradient that a trainer should compute for them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Scenario:
         sizes: the number of episodes in each group. Each group has a separate prompt and separate parameters.
         lengths: True if the episodes differ in their number of sampled tokens and shorter rows are padded.
         observations: True if there are observation tokens, which have mask 0, between the steps.
-        rows_per_step: True if there is one row per step. Such a row begins with the observations and has the score of
-            the episode. If False, there is one row per episode.
-        step_rewards: True if every step has its reward. If False, the last token has the sum of the rewards.
+        rows_per_step: True if there is one row per step. Such a row begins with the observations and has the episode's
+            score. If False, there is one row per episode.
+        step_rewards: True if every step has its own reward. If False, the last token has the sum of the rewards.
         unscored: True if the last episode of the first group has no score.
         interleaved: True if the rows of the groups alternate.
         masked_rewards: True if each row ends with a token that has mask 0 and a reward.
@@ -102,7 +102,7 @@ class _BatchRow:
 def _rows(prompt: int, path: Path, scenario: Scenario, is_scored: bool) -> list[_BatchRow]:
     """Return the rows of an episode.
 
-    The first token of a step is the choice of the policy. If there is a second token, it follows from the first.
+    The first token of a step is the policy's choice. If there is a second token, it is determined by the first.
     """
     task, start = _TASKS[prompt], prompt * _LOGITS
     directions_KP = np.zeros((len(path.turns), _PARAMETERS))
@@ -158,7 +158,7 @@ def _direction(kind: int) -> Floats:
 
 
 class Enumeration:
-    """All batches of a scenario and their probabilities, as arrays over batches, rows and tokens (N, B, T)."""
+    """All batches of a scenario and their probabilities, as (N, B, T) arrays over batches, rows and tokens."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -228,7 +228,7 @@ class Enumeration:
         return np.asarray(np.arange(_PARAMETERS) // _LOGITS != 1)
 
     def expected_P(self, coefficients_NBT: Floats) -> Floats:
-        """Return the expectation of the sum of the score functions multiplied by these coefficients."""
+        """Return the expected sum of the score functions, each multiplied by its coefficient."""
         return np.asarray(np.einsum("n,nbt,nbtp->p", self.probabilities_N, coefficients_NBT, self.directions_NBTP))
 
     def batches(self) -> Iterator[dict[str, Any]]:

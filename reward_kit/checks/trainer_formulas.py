@@ -13,7 +13,10 @@ from reward_kit.checks.tabular import Floats
 from reward_kit.checks.trainer_batches import OBSERVATION, SAMPLED, Enumeration
 
 CAUSES: dict[str, tuple[Level, str]] = {
-    "mean-includes-own": ("info", "the mean of the group includes the episode itself: the gradient shrinks by (n-1)/n"),
+    "mean-includes-own": (
+        "info",
+        "the group mean includes the episode itself: the gradient shrinks by a factor of (n-1)/n",
+    ),
     "no-baseline": ("info", "no baseline is subtracted: the gradient is unbiased but has a higher variance"),
     "token-mean": (
         "info",
@@ -33,7 +36,7 @@ CAUSES: dict[str, tuple[Level, str]] = {
         "advantages are normalized over the tokens of the batch: long episodes shift the baseline",
     ),
     "length-weighted-baseline": ("warning", "the baseline weighs each episode by its number of tokens"),
-    "length-weighted": ("warning", "the loss of each row is divided by its length: tokens in long rows weigh less"),
+    "length-weighted": ("warning", "each row's loss is divided by the row's length: tokens in long rows weigh less"),
     "micro-batch-mean": ("warning", "the mean over tokens is taken per micro-batch: the result depends on the split"),
     "masked-rewards": ("warning", "rewards on tokens with mask 0 are counted"),
     "observations-counted": ("error", "the loss is divided by a number of tokens that includes observations"),
@@ -42,7 +45,7 @@ CAUSES: dict[str, tuple[Level, str]] = {
     "last-reward-only": ("error", "only the reward of the last token is read; the rewards of earlier steps are lost"),
     "immediate-reward": ("error", "a step gets only its own reward, without the rewards of later steps"),
     "episode-per-row": ("error", "an episode is counted once per row, so long episodes move the baseline"),
-    "grouped-by-position": ("error", "groups are formed from consecutive rows, regardless of their uid"),
+    "grouped-by-position": ("error", "groups are formed from consecutive rows, regardless of uid"),
     "last-step-only": ("error", "only the last step of an episode has a gradient"),
     "micro-batch-scale": ("error", "the gradient is scaled by the number of micro-batches"),
     "padding-trained": ("error", "padding tokens have a gradient"),
@@ -58,7 +61,7 @@ _EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4)
 
 
 def rank(level: Level) -> int:
-    """Return the weight of a finding of this level."""
+    """Return the weight of a finding with this level."""
     return {"info": 1, "warning": 10, "error": 100}[level]
 
 
@@ -69,8 +72,8 @@ class Formula:
     Attributes:
         text: a description.
         causes: the kinds of its deviations from an unbiased estimate.
-        scales: the factors between the trainer's coefficients and the formula. There are multiple factors if
-            aggregations differ only by a factor.
+        scales: the factors between the trainer's coefficients and the formula's. There is more than one if aggregations
+            differ only by a factor.
     """
 
     text: str
@@ -141,7 +144,7 @@ def _replace(part: _Term, values: Floats) -> _Term:
 
 
 def _distinct(parts: Iterator[_Term]) -> list[_Term]:
-    """Drop parts whose values equal those of an earlier part in this scenario."""
+    """Drop parts with the same values as an earlier part in this scenario."""
     kept: list[_Term] = []
     for part in parts:
         if not any(np.array_equal(part.values, other.values, equal_nan=True) for other in kept):
@@ -150,7 +153,7 @@ def _distinct(parts: Iterator[_Term]) -> list[_Term]:
 
 
 def _weights(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the weights (N, B, T) of the tokens in the loss."""
+    """Yield (N, B, T) arrays of the tokens' weights in the loss."""
     kinds_NBT = batches.kinds_NBT
     is_row_NB = batches.groups_NB >= 0
     tokens_NB = (kinds_NBT == SAMPLED).sum(axis=2)
@@ -175,7 +178,7 @@ def _weights(batches: Enumeration) -> Iterator[_Term]:
 
 
 def _advantages(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the advantages (N, B, T) of the tokens."""
+    """Yield (N, B, T) arrays of the tokens' advantages."""
     sampled_NBT = batches.kinds_NBT == SAMPLED
     is_row_NB = batches.groups_NB >= 0
     rewards_NBT = np.nan_to_num(batches.rewards_NBT)
@@ -214,7 +217,7 @@ def _spread(part: _Term, sampled_NBT: Floats, last_NBT: Floats | None) -> Iterat
 
 
 def _episode_advantages(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the advantages (N, B, 1) of the rows. All tokens of a row have the same advantage."""
+    """Yield (N, B, 1) arrays of the rows' advantages. All tokens of a row have the same advantage."""
     for score, population in itertools.product(_distinct(_scores(batches)), _distinct(_populations(batches))):
         is_scored_NB = ~np.isnan(score.values)
         scores_NB = np.nan_to_num(score.values) * is_scored_NB
@@ -237,7 +240,7 @@ def _episode_advantages(batches: Enumeration) -> Iterator[_Term]:
 
 
 def _centered(scores_NB: Floats, members_NBB: Floats, own_NB: Floats) -> Iterator[_Term]:
-    """Yield the scores (N, B) minus a mean of the members. The mean contains the row's own score `own_NB` times."""
+    """Yield (N, B) arrays of the scores minus a mean over the members, which include the row itself `own_NB` times."""
     counts_NB = members_NBB.sum(axis=2)
     total_NB = (members_NBB @ scores_NB[..., None])[..., 0]
     others_NB = np.where(counts_NB > own_NB, counts_NB - own_NB, 1.0)
@@ -256,7 +259,7 @@ def _centered(scores_NB: Floats, members_NBB: Floats, own_NB: Floats) -> Iterato
 
 
 def _scores(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the scores (N, B) of the rows. A score is NaN if it is absent or the row is unscored."""
+    """Yield (N, B) arrays of the rows' scores. A score is NaN if the row is absent or unscored."""
     is_row_NB = batches.groups_NB >= 0
     rewards_NBT = batches.rewards_NBT
     yield _Term("score", (), batches.scores_NB)
@@ -269,7 +272,7 @@ def _scores(batches: Enumeration) -> Iterator[_Term]:
 
 
 def _populations(batches: Enumeration) -> Iterator[_Term]:
-    """Yield the weights (N, B, B) of the rows in the statistics of each row."""
+    """Yield (N, B, B) arrays of the rows' weights in each row's statistics."""
     is_row_NB = batches.groups_NB >= 0
     present_NBB = is_row_NB[:, :, None] & is_row_NB[:, None, :]
     group_NBB = present_NBB & (batches.groups_NB[:, :, None] == batches.groups_NB[:, None, :])

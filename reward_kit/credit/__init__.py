@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from reward_kit.credit.group_filter import DropReason, GroupRefill, filter_groups
     from reward_kit.credit.row_credit import TokenCredit, token_advantages
-    from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, hgpo_credit
+    from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, graphgpo_credit, hgpo_credit
     from reward_kit.credit.state_hashes import STATE_HASHES, anchor_numbers
     from reward_kit.credit.step_arrays import StepArrays, discounted, relative
     from reward_kit.credit.step_credit import StepCredit, with_credit
@@ -49,6 +49,7 @@ __all__ = [
     "gagpo_credit",
     "gigpo_credit",
     "gpg_credit",
+    "graphgpo_credit",
     "grpo_credit",
     "grpo_passk_credit",
     "hgpo_credit",
@@ -68,7 +69,7 @@ _MODULES = {
     "turn_level_grpo_credit vine_credit",
     "group_filter": "DropReason GroupRefill filter_groups",
     "row_credit": "TokenCredit token_advantages",
-    "state_estimators": "g2po_credit gagpo_credit hgpo_credit",
+    "state_estimators": "g2po_credit gagpo_credit graphgpo_credit hgpo_credit",
     "state_hashes": "STATE_HASHES anchor_numbers",
     "step_arrays": "StepArrays discounted relative",
     "step_credit": "StepCredit with_credit",

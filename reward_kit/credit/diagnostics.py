@@ -1,4 +1,4 @@
-"""Diagnostics for the credit of a batch, including warnings that name the likely causes of weak credit."""
+"""Diagnostics for a batch's credit, including warnings that name the likely causes of weak credit."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ _FEW_SHARED = (
     "exclude that part or choose a different state_hash (regex, canonical_json, similarity)"
 )
 _NEVER_MEET = (
-    "no two trajectories of a group share a state; check that all episodes of a group start in the same state and "
+    "no two trajectories in a group share a state; check that all episodes in a group start in the same state and "
     "that the state key contains nothing that is specific to one episode"
 )
 _MERGED = (
-    "{} of {} steps share their state with a step of the same episode at which the agent had seen other tool results, "
-    "so credit compares actions that are not alternatives; remove state_hash, or set it to state_and_results"
+    "{} of {} steps share their state with a step in the same episode before which the agent had seen different "
+    "tool results, so credit compares actions that are not alternatives; remove state_hash, or set it to "
+    "state_and_results"
 )
 
 
 def merged_states_warning(batch: Batch, anchors_S: Codes) -> str | None:
-    """Return a warning if steps of one episode share an anchor although the agent had seen different tool results.
+    """Return a warning if steps in one episode share an anchor even though the agent had seen different tool results.
 
-    Only steps with a recorded `state_and_results` are compared, since the state key of the others covers the results.
+    Only steps that record `state_and_results` are compared, because the state key of any other step covers the results.
     """
     anchors, merged = iter(anchors_S.tolist()), 0
     for steps in batch:
@@ -57,7 +58,7 @@ def merged_states_warning(batch: Batch, anchors_S: Codes) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class CreditDiagnostics:
-    """Statistics about the credit of a batch.
+    """Statistics about a batch's credit.
 
     All fields except `unscored` count only scored trajectories. Two steps are peers if they have the same anchor state,
     that is, if they were taken in the same state within the same group.
@@ -67,11 +68,11 @@ class CreditDiagnostics:
         unscored: the number of trajectories without a score.
         steps: the number of steps in the scored trajectories.
         groups: the number of groups with at least one scored trajectory.
-        single_groups: the number of groups with exactly one scored trajectory. Such a trajectory cannot be compared
-            with others.
-        tied_groups: the number of groups that have at least two scored trajectories, all with the same score.
+        single_groups: the number of groups with exactly one scored trajectory. Such a trajectory has nothing to be
+            compared with.
+        tied_groups: the number of groups that have at least two scored trajectories, all of which have the same score.
         uses_states: True if the estimator uses states. If False, the counts of anchors and peers are 0.
-        anchor_sizes: a mapping from a number of steps to the number of anchor states that have that many steps.
+        anchor_sizes: a mapping from a number of steps to the number of anchor states with that many steps.
         steps_with_peer: the number of steps that have a peer.
         steps_with_other_peer: the number of steps that have a peer in another trajectory. If a state is visited
             repeatedly but only by one trajectory, the steps in this state are compared only with each other.
@@ -91,9 +92,9 @@ class CreditDiagnostics:
     zero_advantages: int
 
     def summary(self) -> dict[str, float]:
-        """Return the statistics, keyed by the names under which they are logged.
+        """Return the statistics, keyed by their names in logs.
 
-        Shares are relative to the number of scored steps or groups. A share is omitted if that number is 0.
+        Shares are relative to the number of scored steps or groups. If this number is 0, the share is omitted.
         """
         figures: dict[str, float] = {
             "credit/trajectories": self.trajectories,
@@ -144,7 +145,7 @@ def credit_diagnostics(
     scores: Sequence[float | None],
     group_ids: Sequence[Hashable] | None = None,
 ) -> CreditDiagnostics:
-    """Compute the diagnostics for the credit of a batch.
+    """Compute the diagnostics for a batch's credit.
 
     Args:
         credit: the credit of the S steps.
@@ -187,7 +188,7 @@ def _extremes(codes_N: Codes, values_N: Codes | Floats, size: int) -> tuple[Floa
 
 
 def _peers(anchors_S: Codes, trajectories_S: Codes) -> tuple[dict[int, int], Flags, Flags]:
-    """Return a mapping from each size to the number of anchor states of that size, and two flags for each step.
+    """Return a mapping from sizes to numbers of anchor states with that size, and two flags for each step.
 
     The first flag is True if the step has a peer, and the second is True if it has a peer in another trajectory.
     """

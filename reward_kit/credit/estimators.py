@@ -1,12 +1,12 @@
 """Advantage estimators, written as pure NumPy functions that compute in float64.
 
 An estimator takes a batch of trajectories (lists of `StepData`), their final scores, their groups, and keyword-only
-hyperparameters. It returns a `StepCredit`, which consists of flat arrays with one item for each step of the batch.
+hyperparameters. It returns a `StepCredit`, which consists of flat arrays with one item for each step in the batch.
 `ESTIMATORS` maps names to estimators, and `with_credit` writes a `StepCredit` to copies of the steps.
 
 GRPO, RLOO, REINFORCE++ with a baseline, OPO, GRPO pass@k and GPG compute one advantage per trajectory by comparing its
-score with the scores of its group. Discounted returns, REINFORCE++, GAE and turn-level GRPO compute one advantage per
-step. GiGPO combines both kinds. The module `state_estimators` contains further estimators that use states.
+score with the other scores in its group. Discounted returns, REINFORCE++, GAE and turn-level GRPO compute one advantage
+per step. GiGPO combines both kinds. The module `state_estimators` contains further estimators that use states.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from reward_kit.credit.options import (
     check_returns,
 )
 from reward_kit.credit.own_estimators import OwnEstimator
-from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, hgpo_credit
+from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, graphgpo_credit, hgpo_credit
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
 from reward_kit.credit.step_arrays import (
     Batch,
@@ -66,9 +66,9 @@ def grpo_credit(
 ) -> StepCredit:
     """Compute group-relative advantages: A = (score - mean(score)) / (std(score) + epsilon) within each group.
 
-    With normalization "std", this is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2). With "mean", which does
-    not divide, it is Dr. GRPO (Liu et al. 2025, "Understanding R1-Zero-Like Training"). See `step_arrays.relative` for
-    the definitions of all four normalizations.
+    With the normalization "std", this is GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2). With "mean", which
+    omits the division, it is Dr. GRPO (Liu et al. 2025, "Understanding R1-Zero-Like Training"). All four
+    normalizations are defined in `step_arrays.relative`.
 
     Args:
         batch: B trajectories with S steps in total.
@@ -77,7 +77,7 @@ def grpo_credit(
         normalization: the name of the normalization.
         normalization_constant: the divisor for the normalization "constant".
         epsilon: a constant that is added to each standard deviation.
-        gamma: the discount factor of G_k.
+        gamma: the discount factor for G_k.
         default_step_reward: the value used in G_k for a base reward that is not set.
 
     Raises:
@@ -101,11 +101,11 @@ def rloo_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Compute leave-one-out advantages: A = score - the mean score of the other trajectories of the group.
+    """Compute leave-one-out advantages: A = score - the mean score of the other trajectories in the group.
 
-    This is RLOO (Ahmadian et al. 2024, "Back to Basics"). The baseline of a trajectory does not include the score of
-    the trajectory itself, so the gradient estimate is unbiased. The advantage in a group of one is zero. The arguments
-    and errors are the same as for `grpo_credit`.
+    This is RLOO (Ahmadian et al. 2024, "Back to Basics"). A trajectory's baseline excludes its own score, so the
+    gradient estimate is unbiased. The advantage in a group of one is zero. The arguments and errors are the same as for
+    `grpo_credit`.
     """
     return grpo_credit(
         batch,
@@ -130,10 +130,10 @@ def reinforce_plus_plus_baseline_credit(
 
         A = (score - mean(score)) / (std + epsilon)
 
-    The mean is taken over the group of the trajectory, and std is the unbiased standard deviation of score -
-    mean(score) over all scored trajectories of the batch. Each trajectory counts once, so the advantages of a group
-    with equal scores are exactly zero. Whitening over steps or tokens would not have this property. The arguments and
-    errors are the same as for `grpo_credit`.
+    The mean is taken over the trajectory's group, and std is the unbiased standard deviation of score - mean(score)
+    over all scored trajectories in the batch. Each trajectory counts once, so advantages are exactly zero in a group
+    with equal scores. Whitening over steps or tokens would not have this property. The arguments and errors are the
+    same as for `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
@@ -162,9 +162,9 @@ def opo_credit(
         A = score - sum(length score) / sum(length)      over the trajectory's group
 
     `length` is "tokens" for the number of sampled tokens, "steps" for the number of steps, or "recorded". The value
-    "recorded" uses tokens in groups where the tokens of every scored step are recorded, and steps in all other groups.
-    If `length` is "tokens", a scored step without `policy_logprobs["token_ids"]` raises a ConfigError. The other
-    arguments and errors are the same as for `grpo_credit`.
+    "recorded" means tokens in groups that record the tokens of every scored step, and steps in all other groups. If
+    `length` is "tokens", a scored step without `policy_logprobs["token_ids"]` raises a ConfigError. The other arguments
+    and errors are the same as for `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_choice("length", length, get_args(Length))
@@ -193,12 +193,13 @@ def grpo_passk_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Compute advantages for pass@k, where k is the size of the group.
+    """Compute advantages for pass@k, where k is the group size.
 
-    The advantage of the best trajectory of a group is its score minus the second-best score, which is its contribution
-    to the maximum of the group. All other advantages are zero. If multiple trajectories share the best score, or if the
-    group contains only one trajectory, all advantages in the group are zero. See Tang et al. 2025, "Optimizing Language
-    Models for Inference Time Objectives". The arguments and errors are the same as for `grpo_credit`.
+    The advantage of the best trajectory in a group is its score minus the second-best score. This difference is its
+    contribution to the group's maximum score. All other advantages are zero. If multiple trajectories share the best
+    score, or if the group contains only one trajectory, all advantages in the group are zero. See Tang et al. 2025,
+    "Optimizing Language Models for Inference Time Objectives". The arguments and errors are the same as for
+    `grpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -227,11 +228,11 @@ def gpg_credit(
 
         A = (score - mean(score)) B / B'
 
-    The mean is taken over the group of the trajectory. B is the number of scored trajectories in the batch, and B' is
-    the number of scored trajectories in groups whose scores differ. Groups with equal scores produce no gradient, and
-    the factor makes the magnitude of the gradient independent of the number of such groups. (A common alternative
-    counts the trajectories with a nonzero score instead. It wrongly treats failed trajectories as if they produced no
-    gradient.)
+    The mean is taken over the trajectory's group. B is the number of scored trajectories in the batch, and B' is the
+    number of scored trajectories in groups whose scores differ. Groups with equal scores produce no gradient, and the
+    factor B / B' makes the magnitude of the gradient independent of the number of such groups. A common alternative
+    defines B' as the number of trajectories with a nonzero score. This definition wrongly treats failed trajectories as
+    if they produced no gradient.
 
     The arguments and errors are the same as for `grpo_credit`.
     """
@@ -260,9 +261,9 @@ def discounted_returns_credit(
 ) -> StepCredit:
     """Compute REINFORCE advantages (Williams 1992) with reward-to-go: A = G_k = r_k + gamma G_{k+1}.
 
-    If `baseline` is "mean", the mean of G over the scored steps of the group is subtracted. This mean includes the step
-    itself, which makes the gradient slightly smaller in small groups. If `baseline` is "none", the advantages of equal
-    trajectories are not zero, and the groups have no effect. The other arguments and errors are the same as for
+    If `baseline` is "mean", the mean of G over the scored steps in the group is subtracted. This mean includes the step
+    itself, which makes the gradient slightly smaller in small groups. If `baseline` is "none", the advantages of
+    identical trajectories are not zero, and groups have no effect. The other arguments and errors are the same as for
     `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
@@ -286,9 +287,9 @@ def reinforce_plus_plus_credit(
 ) -> StepCredit:
     """Compute REINFORCE++ advantages (Hu et al. 2025): A = (G_k - mean(G)) / (std(G) + epsilon).
 
-    The mean and the standard deviation are taken over all scored steps of the batch, so the groups have no effect.
-    `group_ids` is validated but not used. `epsilon` is added to the standard deviation. The other arguments and the
-    errors are the same as for `discounted_returns_credit`.
+    The mean and the standard deviation are taken over all scored steps in the batch, so groups have no effect.
+    `group_ids` is validated but not used. The other arguments and errors are the same as for
+    `discounted_returns_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_normalization("std", None, epsilon)
@@ -314,15 +315,15 @@ def gae_credit(
 
     V_k is the `policy_value_estimate` of the step, and r_k is defined as in `gigpo_credit`. After the last step of a
     terminated trajectory, V is 0. After the last step of a truncated trajectory, V is `step_info["bootstrap_value"]` of
-    that step. If this value is missing, the `policy_value_estimate` of the last step is used because it is the estimate
-    for the last state that the critic evaluated.
+    that step. If this value is missing, the `policy_value_estimate` of the last step is used instead, because the
+    critic evaluated no later state.
 
-    Advantages are relative to the critic, so the advantages of equal trajectories are not zero, and the groups have no
-    effect. Advantages are not whitened, so that A + V is the target for the critic.
+    Advantages are relative to the critic, so the advantages of identical trajectories are not zero, and groups have no
+    effect. Advantages are not whitened, so A + V is the target for the critic.
 
-    `lam` must be in [0, 1]. If it is 0, the advantage uses the critic after one step; if it is 1, the advantage sums
-    the rewards to the end of the trajectory. If a step of a scored trajectory has no value estimate, a ConfigError is
-    raised. The other arguments and errors are the same as for `gigpo_credit`.
+    `lam` must be in [0, 1]. If it is 0, the advantage uses the critic's estimate after one step. If it is 1, the
+    advantage sums the rewards up to the end of the trajectory. A ConfigError is raised if a step of a scored trajectory
+    has no value estimate. The other arguments and errors are the same as for `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     check_number("lam", lam, 0.0, 1.0)
@@ -333,8 +334,8 @@ def gae_credit(
         position = int(np.argmax(bad_S))
         value = arrays.steps[position].policy_value_estimate
         raise ConfigError(
-            f"{arrays.describe_step(position)} has the policy_value_estimate {value}, but gae needs a finite estimate "
-            "for every step; use a policy with a critic, or choose another estimator"
+            f"{arrays.describe_step(position)}: policy_value_estimate is {value}, but gae needs a finite estimate "
+            "for every step; use a policy with a critic, or choose a different estimator"
         )
     has_steps_B = arrays.lengths_B > 0
     lasts_B = np.cumsum(arrays.lengths_B)[has_steps_B] - 1
@@ -367,24 +368,25 @@ def vine_credit(
         A_k = V_{k+1} - V_k
 
     V_k is the expected score of the whole trajectory before step k, measured by continuing the trajectory from there.
-    It contains the rewards up to step k, so no reward is added. V after the last step is the score.
+    It includes the rewards up to step k, so no reward is added. V after the last step is the score.
 
-    If V_k or V_{k+1} was not measured, A_k uses the last value measured at or before step k and the next one measured
-    after it. All steps in between have the same advantage, which keeps the gradient unbiased. Before the first measured
-    value, the mean score of the group's other trajectories is used, so a trajectory without measured values has the
-    advantage of RLOO. If there are no other trajectories, the advantage is 0.
+    If V_k or V_{k+1} was not measured, A_k uses the last value that was measured at or before step k and the next value
+    that was measured after it. All steps between these two values have the same advantage, which keeps the gradient
+    unbiased. Before the first measured value, the mean score of the group's other trajectories is used, so a trajectory
+    without measured values has the same advantage as in RLOO. If there are no other trajectories, the advantage is 0.
 
-    The gradient is unbiased if measured values are unbiased and the choice of the measured steps does not depend on
-    what happened after them. It is biased if, for example, only trajectories that failed are measured.
+    The gradient is unbiased if the measured values are unbiased and the choice of steps to measure does not depend on
+    what happened after them. It is biased if, for example, only failed trajectories are measured.
 
     Args:
         batch: B trajectories with S steps in total.
-        scores: (B,) the scores, in the unit of `step_values`; None for an unscored trajectory. For probabilities of
-            passing, use 1 if the trajectory passed and 0 if it did not.
-        step_values: (B,) for each trajectory, the measured value before each of its steps, where None or NaN means that
-            it was not measured. None means that no step of the trajectory was measured.
+        scores: (B,) the scores, in the same unit as `step_values`; None for an unscored trajectory. If `step_values`
+            are pass probabilities, use 1 for a trajectory that passed and 0 for one that did not.
+        step_values: (B,) for each trajectory, a list with the measured value before each step, in which None or NaN
+            marks a value that was not measured. None instead of a list means that no step of the trajectory was
+            measured.
         group_ids: (B,) the group of each trajectory; see `gigpo_credit`.
-        gamma: the discount factor of G_k. It does not affect the advantages.
+        gamma: the discount factor for G_k. It does not affect the advantages.
         default_step_reward: the value used in G_k for a base reward that is not set.
 
     Raises:
@@ -432,24 +434,24 @@ def turn_level_grpo_credit(
     gamma: float,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Compute turn-level group-relative advantages that are not biased by when trajectories stop.
+    """Compute turn-level group-relative advantages that are not biased by the turn at which trajectories stop.
 
-        A_k = G_k - the mean of G_k over the other trajectories of the group
+        A_k = G_k - the mean of G_k over the other trajectories in the group
 
-    A trajectory that stopped before turn k counts with G_k = 0, which is its return from turn k on.
+    A trajectory that stopped before turn k counts as G_k = 0, which is its return from turn k onward.
 
     The usual form (Wei et al. 2025, MT-GRPO) subtracts the mean reward of each turn from the reward of that turn and
-    sums the differences to the end of the trajectory. The number of subtracted means then depends on when the
-    trajectory stopped, which was determined by its actions. If the trajectory continues, the mean rewards of the
-    following turns are subtracted too, so the gradient is biased towards stopping (verl issue 7244). If the mean is
-    taken over the trajectories that reached turn k, including this one, the gradient of a turn becomes smaller as fewer
-    trajectories reach it.
+    sums the differences up to the end of the trajectory. The number of subtracted means then depends on when the
+    trajectory stopped, which its actions determine. If the trajectory continues, the mean rewards of later turns are
+    subtracted as well, so the gradient is biased towards stopping (verl issue 7244). If the mean is taken over the
+    trajectories that reached turn k, including this one, the gradient of a turn becomes smaller as fewer trajectories
+    reach that turn.
 
-    Here, the baseline of turn k is a function of the other trajectories only. They are sampled independently of this
-    trajectory, so the baseline does not depend on the action or on whether this trajectory reaches turn k. Therefore
-    E[grad log pi(a_k) baseline] = E[baseline] E[grad log pi(a_k)] = 0, and the gradient is unbiased for every length.
-    Advantages are zero in a group of one. They are exactly zero in a group whose trajectories have equal returns at
-    every turn. The arguments and errors are the same as for `gigpo_credit`.
+    Here, the baseline of turn k is a function of the other trajectories only. The other trajectories are sampled
+    independently of this one, so the baseline does not depend on the action or on whether this trajectory reaches turn
+    k. Therefore E[grad log pi(a_k) baseline] = E[baseline] E[grad log pi(a_k)] = 0, and the gradient is unbiased for
+    every length. Advantages are zero in a group of one, and exactly zero in a group whose trajectories have equal
+    returns at every turn. The arguments and errors are the same as for `gigpo_credit`.
     """
     check_returns(gamma, default_step_reward)
     arrays = StepArrays.from_batch(batch, scores, group_ids)
@@ -494,8 +496,8 @@ def gigpo_credit(
 ) -> StepCredit:
     """Compute group-in-group advantages (Feng et al. 2025, "Group-in-Group Policy Optimization", equations 3 to 8).
 
-    Means and standard deviations are taken over the scored trajectories of one group. The standard deviation is
-    unbiased (n - 1).
+    Means and standard deviations are taken over the scored trajectories in one group. The standard deviation is the
+    unbiased estimate (n - 1).
 
         A_E = (score - mean(score)) / (std(score) + epsilon)                       one per trajectory
         G_k = r_k + gamma G_{k+1}                                                   one per step
@@ -503,7 +505,7 @@ def gigpo_credit(
         A   = omega A_E + (1 - omega) A_S             convex
         A   = A_E + step_weight A_S                   additive, as in the paper
 
-    r_k is the `base_reward` of the step. If some base rewards of a trajectory are not set, they count as
+    r_k is the `base_reward` of the step. If any base reward of a trajectory is not set, it counts as
     `default_step_reward`, and the final score is added to the reward of the last step. Advantages are exactly zero in a
     group of one and among equal values.
 
@@ -516,27 +518,27 @@ def gigpo_credit(
         scores: (B,) the scores; None for an unscored trajectory.
         group_ids: (B,) the group of each trajectory. If None, the recorded groups are used. If no groups are recorded,
             all trajectories form a single group.
-        omega: the weight of A_E in [0, 1] for "convex"; must be None for "additive".
-        gamma: the discount factor in [0, 1].
+        omega: the weight of A_E for "convex", in [0, 1]; must be None for "additive".
+        gamma: the discount factor, in [0, 1].
         state_hash: the hash that determines whether two steps share a state: a name in `STATE_HASHES`, a mapping with
             such a name and its options, a function, or a function reference of the form "file.py:function". If a list
-            of these is passed, two steps share a state only if all hashes are equal. If None, "state_and_results" is
-            used for steps that record it, and "state_key" for all others. A function is called with the conversation
-            before the action as a shared `History` or, if the step has no messages, with its `observation_data`. A
-            function that has a parameter named `step` is called with the `StepData` instead. It can return any hashable
-            value.
+            of these is passed, two steps share a state only if all of their hashes are equal. If None,
+            "state_and_results" is used for steps that record it, and "state_key" for all others. A function receives
+            the conversation before the action as a shared `History` or, if the step has no messages, the step's
+            `observation_data`. A function that has a parameter named `step` receives the `StepData` instead. A function
+            can return any hashable value.
         default_step_reward: the value used for a base reward that is not set.
         combination: "convex" or "additive".
         step_weight: the weight of A_S for "additive"; must be None for "convex".
-        epsilon: a constant that is added to each standard deviation; must not be negative.
-        normalization: the divisor used in A_E and A_S: "std" divides as above, "mean" does not divide, "constant"
-            divides by `normalization_constant`, and "leave_one_out" subtracts the mean of the other values and does not
-            divide.
+        epsilon: a non-negative constant that is added to each standard deviation.
+        normalization: the normalization of A_E and A_S. "std" divides by the standard deviation, as above; "mean" does
+            not divide; "constant" divides by `normalization_constant`; and "leave_one_out" subtracts the mean of the
+            other values and does not divide.
         normalization_constant: the divisor for "constant"; must be None for the other normalizations.
-        episode_statistics: what counts once in the mean and standard deviation of A_E: each "trajectory", as in the
-            paper, or each "step".
-        min_anchor_group_size: the minimum number of scored steps that must share a state; if there are fewer, A_S is 0.
-        invalid_action_penalty: the penalty for an invalid action; must not be negative.
+        episode_statistics: the unit that counts once in the mean and standard deviation for A_E: "trajectory", as in
+            the paper, or "step".
+        min_anchor_group_size: the minimum number of scored steps that share a state. If there are fewer, A_S is 0.
+        invalid_action_penalty: the non-negative penalty for an invalid action.
 
     Raises:
         ConfigError: If the arguments are inconsistent.
@@ -590,7 +592,7 @@ def measured_vine_credit(
     gamma: float = 1.0,
     default_step_reward: float = 0.0,
 ) -> StepCredit:
-    """Call `vine_credit` with the values in `step_info["measured_value"]`, which training measures by continuations.
+    """Call `vine_credit` with the values in `step_info["measured_value"]`, which training measures with continuations.
 
     Raises:
         ConfigError: If no step has a measured value.
@@ -621,6 +623,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "hgpo": hgpo_credit,
     "gagpo": gagpo_credit,
     "g2po": g2po_credit,
+    "graphgpo": graphgpo_credit,
     "vine": measured_vine_credit,
 }
 """A mapping from names to estimators.
@@ -632,7 +635,7 @@ USUAL_OPTIONS: Mapping[str, float] = {"omega": 0.5, "gamma": 0.95, "lam": 0.95}
 
 
 def get_estimator(estimator: str | Callable[..., Any]) -> Estimator:
-    """Return a built-in estimator, or an `OwnEstimator` for a function or a reference of the form "file.py:function".
+    """Return a built-in estimator, or an `OwnEstimator` for a function or a reference such as "file.py:function".
 
     Raises:
         ConfigError: If the name is unknown, or if the function cannot be used as an estimator.
@@ -647,9 +650,9 @@ def get_estimator(estimator: str | Callable[..., Any]) -> Estimator:
 
 
 def resolve_options(estimator: str, options: Mapping[str, Any], own: OwnEstimator | None = None) -> dict[str, Any]:
-    """Validate the given options of an estimator, and return all options, including defaults, keyed by name.
+    """Validate an estimator's options, and return all of its options, including defaults, keyed by name.
 
-    Required options of a built-in estimator have default values; those of a user's function do not.
+    The required options of a built-in estimator have default values here; those of a user's function do not.
     """
     parameters = own.parameters if own else inspect.signature(ESTIMATORS[estimator], eval_str=True).parameters
     known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}

@@ -1,7 +1,7 @@
-"""Filtering of groups that give no learning signal, and collection of replacements (dynamic sampling, as in DAPO).
+"""Filtering of groups that provide no learning signal, and collection of replacements (dynamic sampling, as in DAPO).
 
-`filter_groups` checks the groups of one collection. `GroupRefill` accumulates accepted groups over multiple collections
-and returns a `RefillOutcome` at the end.
+`filter_groups` checks the groups from one collection. `GroupRefill` accumulates accepted groups over multiple
+collections, and returns a `RefillOutcome` at the end.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FilteredGroups:
-    """The kept and dropped groups of a batch.
+    """The kept and dropped groups in a batch.
 
     Attributes:
         kept: the ids of the accepted groups, in order of first appearance.
-        dropped: a mapping from the id of each dropped group to the reason.
+        dropped: a mapping from the id of each dropped group to the reason why it was dropped.
         members: a mapping from the id of each group to the positions of its trajectories in the batch.
     """
 
@@ -51,7 +51,7 @@ class FilteredGroups:
 
     @property
     def kept_B(self) -> list[int]:
-        """The batch positions of all trajectories in kept groups, in ascending order."""
+        """The positions in the batch of all trajectories in kept groups, in ascending order."""
         return sorted(index for group in self.kept for index in self.members[group])
 
 
@@ -65,21 +65,21 @@ def filter_groups(
     unscored: Unscored = "ignore",
     trajectory_ids: Sequence[Hashable] | None = None,
 ) -> FilteredGroups:
-    """Drop groups that give no learning signal.
+    """Drop groups that provide no learning signal.
 
     Args:
-        scores: (B,) the scores; None or NaN for an unscored trajectory. They are compared as float64.
+        scores: (B,) the scores; None or NaN for an unscored trajectory. Scores are compared as float64.
         group_ids: (B,) the group of each trajectory. The members of a group need not be adjacent.
-        band: the lowest and the highest mean score at which a group is kept. If None, the mean score is not checked.
-        keep_step_signal: True to keep a group with equal scores if any of its step advantages is nonzero, which means
-            that the same outcome was reached in different ways (A_S of GiGPO).
-        step_advantages: (B,) the step advantages of each trajectory, required for `keep_step_signal`. A step advantage
-            that is not set is `None` or NaN.
+        band: the lowest and the highest mean score for which a group is kept. If None, the mean score is not checked.
+        keep_step_signal: True to keep a group with equal scores if any of its step advantages (the A_S of GiGPO) is
+            nonzero, which means that the same outcome was reached in different ways.
+        step_advantages: (B,) the step advantages of each trajectory, which `keep_step_signal` requires. None or NaN
+            marks a step advantage that is not set.
         unscored: "ignore" to judge a group by its scored members, or "drop" to drop every group that has an unscored
             member. A group with fewer than two scored members is always dropped.
-        trajectory_ids: (B,) the trajectory of each position. Required if a trajectory can have multiple positions, such
-            as multiple rows in verl (`traj_uid`). A trajectory counts only once, and its first score is used. If None,
-            each position is a separate trajectory.
+        trajectory_ids: (B,) the trajectory of each position. Required if a trajectory can have multiple positions; in
+            verl, for example, it can have multiple rows with the same `traj_uid`. A trajectory counts only once, and
+            its first score is used. If None, each position is a separate trajectory.
 
     Raises:
         ConfigError: If the arguments are inconsistent.
@@ -99,7 +99,7 @@ def filter_groups(
         raise ConfigError(f"unknown value for unscored: {unscored!r}{did_you_mean(str(unscored), ('ignore', 'drop'))}")
     if keep_step_signal and (step_advantages is None or len(step_advantages) != len(scores)):
         count = "none" if step_advantages is None else str(len(step_advantages))
-        raise ConfigError(f"keep_step_signal needs the step_advantages of {len(scores)} trajectories, got {count}")
+        raise ConfigError(f"keep_step_signal needs step_advantages for {len(scores)} trajectories, got {count}")
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(group_ids):
         members.setdefault(group, []).append(index)
@@ -138,10 +138,10 @@ class RefillOutcome:
     """The groups that were kept over multiple collections.
 
     Attributes:
-        groups: the kept groups in order of arrival, at most as many as were requested.
+        groups: the kept groups, in order of arrival, up to the requested number.
         missing: the number of groups that are still missing.
         tries: the number of collections so far.
-        dropped: a mapping from each reason to the number of groups that were dropped for it.
+        dropped: a mapping from each reason to the number of groups that were dropped for that reason.
         surplus: kept groups beyond the requested number, in order of arrival, for use in the next batch.
     """
 
@@ -157,7 +157,7 @@ class RefillOutcome:
         return not self.missing
 
     def describe(self) -> str:
-        """Return a one-line summary of the kept and missing groups and of the reasons for dropped groups."""
+        """Return a one-line summary of the kept and missing groups, and of the reasons why groups were dropped."""
         wanted = len(self.groups) + self.missing
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items()) or "none"
         return f"{len(self.groups)} of {wanted} groups after {self.tries} collections; dropped: {reasons}"
@@ -208,21 +208,21 @@ class GroupRefill:
         return self._tries >= self.max_tries
 
     def add(self, groups: dict[Hashable, Any], verdict: FilteredGroups) -> None:
-        """Add the kept groups of one collection.
+        """Add the kept groups from one collection.
 
         Args:
-            groups: a mapping from each group id to the value of the group, such as its episodes or rows.
+            groups: a mapping from each group id to any value for the group, such as its episodes or rows.
             verdict: the result of `filter_groups` for these groups.
 
         Raises:
-            ConfigError: If all collections have been used, or if `verdict` is for different groups.
+            ConfigError: If all collections have been used, or if `verdict` does not cover exactly these groups.
         """
         if self.is_exhausted:
             raise ConfigError(f"all {self.max_tries} collections have been used; call outcome() to get the groups")
         if groups.keys() != verdict.members.keys():
             differing = sorted(map(str, groups.keys() ^ verdict.members.keys()))
             raise ConfigError(
-                f"the verdict and the collection have different groups; groups in only one of them: {differing}"
+                f"the verdict and the collection contain different groups; groups in only one of them: {differing}"
             )
         self._tries += 1
         self._kept += [groups[group] for group in verdict.kept]

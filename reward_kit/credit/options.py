@@ -1,4 +1,4 @@
-"""Validation of options. The checks raise a ConfigError if an option is unknown, out of range or has no effect."""
+"""Validation of options. The checks raise a ConfigError if an option is unknown, is out of range, or has no effect."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_normalization(normalization: str, normalization_constant: float | None
     """Validate the name of the normalization, the normalization constant and `epsilon`.
 
     The constant is required for the normalization "constant" and rejected for all other normalizations. `epsilon` must
-    be finite and not negative.
+    be finite and non-negative.
     """
     check_choice("normalization", normalization, get_args(Normalization))
     check_number("epsilon", epsilon, 0.0)

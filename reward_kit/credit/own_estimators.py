@@ -1,4 +1,4 @@
-"""Estimators that users write: functions that return one advantage for each step of a batch."""
+"""User-defined estimators: functions that return one advantage for each step in a batch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class OwnEstimator:
     """A user's function with the signature of the built-in estimators.
 
     Attributes:
-        name: the name of the function, for messages.
-        function: the function. It is called with a `StepArrays` and its options, and returns (S,) advantages.
-        parameters: the options of the function.
+        name: the function's name, which is used in messages.
+        function: the function. It receives a `StepArrays` and its options, and returns the advantages (S,).
+        parameters: the function's options.
     """
 
     name: str
@@ -32,10 +32,10 @@ class OwnEstimator:
 
     @classmethod
     def from_function(cls, estimator: str | Callable[..., Any]) -> OwnEstimator:
-        """Check the signature of a function, or of the function to which "file.py:function" refers.
+        """Check the signature of a function, which can be passed as a reference of the form "file.py:function".
 
         Raises:
-            ConfigError: If it cannot be loaded or does not have exactly one positional parameter.
+            ConfigError: If the function cannot be loaded or does not have exactly one positional parameter.
         """
         function = load_function(estimator, "estimator") if isinstance(estimator, str) else estimator
         name = getattr(function, "__name__", type(function).__name__)
@@ -58,9 +58,9 @@ class OwnEstimator:
         group_ids: Sequence[Hashable] | None = None,
         **options: Any,
     ) -> StepCredit:
-        """Call the function if the batch has a step of a scored trajectory, and check the returned advantages.
+        """Call the function if the batch contains a scored step, and check the returned advantages.
 
-        The returns are discounted with the option `gamma`, if the function has such an option.
+        If the function has an option `gamma`, it is used as the discount factor for the returns.
         """
         arrays = StepArrays.from_batch(batch, scores, group_ids)
         gamma, is_scored_S = options.get("gamma", 1.0), arrays.is_scored_S

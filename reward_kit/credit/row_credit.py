@@ -1,4 +1,4 @@
-"""Per-token credit: `token_advantages` for the arrays of any trainer, and `row_credit` for rows with named columns."""
+"""Per-token credit: `token_advantages` for any trainer's arrays, and `row_credit` for rows with named columns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from reward_kit.credit.step_arrays import Flags, Floats
 from reward_kit.errors import ConfigError
 
 Array = npt.NDArray[Any]
-ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "gae")
-"""The estimators that use only rewards, groups and states. GAE is excluded because it needs the values of a critic."""
-STATE_ESTIMATORS = ("gigpo", "hgpo", "gagpo", "g2po")
+ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name not in ("gae", "vine"))
+"""The estimators that use only rewards, groups and states. GAE and vine need values, so they are excluded."""
+STATE_ESTIMATORS = ("gigpo", "hgpo", "gagpo", "g2po", "graphgpo")
 """The estimators that use states."""
 
 
@@ -30,8 +30,8 @@ class TokenCredit(NamedTuple):
             of an action.
         returns: (B, T) float64, the return of the action that contains the token, or 0 if the token is not part of an
             action.
-        loss_mask: (B, T) int8, 1 for the tokens of actions that have an advantage, and 0 for all other tokens. The mask
-            and the advantages are 0 for all tokens of an unscored trajectory because its advantages are unknown.
+        loss_mask: (B, T) int8, 1 for the tokens of actions that have an advantage, and 0 for all other tokens. For an
+            unscored trajectory, whose advantages are unknown, the mask and the advantages are 0 for all tokens.
     """
 
     advantages: Floats
@@ -52,28 +52,28 @@ def token_advantages(
     estimator: str = "gigpo",
     **options: Any,
 ) -> TokenCredit:
-    """Compute the advantage of each token from the padded rows of a trainer.
+    """Compute the advantage of each token from a trainer's padded rows.
 
     A trajectory consists of all rows with the same `traj_uid`, in the order in which they are passed. Trajectories with
-    the same `uid` form a group. An action is a run of consecutive tokens whose `action_mask` is 1. A row that contains
-    no action tokens is ignored.
+    the same `uid` form a group. An action is a run of consecutive tokens whose `action_mask` is 1. Rows without action
+    tokens are ignored.
 
     Args:
         action_mask: (B, T) 1 for sampled tokens, 0 for all others.
-        step_rewards: the rewards of the actions. In a (B, T) array, such as the one in the rows of `build_rows`, the
-            values on the tokens of an action are summed. Alternatively, pass a list for each row that has one item for
-            each action, where None means that the action has no reward. If `step_rewards` is None, only `scores` is
-            used.
+        step_rewards: the rewards of the actions. In a (B, T) array, such as the `step_rewards` that `build_rows`
+            returns, the values on an action's tokens are summed. Alternatively, pass a list of rewards for each row,
+            with one item for each action. None means that the action has no reward. If `step_rewards` is None, only
+            `scores` is used.
         uid: the group of each row.
         traj_uid: the trajectory of each row. If None, every row is a separate trajectory.
         scores: for each row, the score of its trajectory; None or NaN if the trajectory is unscored. If `scores` is
             None, the score of a trajectory is the sum of its step rewards.
         state_keys: for each row, a list of keys that identify the state before each action; equal keys mean equal
             states. Required by the estimators in `STATE_ESTIMATORS`.
-        valid_actions: for each row, a list with one item for each action, which is False if the environment could not
+        valid_actions: for each row, a list of flags, one for each action. A flag is False if the environment could not
             parse the action.
-        action_lengths: for each row, a list of the number of tokens in each action. Use this argument if there can be
-            actions that no other tokens separate.
+        action_lengths: for each row, a list of the number of tokens in each action. Use this argument if two actions
+            can be adjacent, with no other tokens between them.
         estimator: a name in `ROW_ESTIMATORS`.
         **options: options of the estimator, such as `gamma`.
 
@@ -114,13 +114,13 @@ def token_advantages(
 
 
 def _rewards_of_actions(given: Any, mask_BT: Flags, columns: Mapping[str, Any]) -> list[list[float | None]]:
-    """Convert the rewards, given either as a (B, T) array or as lists, to a list of action rewards for each row."""
+    """Convert rewards, passed as a (B, T) array or as lists, to a list of action rewards for each row."""
     is_array = hasattr(given, "ndim") and given.ndim == 2
     if not is_array:
         return [list(rewards) for rewards in given]
     rewards_BT = np.asarray(given, dtype=np.float64)
     if rewards_BT.shape != mask_BT.shape:
-        raise ConfigError(f"step_rewards has the shape {rewards_BT.shape}, but action_mask has {mask_BT.shape}")
+        raise ConfigError(f"step_rewards has shape {rewards_BT.shape}, but action_mask has shape {mask_BT.shape}")
     if (outside := np.argwhere((rewards_BT != 0) & ~mask_BT)).size:
         row, column = outside[0].tolist()
         raise ConfigError(
@@ -170,7 +170,7 @@ def row_credit(
     *,
     rows: RowsWithScore | None = None,
 ) -> TokenCredit:
-    """Compute the credit of rows with named columns. The columns are documented in `integrations.verl.row_credit`."""
+    """Compute the credit for rows with named columns. The columns are documented in `integrations.verl.row_credit`."""
     check_choice("row estimator", estimator, ROW_ESTIMATORS)
     if rows is not None:
         check_choice("rows", rows, get_args(RowsWithScore))
@@ -212,7 +212,7 @@ def _score(
 ) -> float | None:
     """Return the score of a trajectory, or None if it is unscored.
 
-    `summed_B` contains the sum of the rewards of each row.
+    `summed_B` contains the sum of the rewards in each row.
     """
     exact = columns["episode_rewards"][trajectory.rows[0]] if "episode_rewards" in columns else None
     ends = [row for row in trajectory.rows if columns["ends_episode"][row]] if "ends_episode" in columns else []
@@ -268,7 +268,7 @@ def _trajectories(estimator: str, mask_BT: Array, columns: Mapping[str, Any]) ->
 
 
 def action_tokens(row: int, sampled_T: Flags, columns: Mapping[str, Any]) -> list[Array] | None:
-    """Return the columns of the tokens of each action in a row, or None if the row was only added to fill the batch."""
+    """Return the column indices of each action's tokens in a row, or None if the row only fills up the batch."""
     places = np.flatnonzero(sampled_T)
     if "action_lengths" in columns:
         lengths = list(columns["action_lengths"][row])
@@ -276,7 +276,7 @@ def action_tokens(row: int, sampled_T: Flags, columns: Mapping[str, Any]) -> lis
             return None
         if sum(lengths) != len(places):
             raise ConfigError(
-                f"row {row}: action_lengths {lengths} have a total of {sum(lengths)} tokens, but the "
+                f"row {row}: action_lengths {lengths} add up to {sum(lengths)} tokens, but the "
                 f"row's mask has {len(places)}; if response_mask excludes tokens, pass 'sampled_mask' too"
             )
         if not lengths:  # The score of the row still counts.

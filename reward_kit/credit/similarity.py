@@ -1,24 +1,24 @@
 """Grouping of strings by similarity, with distances computed by rapidfuzz (extra `similarity`).
 
 Two strings a and b are similar if 2 LCS(a, b) / (|a| + |b|) is at least the threshold, where LCS is the length of their
-longest common subsequence. The groups are the connected components of this relation. They do not depend on the order
-of the strings, and two similar strings are always in the same group. Groups can form chains: if a is similar to b and b
-is similar to c, all three are in one group, even if a and c differ greatly. Short strings that differ in one word can
-be similar ("You are in the kitchen." and "You are in the bedroom." at 0.7). In that case, raise the threshold or use a
-hash that reads only the relevant part.
+longest common subsequence. The groups are the connected components of this relation. The groups do not depend on the
+order of the strings, and two similar strings are always in the same group. Groups can form chains: if a is similar to
+b, and b is similar to c, then all three are in one group, even if a and c differ greatly. Short strings that differ in
+one word can be similar: at a threshold of 0.7, "You are in the kitchen." is similar to "You are in the bedroom." In
+that case, raise the threshold, or use a hash that reads only the relevant part.
 
-The distance of two strings is |a| + |b| - 2 LCS(a, b), the number of insertions and deletions that turn one into the
-other. This distance is a metric. The similarity is 1 minus the distance divided by |a| + |b|. The similarity is at
-least the ratio of `difflib.SequenceMatcher`. The two are equal if the matching blocks form a longest common
-subsequence.
+The distance between two strings is |a| + |b| - 2 LCS(a, b), which is the minimum number of insertions and deletions
+that turn one string into the other. This distance is a metric. The similarity is 1 minus the distance divided by |a| +
+|b|. The similarity is never lower than the ratio that `difflib.SequenceMatcher` computes. The two are equal if the
+matching blocks form a longest common subsequence.
 
 Most pairs are never compared:
 
 1. Equal strings are merged.
 2. Nearly equal strings are clustered around leaders, which are found through hashes of short pieces.
 3. Because the distance is a metric, two clusters can contain a similar pair only if their leaders are close to each
-   other. The counts of characters, pairs and triples give lower bounds on the distances between all leaders in one
-   vectorized computation.
+   other. A single vectorized computation derives lower bounds on the distances between all leaders from their counts of
+   characters, pairs and triples.
 4. The remaining pairs are compared exactly.
 """
 
@@ -37,7 +37,7 @@ from reward_kit.credit.step_arrays import Codes, Floats
 
 
 def indel_distance(a: str, b: str, limit: int) -> int | None:
-    """Return the exact distance of two strings, or None if it is greater than `limit`.
+    """Return the exact distance between two strings, or None if it exceeds `limit`.
 
     A low limit makes the computation much faster.
     """
@@ -64,19 +64,19 @@ _SHORT_TEXTS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TextSketches:
-    """Sketches of N strings, which give lower bounds on the distances between the strings.
+    """Sketches of N strings, from which lower bounds on the distances between the strings are computed.
 
     One insertion or deletion changes the counts of characters by 1, the counts of adjacent pairs by at most 3 (one pair
     becomes two or two become one), the counts of triples by at most 5, and the counts of runs of five by at most 9. The
-    differences of the counts, divided by these numbers, are therefore lower bounds on the distance. Hash collisions can
-    only lower the bounds.
+    total difference in each kind of count, divided by its number, is therefore a lower bound on the distance. Hash
+    collisions can only lower the bounds.
 
     Attributes:
         texts: the strings.
-        symbols: (buckets, N) the number of characters of each string in each bucket. A bucket that has the same count
-            in all strings is omitted, here and in `runs`.
-        runs: (N, buckets) the counts of adjacent pairs, and the counts of triples.
-        pieces: (N, up to 4) hashes of pieces of eight characters. Similar strings probably have a hash in common.
+        symbols: (buckets, N) the number of characters of each string in each bucket. Buckets whose count is the same in
+            all strings are omitted, both here and in `runs`.
+        runs: (N, buckets) the counts of adjacent pairs and the counts of adjacent triples.
+        pieces: (N, up to 4) hashes of eight-character pieces. Similar strings probably have a hash in common.
     """
 
     texts: Sequence[str]
@@ -101,7 +101,7 @@ class TextSketches:
         return cls(texts, np.ascontiguousarray(symbols.T), (pairs, triples), pieces)
 
     def least_distances(self, index: int, others: Codes) -> Codes:
-        """Return (M,) lower bounds on the distances from one string to M other strings."""
+        """Return lower bounds (M,) on the distances from one string to M other strings."""
         bounds = _difference(self.symbols[:, others], self.symbols[:, index, None], axis=0)
         for table, changed in zip(self.runs, _CHANGED[1:], strict=True):
             bounds = np.maximum(bounds, -(-_difference(table[others], table[index], axis=1) // changed))
@@ -110,8 +110,8 @@ class TextSketches:
     def near_pairs(self, indices: Codes, reaches: Floats) -> Iterator[tuple[int, list[int]]]:
         """Yield pairs of strings that may be close to each other.
 
-        Each yielded item consists of a position in `indices` and a list of later positions. The list contains the
-        strings whose distance from the first string may be at most the sum of the two reaches, nearest first.
+        Each item consists of a position in `indices` and a list of later positions, nearest first. The list contains
+        each string whose distance from the first string may be at most the sum of the two reaches.
         """
         symbols, fives = np.ascontiguousarray(self.symbols[:, indices]), self._fives(indices)
         for row in range(len(indices) - 1):
@@ -131,7 +131,7 @@ class TextSketches:
                 yield row, near[np.argsort(bounds, kind="stable")].tolist()
 
     def _fives(self, indices: Codes) -> Counts:
-        """Return (M, buckets) the number of runs of five characters in each bucket for the strings at `indices`."""
+        """Return the number of five-character runs in each bucket, (M, buckets), for the strings at `indices`."""
         counts = np.zeros((len(indices), _FIVE_BUCKETS), dtype=self.symbols.dtype)
         for row, index in enumerate(indices.tolist()):
             pairs, triples = _short_runs(_codes(self.texts[index]))
@@ -144,12 +144,12 @@ def _codes(text: str) -> Codes:
 
 
 def _short_runs(codes: Codes) -> tuple[Codes, Codes]:
-    """Return codes for the adjacent pairs and for the adjacent triples."""
+    """Return codes for adjacent pairs and for adjacent triples."""
     return codes[:-1] * 37 + codes[1:], codes[:-2] * 1369 + codes[1:-1] * 37 + codes[2:]
 
 
 def _varying(counts: Counts) -> Counts:
-    """Return the columns in which the counts of the strings differ."""
+    """Return the columns whose counts are not the same for all strings."""
     is_varying = (counts != counts[:1]).any(axis=0)
     return np.ascontiguousarray(counts[:, is_varying])
 
@@ -157,7 +157,7 @@ def _varying(counts: Counts) -> Counts:
 def _difference(many: Counts, one: Counts, axis: int) -> Codes:
     """Return the sums of the absolute differences.
 
-    The sums are computed in the data type of the counts, which is several times faster than int64.
+    The sums are computed in the counts' data type, which is several times faster than computing them in int64.
     """
     difference = many - one
     np.abs(difference, out=difference)
@@ -167,7 +167,7 @@ def _difference(many: Counts, one: Counts, axis: int) -> Codes:
 def _pieces(codes: npt.NDArray[np.uint64]) -> list[int]:
     """Return four hashes of short pieces of the string (MinHash).
 
-    For each of four random orders, the hash of the piece that comes first in that order is returned.
+    For each of four random orders, the result contains the hash of the piece that comes first in that order.
     """
     if len(codes) < _PIECE:
         return []
@@ -179,7 +179,7 @@ def _pieces(codes: npt.NDArray[np.uint64]) -> list[int]:
 
 
 def similar_groups(texts: Sequence[str], groups_S: Codes, threshold: float) -> Codes:
-    """Assign a number to each string so that similar strings of the same group have equal numbers.
+    """Assign a number to each string so that similar strings in the same group have equal numbers.
 
     Args:
         texts: (S,) the strings.
@@ -225,7 +225,7 @@ class _TextCluster:
     Attributes:
         leader: the position of the leader.
         members: the positions of the members, starting with the leader.
-        distances: the distance of each member from the leader.
+        distances: the distance between each member and the leader.
     """
 
     leader: int
@@ -234,7 +234,7 @@ class _TextCluster:
 
 
 class _Linker:
-    """Join the strings of one group until every pair of similar strings is in the same component."""
+    """Joins the strings in one group until every pair of similar strings is in the same component."""
 
     def __init__(self, texts: Sequence[str], threshold: float) -> None:
         self._texts, self._threshold = texts, threshold
@@ -254,7 +254,7 @@ class _Linker:
         self._parents[self.find(a)] = self.find(b)
 
     def _limit(self, a: int, b: int) -> int:
-        """Return the largest distance at which two strings are similar."""
+        """Return the maximum distance at which two strings are similar."""
         total = len(self._texts[a]) + len(self._texts[b])
         limit = math.ceil((1.0 - self._threshold) * total)
         # Use the same division as the similarity, so that rounding cannot make the results differ.
@@ -310,7 +310,7 @@ class _Linker:
             self._join(one.leader, two.leader)
 
     def _has_similar_pair(self, one: _TextCluster, two: _TextCluster, distance: int) -> bool:
-        """Return True if two clusters whose leaders are `distance` apart contain a similar pair."""
+        """Return True if two clusters, whose leaders are `distance` apart, contain a similar pair."""
         for a, radius in zip(one.members, one.distances, strict=True):
             least = self._sketches.least_distances(a, np.array(two.members))
             least = np.maximum(least, distance - radius - np.array(two.distances))

@@ -1,8 +1,8 @@
 """A batch of trajectories as flat arrays, and the array operations that estimators use.
 
-`StepArrays` is the input of every estimator. Estimators are composed of two operations: `discounted`, which computes
-discounted sums, and `relative`, which compares values with their group. Only `relative` subtracts a baseline or divides
-by a scale.
+`StepArrays` is the input of every estimator. Estimators are built from two operations: `discounted`, which computes
+discounted sums, and `relative`, which compares each value with its group. Only `relative` subtracts a baseline or
+divides by a scale.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _FEW = 64
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """A batch of B trajectories with S steps in total, stored as flat arrays in the order of the batch.
+    """A batch of B trajectories with S steps in total, stored as flat arrays in batch order.
 
     Attributes:
         steps: (S,) the steps.
         lengths_B: (B,) the number of steps in each trajectory.
         scores_B: (B,) the scores; NaN for an unscored trajectory.
-        groups_B: (B,) the group numbers, counted from 0 in order of first appearance.
+        groups_B: (B,) the group number of each trajectory. Numbers count from 0, in order of first appearance.
         rewards_S: (S,) the base rewards; NaN for a reward that is not set.
     """
 
@@ -85,33 +85,33 @@ class StepArrays:
 
     @property
     def is_scored_S(self) -> Flags:
-        """(S,) True for each step of a scored trajectory."""
+        """An (S,) mask that is true for the steps of scored trajectories."""
         return self.to_steps(~np.isnan(self.scores_B))
 
     @property
     def turns_S(self) -> Codes:
-        """(S,) The index of each step in its trajectory."""
+        """The index of each step within its trajectory (S,)."""
         starts_B: Codes = np.cumsum(self.lengths_B) - self.lengths_B
         return np.asarray(np.arange(len(self.steps)) - self.to_steps(starts_B), dtype=np.int64)
 
     @property
     def values_S(self) -> Floats:
-        """(S,) The value estimates of the policy; NaN for a missing estimate."""
+        """The policy's value estimates (S,). NaN marks a missing estimate."""
         # float64 converts None to NaN.
         return np.array([step.policy_value_estimate for step in self.steps], dtype=np.float64)
 
     @property
     def is_valid_S(self) -> Flags:
-        """(S,) False for each step in which `step_info["is_action_valid"]` is False, and True for all other steps."""
+        """An (S,) mask that is false for steps whose `step_info["is_action_valid"]` is False, and otherwise true."""
         flags = [step.step_info.get("is_action_valid") is not False for step in self.steps]
         return np.array(flags, dtype=np.bool_)
 
     @property
     def is_truncated_B(self) -> Flags:
-        """(B,) True for each truncated trajectory.
+        """A (B,) mask that is true for truncated trajectories.
 
-        The `step_info` of the last step determines the result. A trajectory is truncated if `truncated` is true or
-        `terminated` is False. It is not truncated if `terminated` is true, or if neither key is recorded.
+        The result depends on the `step_info` of the last step. A trajectory is truncated if `truncated` is true or
+        `terminated` is False. It is not truncated if `terminated` is true or if neither key is recorded.
         """
         truncated_B = np.zeros(len(self.lengths_B), dtype=np.bool_)
         ends_B = np.cumsum(self.lengths_B)
@@ -122,23 +122,23 @@ class StepArrays:
         return truncated_B
 
     def to_steps(self, values_B: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return (S,) for each step, the value of its trajectory."""
+        """Return an (S,) array that contains, for each step, the value of its trajectory."""
         return np.repeat(values_B, self.lengths_B)
 
     def describe_step(self, position: int) -> str:
-        """Return a description of the step at a position in the flat arrays, such as "trajectory 2, step 0"."""
+        """Return a description of the step at a position in the flat arrays, for example "trajectory 2, step 0"."""
         trajectory, step = locate_step(position, self.lengths_B)
         return f"trajectory {trajectory}, step {step}"
 
     def sums_B(self, values_S: Floats) -> Floats:
-        """Return (B,) the sum of the step values of each trajectory."""
+        """Return the sum of the step values in each trajectory (B,)."""
         codes_S = self.to_steps(np.arange(len(self.lengths_B)))
         return np.bincount(codes_S, values_S, minlength=len(self.lengths_B)).astype(np.float64, copy=False)
 
     def returns_S(self, gamma: float, default: float = 0.0, penalties_S: Floats | None = None) -> Floats:
-        """Return (S,) the discounted return of each step: G_k = r_k + gamma G_{k+1}.
+        """Return the discounted return of each step (S,): G_k = r_k + gamma G_{k+1}.
 
-        Steps of an unscored trajectory have a return of NaN.
+        The return is NaN for steps of an unscored trajectory.
 
         Args:
             gamma: the discount factor.
@@ -156,11 +156,11 @@ class StepArrays:
         return returns_S
 
     def earned_S(self, default: float = 0.0) -> Floats:
-        """Return (S,) the reward r_k of each step.
+        """Return the reward r_k of each step (S,).
 
         If all base rewards of a trajectory are set, r_k is the base reward. Otherwise, a base reward that is not set
-        counts as `default`, and the score is added to the reward of the last step. Steps of an unscored trajectory have
-        a reward of NaN.
+        counts as `default`, and the score is added to the reward of the last step. The reward is NaN for steps of an
+        unscored trajectory.
         """
         unset_S = np.isnan(self.rewards_S)
         rewards_S = np.where(unset_S, default, self.rewards_S)
@@ -173,7 +173,7 @@ class StepArrays:
 
 
 def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
-    """Return (S,) x_k + decay x_{k+1} + decay² x_{k+2} + … for each step, summed to the end of its trajectory."""
+    """Return x_k + decay x_{k+1} + decay² x_{k+2} + … for each step (S,), summed to the end of its trajectory."""
     out_S = values_S.copy()
     # Sort by length, longest first. The trajectories that have a step at a given distance from their end then come
     # first.
@@ -193,15 +193,15 @@ def discounted(values_S: Floats, lengths_B: Codes, decay: float) -> Floats:
     return out_S
 
 
-def following(values_S: Floats, lengths_B: Codes) -> Floats:
-    """Return (S,) the value of the next step of the trajectory, and 0 for a last step."""
-    out_S = np.append(values_S[1:], 0.0)[: len(values_S)]
-    out_S[np.cumsum(lengths_B)[lengths_B > 0] - 1] = 0.0
+def following(values_S: npt.NDArray[Any], lengths_B: Codes) -> npt.NDArray[Any]:
+    """Return, for each step (S,), the value of the next step in the trajectory, or 0 if there is no next step."""
+    out_S = np.roll(values_S, -1)
+    out_S[np.cumsum(lengths_B)[lengths_B > 0] - 1] = 0
     return out_S
 
 
 def overflow_allowed() -> np.errstate:
-    """Return a context in which sums may overflow, because `check_finite` checks them afterwards."""
+    """Return a context in which sums may overflow. `check_finite` checks them afterwards."""
     return np.errstate(over="ignore", invalid="ignore")
 
 
@@ -217,16 +217,16 @@ def check_finite(values_S: Floats, lengths_B: Codes, what: str, *, missing_S: Fl
 
 
 def locate_step(position: int, lengths_B: Codes) -> tuple[int, int]:
-    """Convert a position in the flat arrays to the index of a trajectory and the index of a step in that trajectory."""
+    """Convert a position in the flat arrays to the index of a trajectory and the index of a step within it."""
     ends_B = np.cumsum(lengths_B)
     trajectory = int(np.searchsorted(ends_B, position, side="right"))
     return trajectory, position - int(ends_B[trajectory] - lengths_B[trajectory])
 
 
 def factorize(keys: Iterable[Hashable]) -> Codes:
-    """Return (N,) the number of each key; equal keys have equal numbers.
+    """Return an (N,) array of numbers, one for each key. Equal keys have equal numbers.
 
-    The numbers are counted from 0 in order of first appearance.
+    Numbers count from 0, in order of first appearance.
     """
     keys = list(keys)
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
@@ -234,7 +234,7 @@ def factorize(keys: Iterable[Hashable]) -> Codes:
 
 
 def check_scores(scores: Sequence[float | None]) -> None:
-    """Raise a ConfigError if a score is neither a number nor None, and an InvalidResultError if it is not finite."""
+    """Raise a ConfigError if a score is neither a number nor None, or an InvalidResultError if it is not finite."""
     for index, score in enumerate(scores):
         try:
             is_finite = score is None or math.isfinite(score)
@@ -259,29 +259,29 @@ def relative(
     weights_N: Floats | None = None,
     min_group_size: int = 1,
 ) -> Floats:
-    """Return (N,) each value relative to its group. NaN values are ignored and remain NaN.
+    """Return each value relative to its group (N,). NaN values are ignored and remain NaN.
 
-    The mean and the unbiased standard deviation are computed over the group, in which each value occurs `weights_N`
-    times:
+    The mean and the unbiased standard deviation are computed over the group. Each value counts as many times as its
+    weight in `weights_N`:
 
         "std"            (x - mean) / (std + epsilon)
         "mean"           x - mean
         "constant"       (x - mean) / normalization_constant
         "leave_one_out"  x - the mean of the others = (x - mean) n / (n - 1)
 
-    First, the first value with a nonzero weight in each group is subtracted from all values of that group. Equal values
-    therefore become exactly zero, and a large offset does not reduce the precision. The value in a group of one becomes
-    zero. If the squares of the values of a group would overflow or underflow, the values are scaled before the
-    computation. A result is therefore infinite only if it is too large for a float.
+    In each group, the first value with a nonzero weight is subtracted from all values before the computation. As a
+    result, equal values become exactly zero, and a large offset does not reduce precision. The value in a group of one
+    becomes zero. If the squares of a group's values would overflow or underflow, the values are also scaled. A result
+    is therefore infinite only if it is too large for a float.
 
     Args:
         values_N: (N,) the values.
-        groups_N: (N,) the group number of each value; not negative.
+        groups_N: (N,) the non-negative group number of each value.
         normalization: one of the four names above.
         epsilon: a constant that is added to each standard deviation.
         normalization_constant: the divisor for "constant".
-        weights_N: (N,) the number of copies of each value; "leave_one_out" leaves out all copies of the value. If None,
-            each value counts once.
+        weights_N: (N,) the number of times that each value counts; "leave_one_out" omits all copies of the value. If
+            None, each value counts once.
         min_group_size: the minimum size of a group; values in smaller groups become zero.
     """
     valued_N = ~np.isnan(values_N)
@@ -309,7 +309,7 @@ def relative(
 def _units(values: Floats, groups: Codes) -> Floats:
     """Return the unit in which each value is expressed during the computation.
 
-    The unit is 1 or, if squares could overflow or underflow, a power of two close to the largest value of the group.
+    The unit is 1 or, if squares could overflow or underflow, a power of two close to the group's largest value.
     """
     sizes = np.abs(values)
     if not ((sizes > _LARGE) | ((sizes < _SMALL) & (sizes > 0.0))).any():
@@ -323,7 +323,7 @@ def _units(values: Floats, groups: Codes) -> Floats:
 def _scales(
     centered: Floats, groups: Codes, weights: Floats, normalization: str, epsilons: Floats, constant: float | None
 ) -> Floats:
-    """Return the divisor of each centered value, or zero if its group has no other values to compare it with."""
+    """Return the divisor for each centered value, or zero if its group contains no other value to compare it with."""
     if normalization == "mean":
         return np.ones_like(centered)
     if normalization == "constant":
@@ -336,7 +336,7 @@ def _scales(
 
 
 def group_sizes(values_N: Floats, groups_N: Codes) -> Codes:
-    """Return (N,) the number of values in the group of each value. NaN values are not counted."""
+    """Return, for each value (N,), the number of values in its group. NaN values are not counted."""
     groups = renumber_groups(groups_N)
     return np.bincount(groups[~np.isnan(values_N)], minlength=int(groups.max(initial=-1)) + 1)[groups]
 
@@ -350,7 +350,7 @@ def first_positions(groups: Codes) -> Codes:
 
 
 def renumber_groups(groups: Codes) -> Codes:
-    """Renumber the groups if a table indexed by group number would be much longer than the list of values."""
+    """Renumber the groups if a table indexed by group number would be much longer than the array of values."""
     if int(groups.max(initial=0)) <= 4 * len(groups):
         return groups
     return np.asarray(np.unique(groups, return_inverse=True)[1], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The result of an estimator, and a function that writes this result to copies of the steps."""
+"""The result of an estimator, and a function that writes it to copies of the steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reward_kit.credit.step_arrays import Batch, Codes, Floats, StepArrays, chec
 
 
 class StepCredit(NamedTuple):
-    """The credit of all steps of a batch, stored as flat arrays in the order of the batch.
+    """The credit of all steps in a batch, stored as flat arrays in batch order.
 
     Steps of an unscored trajectory have NaN values. An estimator that does not compute episode advantages or step
     advantages sets them to zero.
@@ -25,8 +25,8 @@ class StepCredit(NamedTuple):
             state.
         advantages_S: (S,) A, the combination of A_E and A_S.
         returns_S: (S,) G_k, the discounted return from this step to the end of the trajectory.
-        anchors_S: (S,) the number of the step's anchor state. Steps have the same number if they have the same group
-            and state. The number is -1 if the estimator does not use states.
+        anchors_S: (S,) the number of the step's anchor state. Two steps have the same number if they are in the same
+            group and have the same state. The number is -1 if the estimator does not use states.
     """
 
     episode_advantages_S: Floats
@@ -45,7 +45,7 @@ def episode_credit(arrays: StepArrays, advantages_B: Floats, returns_S: Floats) 
 def step_credit(
     arrays: StepArrays, advantages_S: Floats, returns_S: Floats, anchors_S: Codes | None = None
 ) -> StepCredit:
-    """Create the credit for an estimator that computes one advantage per step, without anchors if it has no states."""
+    """Create the credit for an estimator that computes one advantage per step. If it uses no states, anchors are -1."""
     check_advantages(arrays, advantages_S)
     if anchors_S is None:
         anchors_S = np.full(len(arrays.steps), -1, dtype=np.int64)
@@ -60,8 +60,8 @@ def check_advantages(arrays: StepArrays, advantages_S: Floats) -> None:
 def with_credit(batch: Batch, credit: StepCredit) -> list[list[StepData]]:
     """Return copies of the steps with `advantage` and `return_to_go` filled in.
 
-    Both are `None` if the credit is NaN. `return_to_go` is the target for a critic: A + V if the policy estimated V, or
-    G_k if it did not.
+    Both are `None` if the credit is NaN. `return_to_go` is the target for a critic: A + V if the policy estimated V,
+    and G_k otherwise.
     """
     numbers = zip(credit.advantages_S.tolist(), credit.returns_S.tolist(), strict=True)
     # Pause the garbage collector: the new objects would make it scan the whole batch repeatedly.

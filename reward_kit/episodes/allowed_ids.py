@@ -26,9 +26,9 @@ class AllowedIds:
     """The restricted tokens of one row.
 
     Args:
-        places: (M,) the positions of the restricted tokens in ascending order, relative to the row's first token after
+        places: (M,) the positions of the restricted tokens in ascending order, counted from the row's first token after
             the padding.
-        offsets: (M+1,) for each place, the index in `ids` at which its ids start, followed by the total number of ids.
+        offsets: (M+1,) the index in `ids` at which the ids of each place start, followed by the total number of ids.
         ids: the ids that were allowed, in ascending order for each place.
 
     Raises:
@@ -54,7 +54,10 @@ class AllowedIds:
 
     @classmethod
     def shared(cls, places: npt.ArrayLike, which: npt.ArrayLike, sets: Sequence[Ids]) -> AllowedIds:
-        """Return an instance in which places may share a set; `which` (M,) contains the index of each place's set."""
+        """Return an instance whose places may share sets.
+
+        The (M,) array `which` contains the index of each place's set.
+        """
         made = cls([], [0], [])
         made.places, made.which = np.asarray(places, dtype=np.int32), np.asarray(which, dtype=np.int32)
         made.sets = tuple(sets)
@@ -80,18 +83,21 @@ class AllowedIds:
 
     @property
     def offsets(self) -> Ids:
-        """(M+1,) for each place, the index in `ids` at which its ids start. Computed on each access."""
+        """(M+1,) array: the index in `ids` at which each place's ids start, followed by the number of ids.
+
+        Not cached.
+        """
         sizes = np.array([len(ids) for ids in self.sets], dtype=np.int32)
         offsets: Ids = np.cumsum(np.append(0, sizes[self.which]), dtype=np.int32)
         return offsets
 
     @property
     def ids(self) -> Ids:
-        """The concatenated ids of all places. The array may be large and is computed on each access."""
+        """The concatenated ids of all places. The array may be large and is not cached."""
         return np.concatenate([np.zeros(0, np.int32), *(self.sets[number] for number in self.which)])
 
     def mask(self, vocabulary: int) -> npt.NDArray[np.bool_]:
-        """Return a mask (M,V) that is True for allowed ids; V is the width of the logits."""
+        """Return an (M, V) mask that is True for allowed ids, where V is the width of the logits."""
         per_set = np.zeros((len(self.sets), vocabulary), dtype=np.bool_)
         for number, ids in enumerate(self.sets):
             per_set[number, ids] = True
@@ -114,7 +120,7 @@ class AllowedTrack:
         return bool(self.places)
 
     def add(self, place: int, number: int) -> None:
-        """Append a place and the index of the set of ids allowed there."""
+        """Append a place and the index of its set of allowed ids."""
         self.places.append(place)
         self.which.append(number)
 
@@ -138,7 +144,10 @@ class AllowedTrack:
         return number
 
     def between(self, start: int, stop: int) -> AllowedIds | None:
-        """Return the restricted tokens in `start:stop`, with places relative to `start`; None if there are none."""
+        """Return the restricted tokens in `start:stop`, or None if there are none.
+
+        Their places are relative to `start`.
+        """
         places = np.array(self.places, dtype=np.int32)
         first, last = np.searchsorted(places, (start, stop))
         if first == last:
@@ -153,7 +162,7 @@ class AllowedTrack:
         return kept
 
     def extend(self, other: AllowedTrack, start: int, stop: int) -> None:
-        """Add the restricted tokens of another track that are in `start:stop`."""
+        """Add the restricted tokens in `start:stop` of another track."""
         for place, number in zip(other.places, other.which, strict=True):
             if start <= place < stop:
                 self.add(place, self.number_of(other.sets[number]))
@@ -173,20 +182,20 @@ class AllowedTrack:
                 ids = np.array(packed, dtype=np.int32)
             numbers.append(track.number_of(ids))
         if len(state["places"]) != len(state["which"]) or any(not 0 <= n < len(numbers) for n in state["which"]):
-            raise EpisodeError("allowed ids: a position refers to a missing set")
+            raise EpisodeError("allowed ids: a place refers to a missing set")
         for place, which in zip(state["places"], state["which"], strict=True):
             track.add(place, numbers[which])
         return track
 
 
 def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step: int) -> list[Ids | None]:
-    """Return (N,) the allowed ids of each token in ascending order; entries that are the same object share one array.
+    """Return the allowed ids of each of the N tokens in ascending order. Entries that are one object share an array.
 
     Raises:
         EpisodeError: the number of entries differs from the number of tokens, or a sampled token was not allowed.
     """
     if len(allowed) != len(token_ids):
-        raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(allowed)} entries of allowed_ids")
+        raise EpisodeError(f"step {step} has {len(token_ids)} token ids but {len(allowed)} entries in allowed_ids")
     arrays: dict[int, Ids] = {}
     sets: list[Ids | None] = []
     for token, given in zip(token_ids, allowed, strict=True):
@@ -201,13 +210,13 @@ def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step
             arrays[id(given)] = ids
         index = int(ids.searchsorted(token))
         if index == len(ids) or ids[index] != token:
-            raise EpisodeError(f"step {step}: sampled token {token} is not among the {len(ids)} allowed ids")
+            raise EpisodeError(f"step {step}: the sampled token {token} is not among the {len(ids)} allowed ids")
         sets.append(ids)
     return sets
 
 
 def _packed(ids: Ids) -> list[int] | dict[str, list[int]]:
-    """Return the ids, or their runs of consecutive ids (first, count, first, count, …) if the runs are shorter."""
+    """Return the ids or, if this is shorter, their runs of consecutive ids: first, count, first, count, …."""
     breaks = np.flatnonzero(np.diff(ids) != 1) + 1
     if 2 * (len(breaks) + 1) >= len(ids):
         return [int(number) for number in ids]

@@ -28,9 +28,9 @@ from reward_kit.errors import EpisodeError
 
 
 def dummy(space: Any, fill: Any, *, one_hot: bool = False) -> Any:
-    """Return an item of the space in which every number is `fill`; if the space has no numbers, return `fill` itself.
+    """Return an item of the space with every number set to `fill`, or `fill` itself if the space has no numbers.
 
-    If `one_hot` is true, discrete parts become vectors.
+    If `one_hot` is true, discrete parts become one-hot vectors.
     """
     inner = getattr(space, "spaces", space)
     if isinstance(inner, Mapping):
@@ -75,7 +75,7 @@ def one_hot(value: Any, space: Any) -> Any:
 
 
 def _depths(space: Any) -> list[int] | None:
-    """Return the number of possible values of each discrete number in a space; None if the space is not discrete."""
+    """Return how many values each discrete number in a space can take, or None if the space is not discrete."""
     nvec = getattr(space, "nvec", None)
     if nvec is not None:
         return [int(n) for n in np.ravel(nvec)]
@@ -99,12 +99,12 @@ _SLICED = (list, np.ndarray)
 
 
 class InfiniteLookbackBuffer(Generic[T]):
-    """Items by time step; the first `lookback` items precede index 0. The interface is the same as in RLlib.
+    """A buffer of items by time step, whose first `lookback` items precede index 0. The interface is that of RLlib.
 
     Args:
-        data: the items: a list, which is used without a copy, or a column of arrays; None for no items.
+        data: a list of items, which is not copied, or a column of arrays; None for no items.
         lookback: the number of items before index 0.
-        space: the space of an item, needed for fills and one-hot vectors.
+        space: the space of the items, which is needed for fills and one-hot vectors.
         store: a function that is called with the new storage whenever `data` is replaced.
     """
 
@@ -169,7 +169,7 @@ class InfiniteLookbackBuffer(Generic[T]):
             self._replace(concat_columns(self.data, compact(items)))
 
     def pop(self, index: int = -1) -> T:
-        """Remove and return the item at `index`, which is counted from the start of the lookback."""
+        """Remove and return the item at `index`, counted from the start of the lookback."""
         items = read_list(self.data)
         item: T = items.pop(index)
         if not isinstance(self.data, list):
@@ -177,7 +177,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         return item
 
     def concat(self, other: InfiniteLookbackBuffer[T]) -> None:
-        """Append the items of another buffer except its lookback."""
+        """Append the items of another buffer, excluding its lookback."""
         self.extend(slice_column(other.data, other.lookback, len(other.data)))
 
     def __add__(self, other: InfiniteLookbackBuffer[T] | list[T] | complex) -> InfiniteLookbackBuffer[T]:
@@ -225,7 +225,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         Raises:
             EpisodeError: one-hot vectors were requested, but there is no space.
             IndexError: an index is out of range and there is no `fill`.
-            TypeError: `indices` is not an index.
+            TypeError: `indices` has an unsupported type.
         """
         return read(self.data, self.lookback, indices, neg_index_as_lookback, fill, self.space, one_hot_discrete)
 
@@ -234,7 +234,7 @@ class InfiniteLookbackBuffer(Generic[T]):
 
         Raises:
             IndexError: an index is out of range, or the number of new items differs from the number of indices.
-            TypeError: `at_indices` is not an index.
+            TypeError: `at_indices` has an unsupported type.
         """
         self._replace(write(self.data, self.lookback, new_data, at_indices, neg_index_as_lookback))
 
@@ -295,13 +295,13 @@ def _several(data: Any, positions: Sequence[int], fill: Any, space: Any, as_one_
 def resolve_positions(
     size: int, lookback: int, indices: Any, neg_index_as_lookback: bool, filled: bool = False
 ) -> int | Sequence[int]:
-    """Return the positions of `indices` among `size` items: an int for an int, otherwise a sequence.
+    """Return the positions of `indices` among `size` items: an int if `indices` is an int, otherwise a sequence.
 
     If `filled` is true, positions may be beyond either end.
 
     Raises:
         IndexError: an index is out of range and `filled` is false.
-        TypeError: `indices` is not an index.
+        TypeError: `indices` has an unsupported type.
     """
     if indices is None:
         return range(lookback, size)
@@ -333,7 +333,7 @@ def _filler(fill: Any, space: Any, as_one_hot: bool) -> Any:
 
 
 def _padded(data: Any, positions: range, filler: Any) -> Any:
-    """Return a range of an array; parts of the range that are beyond the ends of the array are filled with `filler`."""
+    """Return a range of an array. Parts of the range beyond the ends of the array are filled with `filler`."""
     inside = data[max(positions.start, 0) : max(positions.stop, 0)]
     is_alike = data.dtype.char == "d" and type(filler) is float  # rewards; `np.result_type` is slow
     out = np.empty((len(positions), *data.shape[1:]), data.dtype if is_alike else np.result_type(data, filler))
@@ -394,11 +394,11 @@ def _slice_positions(size: int, lookback: int, indices: slice, neg_index_as_look
 
 
 def write(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_index_as_lookback: bool) -> Any:
-    """Return the storage with new items at `at_indices`; a list is changed in place, compact storage is copied.
+    """Return the storage with new items at `at_indices`. A list is changed in place; compact storage is copied.
 
     Raises:
         IndexError: an index is out of range, or the number of new items differs from the number of indices.
-        TypeError: `at_indices` is not an index.
+        TypeError: `at_indices` has an unsupported type.
     """
     positions = resolve_positions(len(data), lookback, at_indices, neg_index_as_lookback)
     if isinstance(positions, int):
@@ -418,7 +418,7 @@ def write(data: Any, lookback: int, new_data: Any, at_indices: Indices, neg_inde
     else:
         new_items = list(new_data)
     if len(new_items) != len(positions):
-        raise IndexError(f"{len(new_items)} new items for the {len(positions)} positions of {at_indices!r}")
+        raise IndexError(f"got {len(new_items)} new items for the {len(positions)} positions in {at_indices!r}")
     items = read_list(data)
     for position, item in zip(positions, new_items, strict=True):
         items[position] = item

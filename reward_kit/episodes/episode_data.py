@@ -2,11 +2,11 @@
 
 `SingleAgentEpisode` adds the methods that build and read steps. A chunk belongs to the same episode as the data it was
 cut from: it keeps all ids, the spaces, `custom_data`, and the conversation and tokens up to its end. Tokens that were
-sampled by actions outside the chunk become context, so a chunk can be used for training separately, and no action is
+sampled for actions outside the chunk become context, so each chunk can be used for training separately and no action is
 trained on twice.
 
-In a state, a track of arrays of the same shape is stored as one block of bytes, and a track of plain numbers or strings
-is left unchanged. States of version 1, which store every item separately, can still be read.
+In a state, a track that consists of arrays of the same shape is stored as one block of bytes, and a track of plain
+numbers or strings is left unchanged. States of version 1, which store every item separately, can still be read.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def check_state(
         known = f"version{'s' if len(versions) > 1 else ''} {' and '.join(map(str, versions))}"
         raise EpisodeError(f"the episode state has version {version!r}, but this release reads only {known}")
     if missing := {*needed} - state.keys():
-        raise EpisodeError(f"episode state: missing {', '.join(sorted(missing))}")
+        raise EpisodeError(f"the episode state is missing {', '.join(sorted(missing))}")
     for name, kinds in types.items():
         if not isinstance(state[name], kinds):
             raise EpisodeError(f"episode state: {name} must be {type_name(kinds[0]())}, got {state[name]!r:.80}")
@@ -149,7 +149,7 @@ class EpisodeStatus:
         return f"{len(self)} steps, {end}"
 
     def get_duration_s(self) -> float:
-        """Return the seconds from the reset to the last step.
+        """Return the number of seconds from the reset to the last step.
 
         The time between saving a state and restoring it is excluded.
         """
@@ -159,7 +159,7 @@ class EpisodeStatus:
 
 
 class EpisodeData(EpisodeStatus):
-    """The data of an episode. The raw tracks, such as `_observations`, are stored in the forms of `storage`.
+    """The data of an episode. The raw tracks, such as `_observations`, are stored in the forms that `storage` defines.
 
     The first `_lookback` items of every track precede the episode. In `_infos`, None represents an empty dict, because
     a dict would take 64 bytes per step.
@@ -267,7 +267,7 @@ class EpisodeData(EpisodeStatus):
         return self
 
     def finalize(self) -> Self:
-        """Call `to_numpy`, for which this is an older name."""
+        """Call `to_numpy`. This method is the older name."""
         return self.to_numpy()
 
     def to_lists(self) -> None:
@@ -290,7 +290,7 @@ class EpisodeData(EpisodeStatus):
         wrong += [f"{name} {n}" for name, n in of_steps.items() if n != steps]
         raise EpisodeError(
             f"episode {self.id_}: {steps} rewards require {steps} actions and outputs, and {steps + 1} observations "
-            f"and infos, got {', '.join(wrong)}"
+            f"and infos; got {', '.join(wrong)}"
         )
 
     # The tracks as columns, created on each access; changes to a column change the episode.
@@ -377,7 +377,7 @@ class EpisodeData(EpisodeStatus):
 
     @property
     def lookback(self) -> int:
-        """The number of steps that are kept from before the episode."""
+        """The number of preceding steps that are kept."""
         return self._lookback
 
     def __len__(self) -> int:
@@ -424,22 +424,22 @@ class EpisodeData(EpisodeStatus):
     # Chunks
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
-        """Return an episode without steps that continues this one; its lookback consists of the last steps of this one.
+        """Return an empty chunk that continues this episode. Its lookback consists of this episode's last steps.
 
         Raises:
             EpisodeError: the episode is over, or the lookback is negative.
         """
         if self.is_done:
-            raise EpisodeError(f"episode {self.id_} is over and cannot be cut; it has {self.size()}")
+            raise EpisodeError(f"episode {self.id_} is over ({self.size()}) and cannot be cut")
         if not len(self._observations):
             raise EpisodeError(f"episode {self.id_}: call add_env_reset before cut")
         return self._part(len(self), len(self), len_lookback_buffer)
 
     def slice(self, slice_: slice, *, len_lookback_buffer: int | None = None) -> Self:
-        """Return the chunk of the steps selected by `slice_`, which is clipped like a slice of a list.
+        """Return the chunk with the steps selected by `slice_`, which is clipped like a list slice.
 
         Raises:
-            EpisodeError: the slice has a step, the lookback is negative, or the episode has no observation.
+            EpisodeError: the slice's step is not 1, the lookback is negative, or the episode has no observation.
             TypeError: `slice_` is not a slice.
         """
         if not isinstance(slice_, slice):
@@ -448,7 +448,7 @@ class EpisodeData(EpisodeStatus):
                 "call get_observations(i), get_actions(i), …"
             )
         if slice_.step not in (None, 1):
-            raise EpisodeError(f"episode {self.id_}: a slice of an episode must not have a step, got {slice_.step!r}")
+            raise EpisodeError(f"episode {self.id_}: the step of an episode slice must be 1, got {slice_.step!r}")
         if not len(self._observations):
             raise EpisodeError(f"episode {self.id_}: call add_env_reset before taking a slice")
         start, stop, _ = slice_.indices(self.t - self.t_started)
@@ -550,7 +550,7 @@ class EpisodeData(EpisodeStatus):
     # Conversion to plain values
 
     def get_data_dict(self) -> dict[str, Any]:
-        """Return the steps as columns of equal length under RLlib's names.
+        """Return the steps as columns of equal length, keyed by RLlib's names.
 
         `obs` and `infos` contain the values before each action.
         """
@@ -576,7 +576,7 @@ class EpisodeData(EpisodeStatus):
         return self.get_data_dict()
 
     def get_state(self) -> dict[str, Any]:
-        """Return the whole episode except its spaces as a value that JSON and msgpack can encode.
+        """Return the whole episode, except its spaces, as a value that JSON and msgpack can encode.
 
         The value shares no data with the episode.
         """
@@ -643,7 +643,7 @@ class EpisodeData(EpisodeStatus):
 
 
 def _packed(data: Any) -> Any:
-    """Merge a list of arrays, which makes pickling 20 times faster. Plain values are left unchanged."""
+    """Merge a list of arrays to make pickling 20 times faster. Plain values are left unchanged."""
     are_arrays = isinstance(data, list) and data and type(data[0]) is np.ndarray
     return compact(data, exact=True) if are_arrays else data
 

@@ -1,6 +1,6 @@
-"""The HTML of an episode for a notebook: its outcome, then the conversation with tool calls and step rewards.
+"""The HTML of an episode for a notebook: its outcome, then the conversation with its tool calls and step rewards.
 
-A long episode is shortened to its beginning and end; the page of the run shows the whole episode.
+A long episode is shortened to its beginning and end; the run's page shows the whole episode.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def episode_html(
     Args:
         episode: the episode.
         rewards: (T,) the environment's rewards; None for a step without a reward.
-        step_at: a function that returns the observation and the action of a step, used for an episode without a
+        step_at: a function that returns the observation and the action of a step. It is used if the episode has no
             conversation.
     """
     known = [reward for reward in rewards if reward is not None]

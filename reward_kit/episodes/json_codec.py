@@ -1,4 +1,4 @@
-"""JSON forms of the values in episodes: plain values are unchanged; all others become `{"__type__": …}`.
+"""JSON forms of the values in episodes: plain values are unchanged, and all others become `{"__type__": …}`.
 
 Plain dicts that have a `__type__` key are also wrapped, and so are strings with lone surrogates, which UTF-8 cannot
 represent. Decoding is therefore the exact inverse of encoding.
@@ -88,7 +88,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def from_json_value(value: Any) -> Any:
-    """Return the original of a value that was encoded by `to_json_value`.
+    """Decode a value that was encoded by `to_json_value`.
 
     Raises:
         EpisodeError: a type is unknown, or a scalar is not a number.

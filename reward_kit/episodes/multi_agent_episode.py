@@ -1,4 +1,4 @@
-"""`MultiAgentEpisode`, one episode of multiple agents, which has RLlib's method names and index rules.
+"""`MultiAgentEpisode`, an episode with multiple agents. Its method names and index rules are those of RLlib.
 
 As in RLlib, the constructor is more lenient than `add_env_step`: rewards may be missing, and an agent counts as
 terminated if it did not act on its last observation while the others continued.
@@ -117,11 +117,11 @@ def _collect(
 
 
 class MultiAgentEpisode(MultiAgentRecord):
-    """An episode of multiple agents, or a chunk of such an episode.
+    """An episode with multiple agents, or a chunk of such an episode.
 
     Args:
         id_: the unique id; random by default.
-        observations: for each environment step, a dict of the agents' observations; T + 1 dicts.
+        observations: T + 1 dicts, one per environment time, each with the agents' observations.
         observation_space: the observation spaces, keyed by agent.
         infos: infos in the same form as `observations`.
         actions: T dicts, or T + 1 if the last actions hang.
@@ -136,7 +136,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         agent_t_started: each agent's own time at that observation.
         len_lookback_buffer: how many of the given steps form the lookback; "auto" means all of them.
         agent_episode_ids: the ids of the agents' episodes; random by default.
-        agent_module_ids: the modules that act for the agents, if known.
+        agent_module_ids: the known modules that act for the agents, keyed by agent.
         agent_to_module_mapping_fn: a function that takes an agent's id and this episode and returns the agent's module.
             It is called once per agent.
 
@@ -176,7 +176,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         if wrong and (n or any(map(len, given.values()))):
             raise EpisodeError(
                 f"{n} observations require {n} infos and {max(n - 1, 0)} actions and rewards, or {n} if the last "
-                f"actions hang, got {', '.join(wrong)}"
+                f"actions hang; got {', '.join(wrong)}"
             )
         steps = max(n - 1, 0)
         lookback = steps if len_lookback_buffer == "auto" else min(len_lookback_buffer, steps)
@@ -230,7 +230,8 @@ class MultiAgentEpisode(MultiAgentRecord):
         """Add the first observations of some agents; raise an EpisodeError if the episode was already reset."""
         if self.is_reset or self.is_done or self.env_t:
             raise EpisodeError(
-                f"episode {self.id_}: add_env_reset must be called once, before any step; the episode has {self.size()}"
+                f"episode {self.id_}: add_env_reset must be called once, before any step; "
+                f"the episode already has {self.size()}"
             )
         self._check_infos(infos or _NOTHING, 0)
         for agent, observation in observations.items():
@@ -326,7 +327,7 @@ class MultiAgentEpisode(MultiAgentRecord):
     def _check_step(
         self, observations: ByAgent, actions: ByAgent, rewards: ByAgent, infos: ByAgent, flags: Flags
     ) -> None:
-        """Check a step across agents. The track of each agent checks the part of that agent."""
+        """Check a step across agents. Each agent's part is checked by that agent's track."""
         if self.is_terminated or self.is_truncated:
             raise EpisodeError(f"episode {self.id_} is over ({self.size()}); no further step can be added")
         if not self._tracks and not self.env_t and self._start_time is None:
@@ -348,7 +349,7 @@ class MultiAgentEpisode(MultiAgentRecord):
                 if flag and agent not in observations and agent not in rewards and not self.knows(agent):
                     near = did_you_mean(str(agent), [ALL, *map(str, self._tracks)])
                     raise EpisodeError(
-                        f"episode {self.id_}, step {len(self)}: {name} ends unknown agent {agent!r}{near}"
+                        f"episode {self.id_}, step {len(self)}: {name} contains the unknown agent {agent!r}{near}"
                     )
 
     def validate(self) -> None:
@@ -378,7 +379,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         return self
 
     def finalize(self) -> MultiAgentEpisode:
-        """Call `to_numpy`, for which this is an older name."""
+        """Call `to_numpy`. This method is the older name."""
         return self.to_numpy()
 
     def __getitem__(self, slice_: slice) -> MultiAgentEpisode:
@@ -392,18 +393,18 @@ class MultiAgentEpisode(MultiAgentRecord):
         """Return the chunk between two environment steps; the preceding steps form its lookback.
 
         If the observation that follows an action is outside the chunk, the action hangs in the chunk. An agent that has
-        no observation in the chunk is omitted. Rewards of agents before their first observation are assigned to the
-        first steps, since the time of these rewards is not recorded.
+        no observation in the chunk is omitted. Rewards that an agent got before its first observation are assigned to
+        the first steps, since the times of these rewards are not recorded.
 
         Args:
-            slice_: the environment steps, clipped like a slice of a list. The step of the slice must be 1.
+            slice_: the environment steps, clipped like a list slice. The slice's step must be 1.
             len_lookback_buffer: the maximum number of lookback steps; by default the number in this episode.
 
         Raises:
             EpisodeError: the slice's step is not 1, or the lookback is negative.
         """
         if slice_.step not in (None, 1):
-            raise EpisodeError(f"a slice of an episode must not have a step, got {slice_.step}")
+            raise EpisodeError(f"the step of an episode slice must be 1, got {slice_.step}")
         start, stop, _ = slice_.indices(len(self))
         start, stop = self.env_t_started + start, self.env_t_started + max(start, stop)
         chunk = self._chunk(start, stop, self._lookback if len_lookback_buffer is None else len_lookback_buffer)
@@ -456,8 +457,8 @@ class MultiAgentEpisode(MultiAgentRecord):
         `episode[:t]` and `episode[t:]` restores the original episode.
 
         Raises:
-            EpisodeError: the chunks belong to different episodes, this one is over, or the other does not begin at the
-                end of this one.
+            EpisodeError: the chunks belong to different episodes, this episode is over, or the other chunk does not
+                begin where this episode ends.
         """
         if other.id_ != self.id_ or self.is_done or other.env_t_started != self.env_t:
             raise EpisodeError(

@@ -58,7 +58,7 @@ class AgentTrack:
     Attributes:
         episode: the agent's steps, in the agent's own time.
         env_ts: the environment time of each of the agent's observations, including those of the lookback.
-        action: the hanging action, if any.
+        action: the hanging action, or None.
         outputs: the extra model outputs of the hanging action.
         reward: the sum of the agent's rewards since its last complete step; None if there were no rewards.
         rest: the complete step of the hanging action, if the episode is a slice that ends within that step.
@@ -150,7 +150,7 @@ class AgentTrack:
     # Reading
 
     def positions(self, times: Any) -> Any:
-        """Return the positions of the environment steps `times` in the agent's columns, as an int or multiple ints."""
+        """Return the positions of the environment steps `times` in the agent's columns, as an int or ints."""
         if isinstance(times, range):
             return range(bisect_left(self.env_ts, times.start), bisect_left(self.env_ts, times.stop))
         if isinstance(times, Sequence):
@@ -231,10 +231,10 @@ class AgentTrack:
             first: the environment time of the first observations in the lookback.
             start: the environment time of the first observations after the lookback.
             stop: the environment time of the last observations.
-            is_start: True if this chunk also begins at `start`, in which case both lookbacks end there.
+            is_start: True if this chunk also begins at `start`. Both lookbacks then end there.
 
         Returns:
-            A new track; None if the agent has no observation in these steps from which to continue.
+            A new track, or None if the agent has no observation in these steps from which to continue.
         """
         low, high = bisect_left(self.env_ts, first), bisect_left(self.env_ts, stop + 1)
         is_end = high == len(self.env_ts)
@@ -327,16 +327,16 @@ class AgentTrack:
         times, agent = self.env_ts, self.episode.agent_id
         if len(times) != len(self.episode.observations.data):
             raise EpisodeError(
-                f"agent {agent!r}: {len(self.episode.observations.data)} observations but {len(times)} times"
+                f"agent {agent!r} has {len(self.episode.observations.data)} observations but {len(times)} times"
             )
         if any(a >= b for a, b in pairwise(times)) or times[0] < first or times[-1] > env_t:
-            raise EpisodeError(f"agent {agent!r}: the times {times!r:.200} do not ascend from {first} to {env_t}")
+            raise EpisodeError(f"agent {agent!r}: the times {times!r:.200} do not increase from {first} to {env_t}")
         # If an action hangs at the start of the chunk, the part begins with the earlier observation to which it
         # responds.
         before = bisect_left(times, start)
         if self.episode.lookback not in (before, before - 1):
             raise EpisodeError(
-                f"agent {agent!r}: {before} observations precede environment step {start}, but the lookback "
+                f"agent {agent!r}: {before} observations precede the environment step {start}, but the lookback "
                 f"is {self.episode.lookback}"
             )
 
@@ -404,7 +404,7 @@ class MultiAgentRecord(EpisodeStatus):
         return set(self._tracks)
 
     def knows(self, agent_id: Any) -> bool:
-        """Return True if an agent is in this chunk or another one, or has a reward or a space."""
+        """Return True if an agent is in this chunk or in a different one, or has a reward or a space."""
         known = (self._tracks, self._modules, self._rewards_begin, self.observation_space, self.action_space)
         return any(agent_id in ids for ids in known)
 
@@ -506,7 +506,7 @@ class MultiAgentRecord(EpisodeStatus):
         return {**self.__dict__, "_earlier_s": self.get_duration_s(), "_start_time": None, "_last_step_time": None}
 
     def timeline(self) -> str:
-        """Return a table of the agents by step: x if an agent observed something, … if its action hangs."""
+        """Return a table of agents by step: x means that an agent observed something, and … that its action hangs."""
         times = range(-self._lookback, len(self) + 1)
         width = max(len(str(number)) for number in (times[0], times[-1]))
         names = [str(agent) for agent in self._tracks]
@@ -537,7 +537,7 @@ class MultiAgentRecord(EpisodeStatus):
         """Return observations by agent; an agent that has none at `indices` is omitted unless `fill` is passed.
 
         Args:
-            indices: an int, a slice or ints; None for all observations after the lookback.
+            indices: an int, a slice or a list of ints; None for all observations after the lookback.
             agent_ids: one or more agents; None for all.
             env_steps: True if `indices` count environment steps, False if they count each agent's own steps.
             neg_index_as_lookback: True if -1 is the item just before index 0.
@@ -547,7 +547,7 @@ class MultiAgentRecord(EpisodeStatus):
 
         Raises:
             IndexError: an index is out of range and there is no `fill`.
-            EpisodeError: `return_list` is combined with `env_steps=False`, for which agents have no common steps.
+            EpisodeError: `return_list` is combined with `env_steps=False`, where the agents have no common steps.
         """
         wanted = TrackQuery("observations", None, fill, one_hot_discrete)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
@@ -577,7 +577,10 @@ class MultiAgentRecord(EpisodeStatus):
         one_hot_discrete: bool = False,
         return_list: bool = False,
     ) -> Any:
-        """Return actions by agent, including hanging ones; each is at the step of the observation it responds to."""
+        """Return actions by agent, including hanging ones.
+
+        Each is at the step of the observation that it responds to.
+        """
         wanted = TrackQuery("actions", None, fill, one_hot_discrete)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -591,7 +594,7 @@ class MultiAgentRecord(EpisodeStatus):
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Return rewards by agent, including hanging ones; each is at the step of its action."""
+        """Return rewards by agent, including hanging ones. Each is at the step of its action."""
         wanted = TrackQuery("rewards", None, fill)
         return self._get(wanted, indices, agent_ids, env_steps, neg_index_as_lookback, return_list)
 
@@ -606,7 +609,7 @@ class MultiAgentRecord(EpisodeStatus):
         fill: Any = None,
         return_list: bool = False,
     ) -> Any:
-        """Return one extra model output, or a dict of all outputs, by agent; hanging outputs are included.
+        """Return one extra model output, or a dict of all outputs, by agent; hanging outputs are also included.
 
         Raises:
             KeyError: no agent has this key.

@@ -1,4 +1,4 @@
-"""Records of `episodes.jsonl`: conversion of an episode to a line and back.
+"""Records in `episodes.jsonl`: conversion of an episode to a line and back.
 
 The format is simple enough for `jq`: the conversation is stored once, and the steps refer to it. An observation that
 repeats a message of the conversation is omitted. Times are stored only under `timing`, so the records of two runs with
@@ -34,7 +34,7 @@ class Identity(TypedDict):
 
 
 class StartAndEnd(TypedDict, total=False):
-    """Additional data of collected episodes, which transcripts do not have."""
+    """Additional data of collected episodes. Transcripts do not have this data."""
 
     seeds: dict[str, int]
     start: dict[str, Any]
@@ -71,7 +71,7 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
 
     Args:
         episode: the episode.
-        final_state: a value that replaces the episode's final state, if the payload of that state is stored elsewhere.
+        final_state: a value that replaces the episode's final state, if the state's payload is stored elsewhere.
     """
     custom_data = {**episode.custom_data, **({"final_state": dict(final_state)} if final_state else {})}
     facts = {key: to_json_value(value) for key, value in custom_data.items()}
@@ -92,7 +92,7 @@ def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, 
 
 
 def get_attempt(record: Mapping[str, Any]) -> int:
-    """Return the attempt number of a line for an episode or score; only the latest attempt counts."""
+    """Return the attempt number in an episode or score line. Only the latest attempt counts."""
     return record.get("attempt") or 0
 
 
@@ -121,7 +121,7 @@ def _step(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 
 
 def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
-    """Return a dict with the observation; empty if it is the text of the message before the t-th action."""
+    """Return a dict with the observation, or {} if the observation repeats the message before the t-th action."""
     observation = episode.get_observations(t)
     if isinstance(observation, str) and observation == preceding_text(episode.messages, episode.assistant_turns, t):
         return {}
@@ -129,7 +129,7 @@ def _observation(episode: SingleAgentEpisode, t: int) -> dict[str, Any]:
 
 
 def preceding_text(messages: list[Message], turns: Any, t: int) -> str | None:
-    """Return the text of the message before the t-th action, or of the last message if there is no t-th action.
+    """Return the text of the message before the t-th action, or of the last message if the episode has no t-th action.
 
     Return None if that message has no text.
     """
@@ -152,7 +152,7 @@ def episode_from_record(record: Mapping[str, Any]) -> SingleAgentEpisode:
     try:
         return _read(record)
     except KeyError as error:
-        raise EpisodeError(f"episode record {record.get('rollout_id')!r}: missing {error}") from None
+        raise EpisodeError(f"episode record {record.get('rollout_id')!r} is missing {error}") from None
 
 
 def _read(record: Mapping[str, Any]) -> SingleAgentEpisode:
@@ -189,7 +189,7 @@ class LatestAttempts(Generic[T]):
     """The value of each episode's latest attempt among the lines read so far.
 
     Attributes:
-        earlier: the number of lines that were replaced by another line of the same episode.
+        earlier: the number of lines that were replaced by a different line for the same episode.
     """
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class LatestAttempts(Generic[T]):
         self._known: dict[str, tuple[int, T]] = {}
 
     def is_outdated(self, rollout_id: str, attempt: int) -> bool:
-        """Return True if a later attempt is known, in which case a line of this attempt does not count."""
+        """Return True if a later attempt is known. A line of this attempt then does not count."""
         return rollout_id in self._known and self._known[rollout_id][0] > attempt
 
     def put(self, rollout_id: str, attempt: int, value: T) -> None:
@@ -212,7 +212,7 @@ class LatestAttempts(Generic[T]):
         self._known[rollout_id] = attempt, value
 
     def attempt(self, rollout_id: str) -> int | None:
-        """Return the latest attempt of an episode; None if no line of the episode was added."""
+        """Return the number of an episode's latest attempt, or None if no line for the episode was added."""
         return self._known[rollout_id][0] if rollout_id in self._known else None
 
     def items(self) -> dict[str, T]:

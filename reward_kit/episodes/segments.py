@@ -54,7 +54,7 @@ class Turn(NamedTuple):
         logprobs: (N,) log-probabilities under the sampling distribution; None if unknown.
         policy_version: the version of the weights that sampled the tokens; None if unknown.
         segment_reason: the reason why the context was rewritten before this turn; None if it was not rewritten.
-        allowed_ids: (N,) for each token, the ids that were allowed, or None if any id was; None if no token was
+        allowed_ids: (N,) the ids that were allowed for each token, where None means all ids; None if no token was
             restricted.
     """
 
@@ -126,11 +126,12 @@ class EpisodeTokens:
             step: the action's index in its episode.
             prompt_ids: (P,) the whole prompt that the model read.
             token_ids: (N,) the sampled ids.
-            logprobs: (N,) log-probabilities under the sampling distribution; None if unknown, in which case NaN is
+            logprobs: (N,) log-probabilities under the sampling distribution; if they are unknown, pass None, and NaN is
                 stored.
             policy_version: the version of the weights that sampled the tokens.
-            reason: the reason why the context was rewritten, used if `prompt_ids` does not extend the stored ids.
-            allowed_ids: (N,) for each token, the ids that were allowed, or None if any id was; None if no token was
+            reason: the reason why the context was rewritten. It is used only if `prompt_ids` does not extend the stored
+                ids.
+            allowed_ids: (N,) the ids that were allowed for each token, where None means all ids; None if no token was
                 restricted.
 
         Raises:
@@ -138,7 +139,7 @@ class EpisodeTokens:
                 sampled token was not allowed.
         """
         if logprobs is not None and len(logprobs) != len(token_ids):
-            raise EpisodeError(f"step {step}: {len(token_ids)} token ids but {len(logprobs)} log-probabilities")
+            raise EpisodeError(f"step {step} has {len(token_ids)} token ids but {len(logprobs)} log-probabilities")
         if self.spans and step <= self.spans[-1].step:
             raise EpisodeError(f"step {step} must be greater than the last step {self.spans[-1].step}")
         # Convert the arguments first so that an invalid value changes nothing.

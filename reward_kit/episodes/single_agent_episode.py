@@ -1,8 +1,8 @@
-"""`SingleAgentEpisode`, the record of one episode of one policy.
+"""`SingleAgentEpisode`, the record of a single policy's episode.
 
-The names and the index rules match those of the class in RLlib's new API stack, so a program written for RLlib runs
-after its import is changed. In addition to RLlib's five tracks, an episode stores the data of a language-model agent:
-the conversation (`messages`, and in `assistant_turns` the position of each action's message) and the exact tokens
+The names and the index rules match those of the class in RLlib's new API stack, so in a program written for RLlib, only
+the import needs to be changed. In addition to RLlib's five tracks, an episode stores the data of a language-model
+agent: the conversation (`messages`), the position of each action's message (`assistant_turns`) and the exact tokens
 (`tokens`). `StepData`, histories, token rows and reports are views of the episode.
 
 An episode of T steps has T + 1 observations and infos, and T actions, rewards and extra model outputs.
@@ -34,11 +34,11 @@ class SingleAgentEpisode(EpisodeData):
         action_space: the space of actions.
         rewards: T numbers.
         extra_model_outputs: T items per key.
-        terminated: True if the task ended, so the value of the future is 0.
-        truncated: True if the episode was cut off, so the future would have had a value.
+        terminated: True if the task ended, so the value of later steps is 0.
+        truncated: True if the episode was cut off, so later steps would have had a value.
         t_started: the environment time of the first observation after the lookback.
         len_lookback_buffer: how many of the given steps form the lookback; "auto" means all of them.
-        agent_id: the agent, in a multi-agent episode.
+        agent_id: the id of the agent in a multi-agent episode.
         module_id: the policy that acts for the agent.
         multi_agent_episode_id: the id of the multi-agent episode that contains this one.
 
@@ -58,7 +58,8 @@ class SingleAgentEpisode(EpisodeData):
         """
         if self.is_reset or self.is_done:
             raise EpisodeError(
-                f"episode {self.id_}: add_env_reset must be called once, before any step; the episode has {self.size()}"
+                f"episode {self.id_}: add_env_reset must be called once, before any step; "
+                f"the episode already has {self.size()}"
             )
         kept = copy_infos(infos, self.id_, 0)
         if self.is_numpy:
@@ -83,8 +84,8 @@ class SingleAgentEpisode(EpisodeData):
         Args:
             observation: the environment's observation after the action.
             action: the policy's action.
-            reward: the environment's reward; None if the environment returned none, which `environment_rewards`
-                distinguishes from 0.0.
+            reward: the environment's reward; None if the environment returned none. `environment_rewards` distinguishes
+                a missing reward from 0.0.
             infos: additional information about this step.
             terminated: True if the task ended with this step.
             truncated: True if the episode was cut off after this step.
@@ -135,7 +136,7 @@ class SingleAgentEpisode(EpisodeData):
         return f"episode {self.id_}, step {len(self)}"
 
     def add_messages(self, messages: Iterable[Message]) -> None:
-        """Append to the conversation messages that the policy did not write."""
+        """Extend the conversation with messages that the policy did not write."""
         self.messages.extend(messages)
 
     def add_assistant_message(self, message: Message) -> None:
@@ -158,13 +159,13 @@ class SingleAgentEpisode(EpisodeData):
         Args:
             indices: the indices; None for all observations after the lookback.
             neg_index_as_lookback: True if -1 is the item just before index 0 instead of the last item.
-            fill: the value that replaces items out of range. If there is a space, they are replaced by an item of the
-                space in which every number is `fill`.
-            one_hot_discrete: whether to return discrete parts as one-hot vectors, which requires the space.
+            fill: the value that replaces items that are out of range. If the episode has a space, such an item is
+                replaced by an item of the space with every number set to `fill`.
+            one_hot_discrete: whether to return discrete parts as one-hot vectors. This requires the space.
 
         Raises:
             IndexError: an index is out of range and there is no `fill`.
-            TypeError: `indices` is not an index.
+            TypeError: `indices` has an unsupported type.
         """
         space = self.observation_space
         return read(self._observations, self._lookback, indices, neg_index_as_lookback, fill, space, one_hot_discrete)
@@ -215,7 +216,10 @@ class SingleAgentEpisode(EpisodeData):
         return float(np.sum(rewards) if isinstance(rewards, np.ndarray) else sum(rewards))
 
     def environment_rewards(self) -> list[float | None]:
-        """Return (T,) the environment's rewards. A missing reward is None here but 0.0 in `get_rewards`."""
+        """Return the environment's reward for each of the T steps.
+
+        A missing reward is None here but 0.0 in `get_rewards`.
+        """
         infos = self._infos[self._lookback + 1 :]
         return [
             None if info and info.get(REWARD, reward) is None else float(reward)

@@ -22,7 +22,7 @@ _MOST_CODES = 256
 
 
 class RaggedText:
-    """Strings of different lengths in one blob: a str if all are ASCII, else UTF-8 that preserves lone surrogates."""
+    """Strings of different lengths in one blob: a str if all are ASCII, otherwise UTF-8 that keeps lone surrogates."""
 
     __slots__ = ("blob", "offsets")
 
@@ -281,12 +281,12 @@ class Records:
         return Records, (columns, self.length, self.as_tuple)
 
     def items(self, start: int, stop: int) -> list[Any]:
-        """Return the dicts or tuples from `start` to `stop`, which contain plain Python values."""
+        """Return the dicts or tuples from `start` to `stop` as plain Python values."""
         start, stop = self.first + start, self.first + stop
         return self._rows(read_items(column, start, stop) for column in self.columns.values())
 
     def items_at(self, rows: Any) -> list[Any]:
-        """Return the dicts or tuples at an array of ints, which contain plain Python values."""
+        """Return the dicts or tuples at an array of ints as plain Python values."""
         return self._rows(read_items_at(column, rows + self.first) for column in self.columns.values())
 
     def _rows(self, columns: Iterable[list[Any]]) -> list[Any]:
@@ -426,8 +426,8 @@ def compact(items: Any, *, exact: bool = False) -> Any:
 
     Args:
         items: a list; any other value is already compact and is returned unchanged.
-        exact: whether to keep the list if the type of an item would change, as it would for integers among floats and
-            for NumPy scalars.
+        exact: whether to keep the list if the type of an item would change. This is the case for integers among floats
+            and for NumPy scalars.
     """
     if not isinstance(items, list) or not items:
         return items
@@ -458,7 +458,7 @@ def compact(items: Any, *, exact: bool = False) -> Any:
 
 
 def _common_dtype(items: Sequence[Any]) -> str:
-    """Return "q" for integers, "d" for numbers, and "" for other items or if a number would be rounded."""
+    """Return "q" for integers and "d" for other numbers; return "" for other items or if a number would be rounded."""
     if not all(isinstance(item, _NUMBERS) and not isinstance(item, bool) for item in items):
         return ""
     integers = [item for item in items if isinstance(item, _INTEGERS)]

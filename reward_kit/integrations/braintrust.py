@@ -1,4 +1,4 @@
-"""Conversion between Braintrust scorers and reward functions, as in reward-kit 0.4.
+"""Conversion between Braintrust scorers and reward functions, compatible with reward-kit 0.4.
 
 A scorer is a function `(input, output, expected) -> float`.
 """
@@ -28,8 +28,8 @@ def scorer_to_reward_fn(
 
     Args:
         scorer: the scorer.
-        messages_to_input: a function that returns `input` instead.
-        ground_truth_to_expected: a function that returns `expected` instead.
+        messages_to_input: a function that computes `input` from the messages instead.
+        ground_truth_to_expected: a function that computes `expected` from the ground truth instead.
     """
 
     @reward_function
@@ -46,7 +46,7 @@ def scorer_to_reward_fn(
 def reward_fn_to_scorer(reward_fn: Callable[..., Any]) -> Scorer:
     """Convert a reward function to a scorer.
 
-    The reward function receives two messages with `input` and `output`, and `expected` as an assistant message.
+    The reward function receives `input` and `output` as two messages, and `expected` as an assistant message.
     """
 
     def scorer(input: Any, output: Any, expected: Any = None) -> float:

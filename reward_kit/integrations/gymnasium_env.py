@@ -1,6 +1,6 @@
 """A `gymnasium.Env` that wraps a resource, for trainers and tools that expect an environment.
 
-This is the inverse of the resource `gymnasium`. All environments of a process share one thread, in which their
+This is the inverse of the resource `gymnasium`. All environments in a process share one thread, in which their
 asynchronous resources run. An action has one of three forms:
 
 - `discrete`: the number of a tool call, if the arguments of all tools have a finite number of values;
@@ -85,7 +85,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         render_mode: "ansi" if `render` should return the current observation.
 
     Attributes:
-        calls: if actions are discrete, the tool and the arguments for each number.
+        calls: for discrete actions, the tool and the arguments for each number.
 
     Raises:
         ConfigError: If the resource is unknown, if its configuration is invalid, or if its tools do not allow

@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--reward-kit-log-dir",
         metavar="DIR",
-        help="directory for the runs (default: the temporary directory of pytest)",
+        help="directory for the runs (default: pytest's temporary directory)",
     )
 
 
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def reward_kit_run(request: pytest.FixtureRequest) -> FinishedRun:
-    """The finished run of the task that the mark of the test names."""
+    """The finished run of the task named in the test's mark."""
     from reward_kit.errors import RewardKitError
     from reward_kit.runs.evaluation import evaluate, score_transcripts
 
@@ -187,7 +187,7 @@ def _check_metrics(task: Path, overrides: Mapping[str, Any] | None, metrics: Ite
 
 
 def _run_arguments(mark: pytest.Mark) -> dict[str, Any]:
-    """Return the arguments of the mark that are passed to the run. The gates are not included."""
+    """Return the mark's arguments that are passed to the run. The gates are not included."""
     from reward_kit.errors import ConfigError, did_you_mean
 
     given = {name: value for name, value in mark.kwargs.items() if name not in _GATES}
@@ -230,7 +230,7 @@ def _missed_gates(run: FinishedRun, gates: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _summary(run: FinishedRun) -> str:
-    """Return the report section of a failed test, with the scores, the failed episodes and the path of the page."""
+    """Return a failed test's report section: the scores, the failed episodes and the path of the report page."""
     shown = {row.rollout_id for row in run.failed[:_MOST_SHOWN]}
     reasons = {}
     for result in run.results():

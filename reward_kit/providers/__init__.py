@@ -1,6 +1,6 @@
 """Access to model endpoints: the transport, retries, prices, and the keys that each server may receive.
 
-Names are imported on first use, which keeps the import of this package fast.
+Names are imported on first use, so importing this package is fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recording of exchanges with endpoints to a file, and their replay without network access.
+"""The recording of exchanges with endpoints in a file, and their replay without network access.
 
 The file consists of JSON lines. The first line of each recording session is a header. Every other line is one exchange:
 
@@ -7,7 +7,7 @@ The file consists of JSON lines. The first line of each recording session is a h
     {"key": …, "scope": …, "occurrence": 1, "url": …, "request": {…}, "error": {"class": …, "message": …}}
 
 `key` is the SHA-256 of the request as JSON with sorted keys. `scope` is the episode that sent the request, and
-`occurrence` counts equal requests in the same scope. HTTP headers and API keys are not stored. Each line is flushed
+`occurrence` counts identical requests in the same scope. HTTP headers and API keys are not stored. Each line is flushed
 when its exchange is complete, so a killed run loses at most the line that it was writing.
 
 Only the offsets of the lines are kept in memory. A line is read from the file when it is needed.
@@ -137,7 +137,7 @@ class Cassette:
         return self._index is not None
 
     def lookup(self, body: bytes, scope: str, url: str) -> CassetteRequest:
-        """Count this occurrence of a request from `scope`, such as an episode id, and return the request to look up."""
+        """Count this occurrence of a request from `scope`, such as an episode, and return the request to look up."""
         request = json.loads(body)
         canonical = json.dumps(request, sort_keys=True, separators=(",", ":"))
         key = hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -149,7 +149,7 @@ class Cassette:
         """Return the recorded response to a request, and the number of retries that were needed to get it.
 
         The response is the one recorded in the same episode. If there is none, it is the first unused response to an
-        equal request.
+        identical request.
 
         Raises:
             ProviderError: If the recording has no unused response. A recorded error of any type is raised again.

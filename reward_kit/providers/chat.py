@@ -1,6 +1,6 @@
 """Chat completions from an endpoint: sending requests, retrying them, and parsing and pricing the responses.
 
-`dialect.py` contains the dialect of the endpoint.
+The endpoint's dialect is defined in `dialect.py`.
 """
 
 from __future__ import annotations
@@ -68,18 +68,19 @@ class ChatEndpoint:
     """An endpoint and its connections. All users of the endpoint in a run share them.
 
     Args:
-        base_url: the base URL, such as "http://127.0.0.1:8000/v1". The path of the dialect is appended to its path.
+        base_url: the base URL, such as "http://127.0.0.1:8000/v1". The dialect's path is appended to it.
         api_key: the key to send. If None, no key is sent.
-        idle_timeout_s: the time in seconds without a byte after which an attempt ends and is retried.
-        total_timeout_s: the time in seconds after which an attempt ends and is not retried.
+        idle_timeout_s: the maximum time in seconds between bytes. An attempt that exceeds it ends and is retried.
+        total_timeout_s: the maximum duration of an attempt in seconds. An attempt that exceeds it ends and is not
+            retried.
         retry: the retry policy.
-        jitter: the random generator for the waits between retries. By default, its seed is 0.
+        jitter: the random generator for the waits between retries. The default generator has the seed 0.
         prices: the prices for `Usage.cost`.
         trust_env: whether to use the proxies that are set in the environment.
         transport: the object that sends requests. The default is a `Transport` with the timeouts above.
         traffic: the state that all endpoints of a run share: queues, outages and recordings. If neither this state nor
             `rates` is set, requests wait neither for each other nor for an endpoint that is down.
-        rates: the rate limits that the user has set for each model.
+        rates: the rate limits set by the user for each model.
         no_key: the reason why no key is sent. The reason is shown if the endpoint requires a key.
         headers: headers to send with each request. They replace headers with the same name, ignoring case.
         dialect: the API of the endpoint. The default is chat completions.
@@ -149,12 +150,12 @@ class ChatEndpoint:
         Args:
             request: the body of a chat completion request. Its `messages` may be an `EncodedMessages`. If `stream` is
                 true, the response is streamed, but it is returned as a whole.
-            scope: the sender, such as an episode id. Recordings are kept separately for each scope.
+            scope: the id of the sender, such as an episode id. Recordings are kept separately for each scope.
 
         Raises:
             ProviderError: If the endpoint rejected the request, if all retries failed, or if a replay has no response.
             DeadlineError: If the request took too long. The message names the limit and explains how to raise it.
-            LimitError: If the conversation is now too long for the context of the model.
+            LimitError: If the conversation is now too long for the model's context.
         """
         if (calls := MODEL_CALLS.get()) is None:
             return await self._complete(request, scope)
@@ -207,7 +208,7 @@ class ChatEndpoint:
         return "; check base_url" if is_versioned else "; check base_url, which usually ends in /v1"
 
     def _to_completion(self, answer: Any, stream: AnswerStream | None) -> Any:
-        """Return a response, which may have been streamed, in the form of a chat completion."""
+        """Convert a response, streamed or not, to a chat completion."""
         try:
             if stream is not None and answer is None:  # a server may ignore `stream` and return the response as a whole
                 answer = stream.result()
@@ -226,7 +227,7 @@ class ChatEndpoint:
     async def _ask_cached(
         self, cache: ResponseCache, scope: str, request: Mapping[str, Any], body: bytes, facts: RequestFacts
     ) -> ChatCompletion:
-        """Return the cached response of an earlier run, which costs nothing. If there is none, send the request."""
+        """Return the cached response from an earlier run, at no cost. If there is none, send the request."""
         key = cache.key(self._url, body, scope)
         if (known := cache.find(key)) is None:
             value, completion = await self._ask(request, body, facts)

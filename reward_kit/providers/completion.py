@@ -1,6 +1,6 @@
-"""The parser for streamed and non-streamed chat completions from many servers, whose formats differ slightly.
+"""A parser for streamed and non-streamed chat completions in the slightly different formats of many servers.
 
-A value that is missing, such as `usage` or `token_ids`, is `None` and never zero.
+A missing value, such as `usage` or `token_ids`, is `None`, never zero.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Usage:
     Attributes:
         prompt_tokens: the number of tokens read, including cached tokens.
         completion_tokens: the number of tokens written, including reasoning tokens.
-        cached_tokens: the number of prompt tokens that were in the cache of the provider.
+        cached_tokens: the number of prompt tokens that were in the provider's cache.
         cost: the cost in US dollars according to the price file. If the file does not list the model, this is the cost
             that the provider reported. None if the provider did not report a cost either.
         cache_write_tokens: the number of prompt tokens that were written to the cache. None if not reported.
@@ -69,14 +69,14 @@ class ChatCompletion:
     """A response from a model.
 
     Attributes:
-        message: the message of the assistant. If present, `tool_calls` and `reasoning_content` are included.
+        message: the assistant's message, including `tool_calls` and `reasoning_content` if present.
         finish_reason: the reason why the response ended, as the provider reports it ("stop", "length", "tool_calls",
             "content_filter").
         usage: the usage. None if the provider does not report it.
-        prompt_ids: (P,) the token ids of the prompt, as the model read it.
-        token_ids: (N,) the ids of the sampled tokens.
-        logprobs: (N,) the natural log-probabilities of the sampled tokens.
-        logprob_entries: (N,) the entries of the log-probabilities, as the provider sent them.
+        prompt_ids: a list of length P with the token ids of the prompt as read by the model.
+        token_ids: a list of length N with the ids of the sampled tokens.
+        logprobs: a list of length N with the natural log-probabilities of the sampled tokens.
+        logprob_entries: a list of length N with the log-probability entries as sent by the provider.
         retries: the number of attempts that failed before the response arrived.
     """
 
@@ -101,7 +101,7 @@ class RequestFacts:
 
 
 def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = None) -> ChatCompletion:
-    """Parse the JSON value that a server returned as a completion.
+    """Parse a server's JSON response to a completion request.
 
     Raises:
         ProviderError: If the value has no choice, or if the choice is malformed.
@@ -250,9 +250,9 @@ class EventReader:
 
 
 class EventStream:
-    """A reader for the JSON events of a streamed response. It limits the memory that the events need.
+    """A reader for the JSON events of a streamed response. It limits the memory used by the events.
 
-    Error messages contain the URL `where`, and the `secrets` are masked in them. Subclasses define `add` and `result`.
+    Error messages contain the URL `where`. The `secrets` are masked in them. Subclasses define `add` and `result`.
     """
 
     def __init__(self, where: str, secrets: Iterable[str] = ()) -> None:
@@ -307,14 +307,14 @@ class EventStream:
             raise ProviderError(f"{self._where} sent a stream event in an unknown format: {shown}") from error
 
     def keep_text(self, text: str) -> str:
-        """Return a string that will be stored, after checking the limits."""
+        """Check the limits for a string that will be stored, and return the string."""
         self._bytes_left -= len(text) + _PIECE_BYTES
         if self._bytes_left < 0:
             raise TooLargeError(format_size(MODEL_ANSWER_BYTES))
         return text
 
     def keep_values(self, values: Any) -> list[Any]:
-        """Return a list of values that will be stored, after checking the limits."""
+        """Check the limits for a list of values that will be stored, and return the list."""
         if not isinstance(values, list):
             raise TypeError(f"expected a list, got {type_name(values)}")
         pending: list[Any] = [values]
@@ -410,7 +410,7 @@ class StreamedCompletion(EventStream):
 
 @dataclass(slots=True)
 class _CallParts:
-    """A tool call that is assembled from the pieces in a stream."""
+    """A tool call that is assembled from pieces of a stream."""
 
     index: int | None
     call_id: str | None = None

@@ -48,7 +48,7 @@ class Dialect:
     Attributes:
         path: the path that is appended to the base URL.
         has_logprobs: whether the API can return log-probabilities.
-        provider: the provider that defined the API, as in the attribute `gen_ai.provider.name` of OpenTelemetry.
+        provider: the provider that defined the API, as in OpenTelemetry's attribute `gen_ai.provider.name`.
     """
 
     path = "/chat/completions"
@@ -58,7 +58,7 @@ class Dialect:
     """The variable that usually contains the key, for messages."""
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """Return the headers of the API, which contain the key if there is one."""
+        """Return the API's headers, including the key if there is one."""
         return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def encode_message(self, message: Mapping[str, Any]) -> str:
@@ -70,7 +70,7 @@ class Dialect:
         return {"messages": f"[{','.join(encoded)}]"}
 
     def to_body(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the other keys of the body for a chat request without its messages."""
+        """Return the remaining keys of the body, given a chat request without its messages."""
         body = dict(request)
         if body.get("stream") and "stream_options" not in body:
             body["stream_options"] = {"include_usage": True}
@@ -101,7 +101,7 @@ class Dialect:
 
 
 class EncodedMessages:
-    """A conversation as JSON strings, one for each message. Each message is therefore encoded only once.
+    """A conversation as a list of JSON strings, one per message, so that each message is encoded only once.
 
     Args:
         dialect: the dialect of the endpoint.
@@ -133,13 +133,13 @@ class EncodedMessages:
 
 
 def text_parts(content: Any) -> list[Mapping[str, Any]]:
-    """Return the content of a message as a list of parts, without empty strings."""
+    """Return the content of a message as a list of parts, omitting empty strings."""
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
     return [part for part in parts if part.get("type") != "text" or part.get("text")]
 
 
 def stored_items(message: Mapping[str, Any], api: str) -> list[Any] | None:
-    """Return the items in which an API returned a message, or None if the message has a different origin."""
+    """Return the items that an API returned for a message, or None if the message has a different origin."""
     stored = message.get(PROVIDER_ITEMS)
     items = stored.get(api) if isinstance(stored, Mapping) else None
     return items if isinstance(items, list) else None

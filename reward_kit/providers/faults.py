@@ -1,4 +1,4 @@
-"""Errors of endpoints. Their types indicate whether a retry may help, and their messages suggest a fix.
+"""Endpoint errors. Their types indicate whether a retry may help, and their messages suggest a fix.
 
 These types are used between a transport and a `ChatEndpoint`. When the `ChatEndpoint` gives up, it raises an ordinary
 `ProviderError` or `DeadlineError`. Secrets are masked before a message is shortened, so no part of a secret remains in
@@ -52,8 +52,8 @@ class TransientError(ProviderError):
     """Raised for a failure that a retry may avoid.
 
     Attributes:
-        retry_after_s: the Retry-After of the endpoint in seconds. None if the endpoint sent none.
-        status: the HTTP status. None for other failures.
+        retry_after_s: the endpoint's Retry-After in seconds, or None if the endpoint sent none.
+        status: the HTTP status, or None for other failures.
     """
 
     def __init__(self, message: str, retry_after_s: float | None = None, status: int | None = None) -> None:
@@ -77,7 +77,7 @@ class UnreachableError(TransientError):
 
 
 class UnknownHostError(ProviderError):
-    """Raised if the name of the host cannot be resolved, or if its certificate is rejected.
+    """Raised if the host name cannot be resolved, or if the host's certificate is rejected.
 
     Either the URL is wrong or the network is down.
     """
@@ -91,7 +91,10 @@ class WrongEndpointError(ProviderError):
 
 
 class HtmlError(TransientError):
-    """Raised if the response is an HTML page. It may come from a proxy that recovers, or the URL may be wrong."""
+    """Raised if the response is an HTML page.
+
+    The page may come from a proxy that will recover, or the URL may be wrong.
+    """
 
 
 class AccessError(ProviderError):
@@ -130,7 +133,7 @@ def too_large_error(where: str, limit: TooLargeError) -> ProviderError:
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, where: str, secrets: Iterable[str] = (), advice: str = ""
 ) -> ProviderError | LimitError:
-    """Return the error for an HTTP status. The error contains the message of the provider and the given advice."""
+    """Return the error for an HTTP status. The error contains the provider's message and the given advice."""
     if 300 <= status < 400:
         return ProviderError(
             f"{where} redirects (HTTP {status}) to {headers.get('Location')!r}; set base_url to that URL"
@@ -157,7 +160,7 @@ def status_error(
 def error_in_body(error: Any, where: str, secrets: Iterable[str] = ()) -> ProviderError | LimitError:
     """Return the error for a body `{"error": …}` that was sent with a successful status, or for an error event.
 
-    Servers and routers send such an error if it occurs after they have begun to respond.
+    Servers and routers send such a body if an error occurs after they have begun to respond.
     """
     code, kind = (error.get(key) for key in ("code", "type")) if isinstance(error, Mapping) else (None, None)
     text = excerpt(_text_of(error), secrets, _PROVIDER_TEXT_CHARS)
@@ -192,7 +195,7 @@ _LIMITS = ("requests", "tokens", "input-tokens", "output-tokens")
 
 
 def parse_retry_after(headers: Mapping[str, str] | Message, now: float | None = None) -> float | None:
-    """Return the number of seconds to wait, which is at least 0. None if the headers contain no valid value."""
+    """Return the non-negative number of seconds to wait, or None if the headers contain no valid value."""
     milliseconds = _number(headers.get("Retry-After-Ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -251,8 +254,8 @@ _NO_ANSWER = frozenset(
 _NO_CONNECTION = frozenset({"ConnectionRefusedError", "ConnectError", "ClientConnectorError"})
 _ADVICE = {
     (400, 422): "; fix the request that the client sends",
-    (401, 402, 403): "; check the key that the client sends, and the account of the key",
-    (404, 405): "; check the base URL of the client and the name of the model",
+    (401, 402, 403): "; check the key that the client sends, and the key's account",
+    (404, 405): "; check the client's base URL and the model name",
 }
 _LONGEST_CHAIN = 10
 
@@ -264,13 +267,13 @@ class TransientFailure(NamedTuple):
 
 
 def find_transient_failure(error: BaseException) -> TransientFailure | None:
-    """Return the temporary failure that caused an error of any client, or None if there was no such failure."""
+    """Return the temporary failure that caused an error from any client, or None if there was no such failure."""
     fault = client_error(error, "the endpoint")
     return TransientFailure(fault.retry_after_s) if isinstance(fault, TransientError) else None
 
 
 def client_error(error: BaseException, where: str) -> EndpointError | None:
-    """Return the endpoint error that corresponds to an error of a model client or HTTP client.
+    """Return the endpoint error that corresponds to an error from a model client or HTTP client.
 
     For any other error, return None. The error or one of its causes is recognized by its HTTP status, by the HTTP
     status of its response, or by the name of its class. This covers openai, anthropic, httpx, aiohttp, requests and
@@ -318,7 +321,7 @@ def _cause(error: BaseException) -> BaseException | None:
 
 
 class client_errors:
-    """A block in which errors of model clients and HTTP clients become endpoint errors.
+    """Convert errors that model clients and HTTP clients raise in the block to endpoint errors.
 
     Other errors stay unchanged.
 

@@ -37,11 +37,10 @@ ORIGINS_VARIABLE = "REWARD_KIT_KEY_ORIGINS"
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """The endpoint and the options for a provider that is named in `--model PROVIDER/NAME`.
+    """The endpoint and the options for a provider named in `--model PROVIDER/NAME`.
 
     Attributes:
-        base_url: the base URL. If it is None, OPENAI_BASE_URL is used, or the URL of OpenAI if that variable is not
-            set.
+        base_url: the base URL. If it is None, OPENAI_BASE_URL is used, or OpenAI's URL if that variable is not set.
         api_key_env: the variable that contains the key. If it is "", no key is sent.
         options: other options of the policy.
     """
@@ -51,9 +50,9 @@ class Preset:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def complete(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a policy, completed with the options of the preset.
+        """Return a policy's options, completed with the options of the preset.
 
-        If the policy sets a different base URL, the key of the provider is optional.
+        If the policy sets a different base URL, the provider's key is optional.
         """
         completed = {**self.options, **options}
         if self.base_url is None:
@@ -101,7 +100,7 @@ _SAME_AS = {"ws": "http", "wss": "https"}
 
 
 def complete_model(model: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a model at its endpoint, and the options completed with those of its provider.
+    """Return a model's name at its endpoint, and the options completed with its provider's options.
 
     `model` has the form `PROVIDER/NAME`. If the options contain a base URL, or the part before the slash is not a known
     provider, the whole string is the name.
@@ -140,7 +139,7 @@ def url_origin(url: str) -> str:
 def configured_origins(shell: Mapping[str, str]) -> dict[str, frozenset[str]]:
     """Return the origins that REWARD_KIT_KEY_ORIGINS allows for each variable.
 
-    `shell` is the environment of the process.
+    `shell` is the process environment.
 
     Raises:
         ConfigError: If an entry is invalid.
@@ -172,7 +171,7 @@ def allowed_origins(name: str, shell: Mapping[str, str], beside: Mapping[str, st
     """Return the origins to which the value of a variable may be sent.
 
     If the variable is OPENAI_API_KEY, OPENAI_BASE_URL is read from `beside`. By default, `beside` is `shell`, the
-    environment of the process.
+    process environment.
     """
     own = PROVIDERS.get(name)
     if name == OPENAI_KEY and (url := (shell if beside is None else beside).get(OPENAI_URL)):
@@ -213,7 +212,7 @@ NO_KEY = ""
 
 @dataclass(frozen=True, slots=True)
 class EndpointSettings:
-    """The base URL of an endpoint, such as "http://127.0.0.1:8000/v1", and its key.
+    """An endpoint's base URL, such as "http://127.0.0.1:8000/v1", and its key.
 
     If the endpoint needs no key, the key is `None`.
 
@@ -272,13 +271,13 @@ def resolve_endpoint(
     If the arguments come from a file, call `key_variable` first.
 
     Args:
-        base_url: the base URL. The default is OPENAI_BASE_URL or, if that variable is not set, the URL of OpenAI.
+        base_url: the base URL. The default is OPENAI_BASE_URL or, if that variable is not set, OpenAI's URL.
         api_key: the key. The default is the value of `api_key_env` or, if that is not set, of OPENAI_API_KEY.
         api_key_env: the name of the variable that contains the key. If it is set, a key is required. If it is "", no
             key is sent.
         needs_key: False if a key is never required, for example in a replay.
         usual_key: the variable that messages name if `api_key_env` is "".
-        environ: the environment variables. The default is the environment of the process.
+        environ: the environment variables. The default is the process environment.
         folder: the directory in which the search for `.env` begins. The default is the working directory.
 
     Raises:
@@ -316,9 +315,9 @@ def key_variable(
 ) -> str | None:
     """Return the `api_key_env` to use for an endpoint that a task file names.
 
-    Only this function decides whether a key that a file names may be used. The value of such a variable is sent only to
-    an origin that the user has configured for the variable. The default key is sent only if the URL in the file has
-    such an origin. Otherwise, the function returns `NO_KEY`.
+    Only this function decides whether a key that a file names may be used. The value of the named variable is sent only
+    to an origin that the user has configured for it. The default key is sent only if the URL in the file has such an
+    origin. Otherwise, the function returns `NO_KEY`.
 
     `of_user` lists which of `base_url` and `api_key_env` the user has set on the command line or in Python rather than
     in the file.

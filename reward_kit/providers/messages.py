@@ -42,7 +42,7 @@ class Messages(Dialect):
     key_variable = "ANTHROPIC_API_KEY"
 
     def headers(self, api_key: str | None) -> dict[str, str]:
-        """Return the version of the API and, if there is one, the key."""
+        """Return the API version and, if there is one, the key."""
         return {"anthropic-version": VERSION, **({"x-api-key": api_key} if api_key else {})}
 
     def encode_message(self, message: Mapping[str, Any]) -> str:
@@ -63,8 +63,8 @@ class Messages(Dialect):
     def join_messages(self, encoded: Sequence[str]) -> dict[str, str]:
         """Return the keys `system` and `messages`.
 
-        A system message after the first other message gets the role user, which all models support. The role is kept if
-        the system message comes from a client of this API.
+        A system message after the first non-system message gets the role `user`, which all models support. The role is
+        kept if the system message comes from a client of this API.
         """
         system: list[str] = []
         turns: list[tuple[str, list[str]]] = []
@@ -82,7 +82,10 @@ class Messages(Dialect):
         return {**({"system": f"[{','.join(system)}]"} if system else {}), "messages": f"[{messages}]"}
 
     def to_body(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the body without the conversation. Keys that the API does not have, such as `seed`, are not sent."""
+        """Return the body without the conversation.
+
+        Keys that the API does not support, such as `seed`, are not sent.
+        """
         body = {key: value for key, value in request.items() if key not in _NOT_SENT}
         body["max_tokens"] = request.get("max_completion_tokens") or request.get("max_tokens") or MAX_TOKENS
         if stop := request.get("stop"):
@@ -198,7 +201,7 @@ def _parsed(arguments: str) -> Any:
 
 
 def _with_object_input(block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a block whose `input`, if there is one, is an object. The API requires an object."""
+    """Return a block with its `input`, if present, as an object, because the API requires an object."""
     if isinstance(block.get("input", {}), dict):
         return dict(block)
     return {**block, "input": {INVALID_ARGUMENTS: block["input"]}}

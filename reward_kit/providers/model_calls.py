@@ -20,11 +20,11 @@ class ModelCall:
 
     Attributes:
         model: the requested model.
-        provider: the provider, as in the attribute `gen_ai.provider.name` of OpenTelemetry.
+        provider: the provider, as in OpenTelemetry's attribute `gen_ai.provider.name`.
         server: the host and port of the endpoint.
-        began: the start, in seconds of `time.monotonic`.
-        ended: the end, in seconds of `time.monotonic`.
-        caller: "user" for the simulated user, otherwise None.
+        began: the start time in seconds, from `time.monotonic`.
+        ended: the end time in seconds, from `time.monotonic`.
+        caller: "user" for the simulated user, and None otherwise.
         finish_reason: the reason why the response ended, if it is known.
         usage: the tokens and the cost, if they are known.
         retries: the number of attempts that failed before the response arrived.
@@ -54,7 +54,7 @@ MODEL_CALLS: ContextVar[list[ModelCall] | None] = ContextVar("MODEL_CALLS", defa
 
 @contextmanager
 def recorded_call(calls: list[ModelCall], model: str, provider: str, server: str) -> Iterator[ModelCall]:
-    """Add a model call to `calls`, and record the time and the error of the block in it."""
+    """Add a model call to `calls`, and record the times and the error of the block in that call."""
     call = ModelCall(model, provider, server, time.monotonic())
     try:
         yield call

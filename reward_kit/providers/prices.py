@@ -1,7 +1,7 @@
 """Token prices from a file that the user maintains, because prices change more often than this package.
 
 The file has lines such as `gpt-4.1-mini: {input: 0.40, output: 1.60, cached: 0.10}`, in US dollars per million tokens.
-If a model is not in the file, its cost is `None` and never 0.
+If a model is not in the file, its cost is `None`, never 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Price:
         input: the price of prompt tokens.
         output: the price of completion tokens, including reasoning.
         cached: the price of prompt tokens that the provider read from its cache.
-        cache_write: the price of prompt tokens that the provider wrote to its cache. If None, the price of `input`
+        cache_write: the price of prompt tokens that the provider wrote to its cache. If None, the `input` price
             applies.
     """
 
@@ -38,7 +38,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """The price of each model, keyed by name."""
+    """The prices of each model, keyed by model name."""
 
     models: Mapping[str, Price]
 
@@ -67,7 +67,7 @@ class PriceTable:
 def load_prices(path: str | Path) -> PriceTable:
     """Load a YAML or JSON file that maps each model to its prices.
 
-    `input` and `output` are required. The default for `cached` and `cache_write` is the price for `input`.
+    `input` and `output` are required. The default for `cached` and `cache_write` is the `input` price.
 
     Raises:
         ConfigError: If the file cannot be read or is invalid. The message names the file and the field.
@@ -109,7 +109,7 @@ def _price(value: Any, where: str) -> Price:
             raise ConfigError(f"{where}.{key}: missing; set a price in US dollars per million tokens")
         is_number = isinstance(price, int | float) and not isinstance(price, bool)
         if not (is_number and math.isfinite(price) and price >= 0):
-            wanted = "expected a price of at least 0 in US dollars per million tokens"
+            wanted = "expected a non-negative price in US dollars per million tokens"
             raise ConfigError(f"{where}.{key}: {wanted}, got {price!r}")
         dollars[key] = float(price)
     return Price(**dollars)

@@ -1,8 +1,7 @@
 """The queue for one model at an endpoint. It handles rate limits, concurrency, outages and retries for a whole run.
 
-Each request has a `Permit` from its `RequestQueue`. With the permit, the request waits for its turn before each
-attempt. This wait counts neither as an attempt nor toward the retry budget. `development/traffic.md` explains the
-reasons.
+Each request has a `Permit` from its `RequestQueue`. The permit makes the request wait for its turn before each attempt.
+This wait counts neither as an attempt nor toward the retry budget. `development/traffic.md` explains the reasons.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Rates:
     Attributes:
         requests_per_minute: the maximum number of attempts that begin in a minute.
         tokens_per_minute: the maximum number of prompt and completion tokens in a minute. `TokenEstimate` estimates the
-            tokens of a request in advance.
+            number of tokens in a request in advance.
         max_connections: the maximum number of concurrent requests.
 
     Raises:
@@ -95,11 +94,10 @@ class RetryPolicy:
 
 
 class Bucket:
-    """A token bucket. Its capacity is the supply of one second, but at least 1.
+    """A token bucket. Its capacity is one second's supply, but at least 1.
 
-    In any window of w minutes, the total taken is at most `per_minute` * w, plus one bucket, plus one amount that is
-    larger than the bucket. A full bucket allows such an amount, and later requests wait until the overdraft is
-    refilled.
+    In any window of w minutes, the total taken is at most `per_minute` * w, plus one bucket, plus one amount that
+    exceeds the bucket. A full bucket allows such an amount, and later requests wait until the overdraft is repaid.
     """
 
     __slots__ = ("_at", "_capacity", "_level", "_rate")
@@ -152,7 +150,7 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class Concurrency:
-    """The limit on concurrent requests, which is learned from rejections by the endpoint.
+    """The limit on concurrent requests. It is learned from the endpoint's rejections.
 
     The rule is that of TCP (RFC 5681). A rejection reduces the limit to 70% of the requests in flight, as in CUBIC (RFC
     9438), or to the number of requests that the endpoint did not reject if that number is lower. After that, the limit
@@ -250,7 +248,7 @@ class Fault(Enum):
 
 
 class Outage:
-    """The failures of one endpoint since its last response, which may amount to an outage.
+    """The failures of one endpoint since its last response. They may amount to an outage.
 
     An outage begins after `STREAK` consecutive failures of at least two different requests. If a single request keeps
     failing while no other request is in flight, that request is assumed to be the cause, and its retry limits end it. A
@@ -324,7 +322,7 @@ class Timer(Protocol):
 
 
 class Clock:
-    """The clock and the timers of the event loop, which tests can replace."""
+    """The clock and the timers of the event loop. Tests can replace them."""
 
     def now(self) -> float:
         """Return the time in seconds."""
@@ -345,7 +343,7 @@ class EndpointWatcher(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Permit:
-    """A permission for one request to use a queue. The permit covers all attempts of the request."""
+    """Permission for one request to use a queue. The permit covers all attempts of the request."""
 
     queue: RequestQueue
     request: int  # number of the request
@@ -680,11 +678,11 @@ class RequestQueue:
         self._patience = self._clock.call_later(left_s, lose_patience)
 
     def _what(self, message: str) -> str:
-        """Return the message of an error without the URL, because the name of this queue already contains the URL."""
+        """Return an error's message without the URL, because this queue's name already contains it."""
         return message.removeprefix(self._name.partition(" ")[0]).lstrip(": ")
 
     def _stop_soon(self, reason: str, *, fail: bool = False) -> None:
-        """Stop the run outside of any request. This way, the request that revealed the problem can be cancelled."""
+        """Stop the run outside any request, so that the request that revealed the problem can be cancelled."""
         asyncio.get_running_loop().call_soon(lambda: self._stop(reason, fail=fail))
 
     def _stop(self, reason: str, *, fail: bool) -> None:
@@ -742,7 +740,7 @@ async def with_retries(
             if is_last:
                 why = f"; gave up after {counted} attempts (max_attempts)" if counted > 1 else ""
             elif asked_s is not None and asked_s > left_s:
-                why = f"; its Retry-After of {asked_s:g} s exceeds the time that is left of {budget}"
+                why = f"; its Retry-After of {asked_s:g} s exceeds the time left in {budget}"
                 why += "; raise retry_budget_s to wait for it"
             else:
                 wait_s = policy.wait_s(counted - 1, asked_s, jitter)

@@ -1,7 +1,7 @@
-"""A cache of model responses from earlier runs. A request that has not changed therefore costs nothing.
+"""A cache of model responses from earlier runs. Repeating an unchanged request therefore costs nothing.
 
-Unlike a cassette, which must contain every request, a cache sends the requests that it does not contain to the
-endpoint. The file is an SQLite database, which multiple runs may use at the same time.
+Unlike a cassette, which must contain every request, a cache forwards requests that it does not contain to the endpoint.
+The file is an SQLite database that multiple runs may use at the same time.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ResponseCache:
     def key(self, url: str, body: bytes, scope: str) -> bytes:
         """Return the key for a request that `scope`, such as an episode, sends to a URL.
 
-        If the request has a seed or temperature 0, the response is the same for all scopes. Any other request is a new
-        sample. The key of such a request also contains the scope and the number of equal requests that the scope has
+        If the request has a seed or temperature 0, all scopes share the response. Any other request is a new sample.
+        The key of such a request also contains the scope and the number of identical requests that the scope has
         already sent.
         """
         request = json.loads(body)
@@ -94,7 +94,7 @@ class ResponseCache:
         self._execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", key, answer)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the path and the numbers of hits and misses for `summary.json`."""
+        """Return the path and the hit and miss counts for `summary.json`."""
         return {"path": str(self.path), "hits": self.hits, "misses": self.misses}
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class ResponseCache:
     def _execute(self, statement: str, *values: bytes) -> tuple[bytes] | None:
         """Run a statement and return its first row.
 
-        If it fails, for example because the disk is full, log a warning.
+        If the statement fails, for example because the disk is full, log a warning.
         """
         try:
             with self._lock:

@@ -34,7 +34,7 @@ class Responses(Dialect):
         return {"input": f"[{','.join(filter(None, encoded))}]"}
 
     def to_body(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the body without `input`. `seed` and `stop` are not sent, because the API does not have them."""
+        """Return the body without `input`. `seed` and `stop` are not sent, because the API does not support them."""
         body = {_RENAMED.get(key, key): value for key, value in request.items() if key not in _NOT_SENT}
         body = {"store": False, "stream": False} | body  # `transformers serve` streams by default
         include = [] if body["store"] else [_ENCRYPTED]
@@ -97,9 +97,9 @@ class Responses(Dialect):
 
 
 class _ResponseStream(EventStream):
-    """A reader that takes the response from its last event.
+    """A reader that takes the response from the last event.
 
-    If the last event does not contain the items, they are taken from their events.
+    If the last event does not contain the items, they are taken from the `response.output_item.done` events.
     """
 
     def __init__(self, where: str, secrets: Iterable[str]) -> None:

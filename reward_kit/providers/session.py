@@ -35,7 +35,7 @@ class ProviderSession:
     Attributes:
         notice: a function that receives a line when an endpoint goes down, recovers, or limits the rate.
         gave_up: a function that is called once, with the reason, when further requests are pointless: the endpoint has
-            not answered in time, or the key, the account or the host is rejected. The function is called outside of any
+            not answered in time, or the key, the account or the host is rejected. The function is called outside any
             request and before the waiting requests fail, so it can cancel those requests.
 
     Raises:
@@ -73,7 +73,7 @@ class ProviderSession:
         return any(queue.is_down for queue in self._queues.values())
 
     def longest_wait(self) -> tuple[float, str] | None:
-        """Return how many seconds the longest-waiting request has waited, and a description of that request.
+        """Return the waiting time of the longest-waiting request in seconds, and a description of that request.
 
         Return None if there are no requests.
         """
@@ -84,7 +84,7 @@ class ProviderSession:
         return wait.seconds, f"a queued request to {model}" if wait.is_queued else f"a response from {model}"
 
     def queue(self, url: str, model: str, rates: Rates | None = None) -> RequestQueue:
-        """Return the queue for a model at an endpoint. The same pair always gets the same queue.
+        """Return the queue for a model at an endpoint. The same model and endpoint always get the same queue.
 
         Raises:
             ConfigError: If the queue already exists with different rates.
@@ -157,9 +157,9 @@ def key_variable_for(
 ) -> Any:
     """Call `key_variable` with the requirements of a session.
 
-    A replay sends no key. A dry run only reports an error. If `is_default` is true, the variable is the default of the
-    provider. In that case, it is not an error if the user has not configured the variable for the URL. The requests are
-    sent without a key.
+    A replay sends no key. A dry run only reports an error. If `is_default` is true, the variable is the provider's
+    default. In that case, it is not an error if the user has not configured the variable for the URL, and the requests
+    are sent without a key.
     """
     base_url, named = options.get("base_url"), options.get("api_key_env")
     if options.get("api_key") or not (isinstance(base_url, str | None) and isinstance(named, str | None)):

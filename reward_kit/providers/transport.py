@@ -1,4 +1,4 @@
-"""The module that sends requests to model endpoints with aiohttp. Each kind of failure has a separate error type.
+"""Sends requests to model endpoints with aiohttp. Each kind of failure has a separate error type.
 
 `development/transport.md` explains, with measurements, why aiohttp is used instead of an SDK. All other modules call
 `Transport.post`, so a test or a recorder only needs to replace this method. aiohttp is imported on the first request.
@@ -45,13 +45,13 @@ _DRAIN_BYTES = 2**20
 
 
 class Transport:
-    """A client for POST requests. It has one pool of keep-alive connections, which the first request creates.
+    """A client for POST requests. The first request creates its pool of keep-alive connections.
 
     Args:
         idle_timeout_s: the number of seconds without a byte from the endpoint after which an attempt ends.
         total_timeout_s: the number of seconds after which an attempt ends in any case.
-        trust_env: True to use the proxies that are set in the environment (`HTTPS_PROXY`). Passwords in `~/.netrc` are
-            ignored.
+        trust_env: whether to use the proxies that are set in the environment (`HTTPS_PROXY`). Passwords in `~/.netrc`
+            are ignored.
         query: a query that is appended to each URL and is not shown in messages.
     """
 

@@ -1,4 +1,4 @@
-"""The HTML page of a comparison, which is a single self-contained file."""
+"""The HTML page of a comparison, as a single self-contained file."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def comparison_page(comparison: Comparison, folder: Path) -> str:
 
 
 def draw_forest(comparison: Comparison) -> Drawing:
-    """Draw the interval of the difference of each run below the name of the run, relative to a line at 0.
+    """Draw the interval of each run's difference below the run's name, relative to a line at 0.
 
     The drawing fits the screen of a phone.
     """
@@ -132,7 +132,7 @@ def samples_table(comparison: Comparison, folder: Path) -> DataTable:
     """Return a table with a row for each sample and compared run.
 
     Samples that flipped come first, and the others are sorted by the size of the change. The scores link to the
-    transcripts in the reports of the runs, relative to `folder`.
+    transcripts in the runs' reports by addresses relative to `folder`.
     """
     baseline = comparison.baseline, _report_link(comparison.baseline, folder)
     rows = [
@@ -180,7 +180,7 @@ def _row(change: str, sample: str, sides: Sequence[LinkedSide], both: Sequence[S
 
 
 def _report_link(side: Side, folder: Path) -> str:
-    """Return the address of the report of a run relative to `folder`, or "" if there is no report."""
+    """Return the address of a run's report relative to `folder`, or "" if the run has no report."""
     file = side.path / "report.html"
     if not file.is_file():
         return ""

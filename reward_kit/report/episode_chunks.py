@@ -1,12 +1,12 @@
 """The episodes of a page: the stored lines of each group, in chunks that a browser loads one at a time.
 
 Lines are parsed only if the page could not show them quickly without changes. Writing the page of a large run therefore
-takes little longer than copying its files. A chunk consists of lines that start with a letter: `E` is an episode, `S`
-is its score if known, `C` is the list of its lines in `credit.jsonl`, if any, and `V` is the list of its success
-probabilities in `counterfactual.jsonl`, if any. The script of the page parses these lines (`objects.js`).
+takes little longer than copying its files. A chunk consists of lines that start with a letter. `E` is an episode. It is
+followed by its score (`S`), the list of its lines in `credit.jsonl` (`C`) and the list of its success probabilities in
+`counterfactual.jsonl` (`V`), each only if it exists. The page's script `objects.js` parses these lines.
 
-The texts of tokens are read from the `tokenizer.json` in the directory of a model, which is plain JSON. No tokenizer is
-required, and nothing is downloaded. If secrets of an episode were redacted, its token texts are omitted, since they
+The texts of tokens are read from the `tokenizer.json` in a model's directory. This file is plain JSON, so no tokenizer
+is required and nothing is downloaded. If secrets in an episode were redacted, its token texts are omitted, since they
 would reveal the secrets.
 """
 
@@ -117,7 +117,7 @@ def _size(facts: EpisodeOutline) -> int:
 
 
 class ChunkReader:
-    """A reader of the stored lines in the chunks of a run. Use it as a context manager."""
+    """A context manager that reads the stored lines in a run's chunks."""
 
     def __init__(self, run: RunFacts) -> None:
         self._path, self._fitter, self._curves = run.path, LineFitter(run.header), run.curves
@@ -279,19 +279,20 @@ def token_texts(header: RunHeader) -> TokenTexts | None:
 
 
 def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> dict[str, Any] | None:
-    """Return the tokens of a line of `episodes.jsonl` for the page, or None if no tokens are recorded.
+    """Return the tokens in a line of `episodes.jsonl` in the form for the page, or None if no tokens are recorded.
 
     Args:
         record: the line.
-        texts: the texts of ids.
+        texts: the texts of the token ids, or None if they are unknown.
 
     Returns:
-        `texts`, keyed by id, null if unknown; and `steps`, one per action. A step has its index `step`; `context`, the
-        last 200 ids that the model saw since its last action or context rewrite, and `cut`, the number of earlier ids;
-        the sampled `ids` and their `logprobs` under the sampling distribution, null if unknown; `choices`, the number
-        of ids from which each id was chosen, null for all; the `version` of the weights; and the `reason` of a context
-        rewrite. In lines logged by a training run, a step also has `advantages` and `ratios` of the sampled ids. If the
-        tokens are damaged, there are no steps, and `damaged` contains the reason.
+        A dict with `texts`, which maps ids to their texts (null if unknown), and `steps`, a list with one dict per
+        action. The dict of an action contains its index `step`; `context`, the last 200 ids that the model saw since
+        its last action or context rewrite; `cut`, the number of earlier ids; the sampled `ids`; their `logprobs` under
+        the sampling distribution, null if unknown; `choices`, the number of ids from which each id was chosen, null if
+        all ids were allowed; the `version` of the weights; and the `reason` for a context rewrite. In lines logged by a
+        training run, it also contains the `advantages` and `ratios` of the sampled ids. If the tokens are damaged,
+        there are no steps, and `damaged` contains the reason.
     """
     stored = record.get("tokens")
     if not stored or "steps" in stored:
@@ -306,7 +307,7 @@ def token_rows(record: Mapping[str, Any], texts: TokenTexts | None = None) -> di
 
 
 def _steps(stored: Mapping[str, Any], training: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each action; `actions` are [step, segment, start, stop, version] in the flat ids."""
+    """Return a row for each action, which is stored as [step, segment, start, stop, version]."""
     ids, segments = stored["ids"], stored["segments"]
     advantages, ratios = training.get("advantages"), training.get("ratios")
     allowed = stored.get("allowed_ids") or {"places": [], "which": [], "sets": []}

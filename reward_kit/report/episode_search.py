@@ -1,7 +1,7 @@
 """Full-text search over the episodes of a run, for the viewer.
 
 The lower-case texts are kept in memory and scanned. For 20,000 episodes with 37 MB of text, reading takes 0.8 s and a
-scan takes 0.03 s. A trigram index in SQLite would answer a query in 0.01 s but takes 30 s and 250 MB to build.
+scan takes 0.03 s. A trigram index in SQLite would answer a query in 0.01 s but take 30 s and 250 MB to build.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LEAST_BYTES = 2_000
 
 
 class EpisodeSearch:
-    """The searchable texts of the episodes of a run: messages and tool calls or, if absent, observations and actions.
+    """The searchable texts of a run's episodes: messages and tool calls or, if absent, observations and actions.
 
     Attributes:
         lock: the lock that callers of `add` and `find` must hold.
-        change: the number of the last change of the run whose texts were added.
+        change: the number of the run's last change whose texts were added.
     """
 
     def __init__(self, path: Path) -> None:

@@ -41,7 +41,7 @@ _MINUTE, _HOUR = 60, 3600
 
 
 def status_text(status: str) -> str:
-    """Return the status of a run, whose file is untrusted."""
+    """Return the status of a run, or "unknown" for any other text, since the run's file is untrusted."""
     return status if status in ("complete", "failed", "interrupted", "running", "killed") else "unknown"
 
 
@@ -117,7 +117,7 @@ class Stroke(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A text; `anchor` is start, middle or end."""
+    """A piece of text; `anchor` is start, middle or end."""
 
     x: float
     y: float
@@ -147,7 +147,7 @@ class Drawing:
         self.paths.append(Stroke(d, kind))
 
     def label(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
-        """Add a text."""
+        """Add a piece of text."""
         self.labels.append(Label(r2(x), r2(y), text, anchor, kind))
 
 
@@ -208,7 +208,7 @@ def render(
         page: the content of the page. Pass untrusted text through `escape_text` first.
         styles: files in `assets/`.
         script: the text of the script, or "" for none.
-        trusted: texts of this package, which are inserted without escaping.
+        trusted: strings from this package that are inserted without escaping.
         script_sources: other sources from which scripts may be loaded.
         may_connect: whether to allow requests to the server of the page.
         **values: additional values for the template.

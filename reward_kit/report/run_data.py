@@ -1,4 +1,4 @@
-"""The data of the page of a run: its header, and the main facts about each episode and score."""
+"""The data for a run's page: the run's header, and the main facts about each episode and score."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TELLING = (b'"error":', b'"user_usage":')
 
 
 class TextExcerpt(NamedTuple):
-    """The beginning of a text, and its full length."""
+    """The beginning of a text, and the length of the full text."""
 
     text: str = ""
     length: int = 0
@@ -42,7 +42,7 @@ class TextExcerpt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScoreFacts:
-    """The data of a line of `scores.jsonl`. Times are in seconds since the start of the run."""
+    """The data in a line of `scores.jsonl`. Times are in seconds since the start of the run."""
 
     unit: str  # the id of its reward call; for a batch reward, the id of the group
     duration_s: float | None = None  # the duration of the last call
@@ -56,7 +56,7 @@ class ScoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutline:
-    """The main data of the latest attempt of an episode."""
+    """The main data of an episode's latest attempt."""
 
     row: EpisodeRow
     group_id: str
@@ -91,7 +91,7 @@ class RunFacts:
 
     @property
     def repeated_cost(self) -> float:
-        """The known cost in US dollars of the attempts that were replaced or are unfinished."""
+        """The known cost, in US dollars, of the attempts that were replaced or are unfinished."""
         return repeated_cost(self.spent, [facts.row for facts in self.episodes])
 
     @property
@@ -115,7 +115,7 @@ class RunSpending:
         self.dollars += row.usage.get("cost", 0.0)
 
     def add_score(self, record: Mapping[str, Any]) -> None:
-        """Add the cost of the judge of a score. The cost of one call is shared by the episodes judged in it."""
+        """Add the judge's cost for a score. Episodes that were judged in one call share its cost."""
         call = JudgeCall.of(record)
         if call is not None and call not in self._calls:
             self._calls.add(call)
@@ -148,22 +148,23 @@ def read_run(path: Path) -> RunFacts:
 
 
 def curves_of(facts: EpisodeOutline, curves: RunCurves) -> list[SuccessCurve]:
-    """Return the curves of an episode, excluding those of an earlier attempt or score. That of its policy is first."""
+    """Return the curves of an episode's latest attempt and score, starting with the curve of its own policy."""
     known = facts.row.num_steps, facts.row.score
     own = [curve for curve in curves.curves.get(facts.row.rollout_id, ()) if (curve.steps, curve.score) == known]
     return sorted(own, key=lambda curve: curve.continued_by != facts.row.policy)
 
 
 def outline_line(file: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Parse a line of `episodes.jsonl`; its long middle part is skipped if possible."""
+    """Parse a line of `episodes.jsonl`, skipping its long middle part if possible."""
     return _outlined(line) or line_record(file, number, line)
 
 
 def _outlined(line: bytes) -> dict[str, Any] | None:
     """Parse a line of `episodes.jsonl` without its long middle part, which takes most of the parsing time.
 
-    Return None if the middle part is not where it is expected or contains data that the page needs. A mark inside
-    another value would leave brackets open, and strings cannot contain the marks, since their quotes would be escaped.
+    Return None if the middle part is not where it is expected or contains data that the page needs. A mark inside a
+    different value would leave brackets open, and strings cannot contain the marks, since their quotes would be
+    escaped.
     """
     begin, end = line.find(_MIDDLE), line.rfind(_AFTER)
     if not 0 < begin < end or any(line.find(key, begin, end) >= 0 for key in _TELLING):
@@ -260,7 +261,7 @@ def _score(line: Mapping[str, Any]) -> ScoreFacts:
 
 
 def _said(text: str | None) -> TextExcerpt:
-    """Return the beginning of a text, which limits the memory used by untrusted text."""
+    """Return the beginning of a text, to limit the memory that untrusted text uses."""
     return TextExcerpt(text[:_KEPT_TEXT], len(text)) if text else TextExcerpt()
 
 

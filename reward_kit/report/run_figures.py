@@ -1,4 +1,4 @@
-"""Figures of the page of a run that are not in `summary.json`: distributions, counts, durations, cost and tables."""
+"""Figures on a run's page that are not in `summary.json`: distributions, counts, durations, cost and tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 class ScoreHistogram(NamedTuple):
-    """The numbers of scores in equal bins from `low` to `high` (inclusive)."""
+    """The number of scores in each of the equal bins from `low` to `high` (inclusive)."""
 
     policy: str
     low: float
@@ -56,7 +56,7 @@ class ScoreHistogram(NamedTuple):
 
 
 def histograms(episodes: Sequence[EpisodeOutline]) -> list[ScoreHistogram]:
-    """Return the histogram of scores of each policy. All have the same bins, which cover [0, 1] or all scores."""
+    """Return a histogram of each policy's scores. All have the same bins, which cover [0, 1] or all scores."""
     every = _scores(episodes)
     low, high = min([0.0, *every]), max([1.0, *every])
     if every and (low < 0.0 or high > 1.0):
@@ -322,7 +322,7 @@ class DataTable:
     has_matrix: bool = False  # shown below the grid of samples and policies
 
     def with_choices(self, *keys: str) -> DataTable:
-        """Return the table with drop-down filters for columns that have only a few different values."""
+        """Return the table with drop-down filters for columns that have few distinct values."""
         filters = []
         for index, column in enumerate(self.columns):
             if column.key in keys:
@@ -464,10 +464,11 @@ def episodes_table(
     Args:
         episodes: the episodes.
         pass_threshold: the lowest score that passes.
-        labels: the labels of users. If there are any, the table has columns for labels and notes.
+        labels: the users' labels. If the run has labels, the table has columns for labels and notes.
         slices: the dataset columns whose values are shown together with the tags in an additional column.
         metrics: the metrics that have columns after the score.
-        curves: the measured success probabilities. If there are any, a column has the step of the largest decrease.
+        curves: the measured success probabilities. If the run has them, a column shows the step with the largest
+            decrease.
     """
     length = max(_SHORTEST_REASON, min(_REASON_LENGTH, _REASONS_IN_ALL // max(1, len(episodes))))
     rows: list[list[Cell]] = []

@@ -82,8 +82,8 @@ def run_page(
 ) -> str:
     """Return the page of a run as HTML.
 
-    The page shows slices for the columns in `slices`, which are by default the dataset columns with few values. The
-    table of episodes has a column for each of the `metrics`, which are by default the metrics of the episodes.
+    The page shows slices for the columns in `slices`; by default, these are the dataset columns with few values. The
+    table of episodes has a column for each of the `metrics`; by default, these are the metrics of the episodes.
     """
     header, timeline = run.header, build_timeline(run)
     listed = run.episodes if has_rows else []
@@ -185,7 +185,7 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary], status: str) -> li
         if command := resume_command(run.path, run.header, status):
             notes.append(f"Resume the run with: {escape_text(shlex.join(command), 400)}")
     if run.unfinished:
-        notes.append(f"{run.unfinished:,} episodes were cut off by a limit of the run and are not counted.")
+        notes.append(f"{run.unfinished:,} episodes were cut off by a run limit and are not counted.")
     if run.earlier_attempts:
         notes.append(f"{run.earlier_attempts:,} attempts were replaced by later ones; only the latest attempt counts.")
     if repeated := run.repeated_cost:

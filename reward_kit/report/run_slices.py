@@ -15,9 +15,9 @@ SEPARATOR = " · "
 
 
 def slice_columns(episodes: Iterable[EpisodeOutline]) -> frozenset[str]:
-    """Return the dataset columns that have few different values.
+    """Return the dataset columns that have few distinct values.
 
-    A column qualifies if it has at least 2 and at most 12 values, and at most half as many values as there are samples.
+    A column qualifies if it has 2 to 12 distinct values, and at most half as many as there are samples.
     """
     values: dict[str, set[str]] = defaultdict(set)
     samples: dict[str, set[str]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""The timeline of a run: episodes and reward calls in lanes, and the numbers of active ones over time.
+"""The timeline of a run: episodes and reward calls in lanes, and the numbers that are active over time.
 
 Times are seconds since the start of the run. Idle periods, such as the time before a resume, are excluded. If there are
 more than a few hundred bars, the lanes are omitted and only the totals are drawn.
@@ -112,7 +112,7 @@ class RewardCall:
 
     @property
     def waits(self) -> list[Span]:
-        """Return the waiting times between calls, before the score arrived."""
+        """Return the times before and between calls during which the request was waiting."""
         edges = [self.submitted_s, *(edge for span in self.attempts for edge in span)]
         found = [Span(begin, end) for begin, end in zip(edges[::2], [*edges[1::2], self.done_s], strict=False)]
         return [span for span in (found[:-1] if self.attempts else found) if span.end_s > span.begin_s]
@@ -133,12 +133,12 @@ class RunTimeline:
 
     @property
     def overlap_s(self) -> float:
-        """The number of seconds in which both episodes and calls were active."""
+        """The number of seconds during which both episodes and calls were active."""
         return covered_seconds(intersect_spans(self.collecting, self.calling))
 
     @property
     def alone_s(self) -> float | None:
-        """The number of seconds of calls after the last episode stopped, or None if unknown."""
+        """The number of seconds that calls continued after the last episode had stopped, or None if unknown."""
         if not self.collecting or not self.calls:
             return None
         return max(0.0, max(call.done_s for call in self.calls) - self.collecting[-1].end_s)
@@ -289,10 +289,10 @@ def _assign_lanes(items: Sequence[tuple[Span, Sequence[Bar]]]) -> tuple[int, lis
 
 
 def occupancy(spans: Sequence[Span], edges: Floats) -> Floats:
-    """Return the mean number of active spans (N,) between consecutive `edges` (N + 1,)."""
+    """Return an (N,) array: the mean number of active spans between each two of the (N + 1,) `edges`."""
 
     def elapsed(moments: Sequence[float]) -> Floats:
-        """For each edge (N + 1,), return the sum of the seconds since all earlier moments."""
+        """Return, for each edge, the total number of seconds since all earlier moments."""
         ordered = np.sort(np.array(moments))
         before = np.searchsorted(ordered, edges)
         return np.asarray(before * edges - np.concatenate([[0.0], np.cumsum(ordered)])[before], dtype=np.float64)

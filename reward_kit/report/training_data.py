@@ -1,4 +1,4 @@
-"""The data of the page of a training run: the series in `metrics.jsonl`, and the logged episodes."""
+"""The data for a training run's page: the series in `metrics.jsonl`, and the logged episodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Series(NamedTuple):
 
     @property
     def finite(self) -> Series:
-        """The series without values that are not finite."""
+        """The series without its non-finite values."""
         is_finite = np.isfinite(self.values_N)
         return Series(self.updates_N[is_finite], self.values_N[is_finite])
 
@@ -165,7 +165,7 @@ STRETCHES = 200
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The points of a series to draw. Each stands for one update or for consecutive updates."""
+    """The points to draw for a series. Each point stands for one update or for consecutive updates."""
 
     updates_M: NDArray[np.int64]  # the last update of each point
     values_M: NDArray[np.float64]  # means; NaN interrupts the line

@@ -1,4 +1,4 @@
-"""The page of a training run, which contains learning curves with explanations and the logged episodes."""
+"""The page of a training run: learning curves with explanations, and the logged episodes."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ POLICY = ChartGroup(
         ChartSpec(
             "KL",
             (ChartLine("learner/approx_kl", "within the update"), ChartLine("learner/kl", "to the reference")),
-            "KL of one update (k3 estimator), and KL to the reference policy, if there is one. A jump "
+            "KL of one update (k3 estimator) and, if the run has a reference policy, KL to it. A jump "
             "indicates that updates are too large; lower ppo.lr.",
         ),
         ChartSpec(
@@ -93,7 +93,7 @@ POLICY = ChartGroup(
                 ChartLine("learner/clip_fraction_low", "lower bound"),
                 ChartLine("learner/clip_fraction_high", "upper bound"),
             ),
-            "Share of tokens whose ratio is clipped and which therefore have no gradient. A few percent are usual.",
+            "Share of tokens whose ratio is clipped and which therefore have no gradient. A few percent is usual.",
             is_share=True,
         ),
         ChartSpec(
@@ -160,7 +160,7 @@ OFF_POLICY = ChartGroup(
                 ChartLine("learner/ratio_mean", "mean"),
                 ChartLine("learner/ratio_max", "greatest"),
             ),
-            "Current probability of a token divided by its probability when it was sampled.",
+            "A token's current probability divided by its probability when it was sampled.",
             is_log=True,
             has_zero=False,
         ),
@@ -436,7 +436,7 @@ def _area(band: Band, scale: Axes) -> str:
 
 
 def _data(scale: Axes, picture: ChartSpec, curves: Iterable[tuple[ChartLine, Curve]], band: Band) -> dict[str, Any]:
-    """Return the points for the script, which shows the values at the pointer and can change the x axis."""
+    """Return the points for the page's script. The script shows the values at the pointer and can change the x axis."""
     return {
         "box": list(scale.box[:4]),
         "scale": [scale.low, scale.high, int(scale.is_log)],

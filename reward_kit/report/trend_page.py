@@ -41,7 +41,7 @@ class TrendPoint(NamedTuple):
 
 
 class LatencyReader:
-    """A reader of the latencies of runs. It reads them again if the files of a run change."""
+    """A reader of the latencies of runs. It reads a run again if the run's files change."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, int, int], Latencies]] = {}
@@ -66,7 +66,7 @@ class LatencyReader:
 
 
 def read_latencies(run: Path) -> Latencies:
-    """Return the median duration of the episodes of each policy."""
+    """Return the median duration of each policy's episodes."""
     durations: dict[str, dict[str, float]] = defaultdict(dict)
     for index, (_, line) in enumerate(placed_lines(run / "episodes.jsonl"), 1):
         record = outline_line(run / "episodes.jsonl", index, line)
@@ -128,7 +128,7 @@ def draw_trend(policy: str, points: Sequence[TrendPoint]) -> Drawing:
 
 
 def trend_page(catalog: RunCatalog, task: str, latencies: LatencyReader) -> str:
-    """Return the page of the newest runs of the task that has this displayed name."""
+    """Return the page with the newest runs of a task. The task is identified by its displayed name."""
     rows = [row for row in catalog.rows if row.task == task and row.episodes is not None]
     newest = list(dict.fromkeys(row.run for row in rows))[:MOST_RUNS]
     paths = {name: path for name in newest if (path := catalog.run_path(name)) is not None}

@@ -1,9 +1,9 @@
 """Access control of the viewer: requests must come from this machine and need the token of the server.
 
-A page of another site in the same browser can send requests to this machine and can resolve its host name to this
-machine. A request therefore needs the token or the cookie exchanged for it, which the browser sends only for pages of
-the viewer. The Host header of a request must name this machine. Only safe methods are allowed, except for the POST of a
-label, which must be JSON and come from a page of the viewer.
+A page of a different site in the same browser can send requests to this machine and can resolve its host name to this
+machine. A request therefore needs the token or the cookie exchanged for it. The browser sends the cookie only for pages
+of the viewer. The Host header of a request must name this machine. Only safe methods are allowed, except that a page of
+the viewer can POST a label as JSON.
 
 The address passed to a browser is visible to other users of the machine in the process arguments. It therefore contains
 a code instead of the token. The code can be exchanged for a cookie only once and within a minute. A second use is
@@ -63,7 +63,7 @@ class Access:
         self._cookie = f"reward_kit_{secrets.token_hex(4)}"
 
     def one_time_code(self, lasts_s: float = _CODE_LASTS_S) -> str:
-        """Return a code that admits one browser as `?code=…` within `lasts_s` seconds."""
+        """Return a code that admits one browser if it is passed as `?code=…` within `lasts_s` seconds."""
         code = new_token()
         self._due[code] = time.monotonic() + lasts_s
         return code

@@ -1,9 +1,9 @@
-"""The runs of the viewer, which are kept up to date while they are running.
+"""The runs of the viewer. They are kept up to date while they are running.
 
 Each line of the files of a run is read once. The displayed facts of each episode are kept in memory together with the
-positions of its lines, which are read again when the episode is opened. Changes are numbered so that each open page can
-request the changes since its last request. A running or killed run has no final summary, so its figures are computed
-from its lines.
+positions of its lines. The lines are read again when the episode is opened. Changes are numbered so that each open page
+can request the changes since its last request. A running or killed run has no final summary, so its figures are
+computed from its lines.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PlacedRecord(NamedTuple):
 
 
 class NewLines(NamedTuple):
-    """The lines of a file that are new."""
+    """The new lines of a file."""
 
     lines: list[PlacedRecord]
     is_new_file: bool  # True if the file was replaced or truncated, so earlier lines must be discarded
@@ -256,7 +256,7 @@ class WatchedRun:
             return changed[::-1]
 
     def beside(self, episodes: Iterable[EpisodeOutline]) -> list[EpisodeOutline]:
-        """Return all episodes that have the same samples and policies as these, for the table of samples."""
+        """Return all episodes that have the same sample and policy as one of these, for the table of samples."""
         with self._lock:
             keys = dict.fromkeys((facts.row.sample_id, facts.row.policy) for facts in episodes)
             known = [self._memory.known[one].facts for key in keys for one in self._memory.rows[key]]
@@ -389,7 +389,7 @@ _END = 1 << 18
 
 
 def last_held_out(run: Path) -> float | None:
-    """Return the last held-out score of a training run, or None if there is none near the end of its metrics."""
+    """Return the last held-out score of a training run, or None if the end of its metrics contains no such score."""
     path = run / METRICS
     if not path.exists():
         return None
@@ -457,7 +457,7 @@ class RunCatalog:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Prevent polling by other threads, which keeps rows, names and `change` consistent."""
+        """Prevent other threads from polling, so that rows, names and `change` stay consistent."""
         with self._lock:
             yield
 

@@ -1,4 +1,4 @@
-"""The server of `reward-kit view`, which is restricted to this machine and protected by a token.
+"""The server of `reward-kit view`. It is restricted to this machine and protected by a token.
 
 The server writes only `labels.jsonl`."""
 
@@ -445,7 +445,8 @@ class _OpenRuns:
 def training_mark(run: Path) -> str:
     """Return the state of the files of a training run as digits and dashes.
 
-    Only complete files of episodes are moved into their directory, so its modification time reflects every change.
+    Only complete files of episodes are moved into their directory, so the directory's modification time reflects every
+    change.
     """
     parts = []
     for name in (FILE, METRICS, SUMMARY, EPISODES):

@@ -41,8 +41,8 @@ class AsyncRewardAgent:
     """An agent that scores rollouts concurrently. Use it as an async context manager.
 
     Args:
-        scorer: a reward function or class, which is called in this process (with a warning if it requests a sandbox),
-            or an object that calls a reward elsewhere, such as `RemoteReward`.
+        scorer: a reward function or class, or an object that calls a reward elsewhere, such as `RemoteReward`. A
+            function or class is called in this process, with a warning if it requests a sandbox.
         max_concurrency: the maximum number of concurrent calls. A call for a group counts as one call.
         deadline_s: the time limit of a call in seconds. A call that exceeds it is cancelled, and its rollouts are
             unscored with the class `timeout`. The time includes the wait for a worker, except for a synchronous
@@ -53,9 +53,10 @@ class AsyncRewardAgent:
             used.
         retries: the policy for retrying failed calls. If None, the attribute `retries` of the scorer is used. If the
             scorer has no such attribute, calls are not retried.
-        cache: a cache that gives equal requests the same score and makes only one call for equal requests in flight.
-            If None, every request is scored, because two responses of a judge to the same question are two samples.
-        batch_format: the format of the batches of a trainer, such as `DataProtoFormat` of `integrations.verl`. Such
+        cache: a cache that gives identical requests the same score and makes only one call for identical requests in
+            flight. If None, every request is scored, because two responses from a judge to the same question are two
+            samples.
+        batch_format: the format of a trainer's batches, such as `DataProtoFormat` from `integrations.verl`. Such
             batches are then accepted and returned in addition to lists of requests.
 
     Attributes:
@@ -160,15 +161,15 @@ class AsyncRewardAgent:
         return self._tasks
 
     async def submit(self, batch: Any, group_size: int = 1, *, deadline_s: float | None = None) -> Ticket:
-        """Start to score a batch.
+        """Start scoring a batch.
 
         If the batch would exceed `max_pending`, this method waits, unless no other requests are pending.
 
         Args:
             batch: a list of requests or episodes, or a batch in the `batch_format` of the agent.
             group_size: the number of consecutive requests that form a group. A batch reward scores a group in one call.
-            deadline_s: the time limit in seconds from now. Requests that have no score by then are unscored with the
-                class `timeout`.
+            deadline_s: the time limit in seconds from now. Requests without a score by then are unscored with the class
+                `timeout`.
 
         Raises:
             ConfigError: If the size of the batch is not a multiple of the group size, or if the deadline is not
@@ -180,7 +181,7 @@ class AsyncRewardAgent:
         arrangement = self._batch_format.arrange(batch, group_size) if self._batch_format is not None else None
         requests = _as_requests(batch) if arrangement is None else arrangement.requests
         if group_size < 1 or len(requests) % group_size:
-            raise ConfigError(f"a batch of {len(requests)} cannot be divided into groups of {group_size}")
+            raise ConfigError(f"a batch of {len(requests)} requests cannot be divided into groups of {group_size}")
         if deadline_s is not None:
             check_number("deadline_s", deadline_s)
         if self._max_pending is not None:  # first come, first served
@@ -237,8 +238,8 @@ class AsyncRewardAgent:
     ) -> Any:
         """Wait for `chunk_size` results of one batch, and return them sorted by their index in the batch.
 
-        The results consist of whole groups. They are a `ScoredChunk`. If the batch is in the agent's `batch_format`,
-        they are the result of that format instead.
+        The results consist of whole groups. They are returned as a `ScoredChunk` or, if the batch is in the agent's
+        `batch_format`, in that format.
 
         Args:
             chunk_size: the number of results. It must be a multiple of the group size unless `cut_groups` is true.
@@ -276,7 +277,7 @@ class AsyncRewardAgent:
         order: Order = "completion",
         cut_groups: bool = False,
     ) -> Taken:
-        """Do the same as `get`, but return results that can be put back with `put_back`."""
+        """Wait for results as `get` does, but return them in a form that `put_back` accepts."""
         self._open_tasks()
         chunk_size = _whole("chunk_size", chunk_size)
         if ticket is None:
@@ -426,7 +427,7 @@ def _as_requests(batch: Any) -> list[ScoringRequest]:
     if not isinstance(batch, Sequence):
         raise ConfigError(
             f"a batch must be a list of requests or episodes, got {type_name(batch)}; for a DataProto, create the "
-            "agent with batch_format=DataProtoFormat(tokenizer) of reward_kit.integrations.verl"
+            "agent with batch_format=DataProtoFormat(tokenizer) from reward_kit.integrations.verl"
         )
     requests = [ScoringRequest.from_episode(item) if isinstance(item, SingleAgentEpisode) else item for item in batch]
     for index, request in enumerate(requests):
@@ -514,7 +515,7 @@ class SyncRewardAgent:
         return self._agent.stats
 
     def _do(self, method: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
-        """Run a coroutine of the agent as a task that has the context variables of the caller."""
+        """Run one of the agent's coroutines as a task with the caller's context variables."""
         if (thread := self._thread) is None:
             raise RewardError(_NOT_OPEN)
         try:
@@ -536,7 +537,7 @@ class PersistentAgent:
     """A reward agent that stays open between calls, for trainers that score in their own loops and tasks.
 
     Each event loop has a separate agent. The first call opens the agent. It is closed when the loop ends, because
-    trainers have no hook for their end. Opening a sandboxed reward for each rollout would take a third of a second.
+    trainers have no shutdown hook. Opening a sandboxed reward for each rollout would take a third of a second.
     """
 
     def __init__(self, make: Callable[[], AsyncRewardAgent]) -> None:

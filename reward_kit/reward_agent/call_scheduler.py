@@ -53,11 +53,12 @@ class Retries:
     Attributes:
         policy: the number of attempts, the time budget of each call, and the waits between attempts. As for model
             endpoints, the waits grow exponentially with full jitter, and they are added to the endpoint's Retry-After.
-        classes: the failure classes that are retried. A transient error of the client that the reward uses has the
+        classes: the failure classes that are retried. A transient error from the client that the reward uses has the
             class `provider_error`. See `providers/faults.py`.
-        seed: the seed of the jitter. If None, the seed is random.
-        max_share: the maximum ratio of retries to calls that were started within the time budget of the policy. `SPARE`
-            further retries are always allowed. Failures beyond this limit are not retried. If None, no limit applies.
+        seed: the seed for the jitter. If None, a random seed is used.
+        max_share: the maximum ratio of retries to calls that were started within the policy's time budget. `SPARE`
+            additional retries are always allowed. Failures beyond this limit are not retried. If None, no limit
+            applies.
 
     Raises:
         ConfigError: If a class is unknown, or if the share is not positive.
@@ -79,7 +80,7 @@ class Retries:
 
 
 class SharedBudget:
-    """The retry budget of an agent. It is a share of the calls that were started in a time window, plus `SPARE`."""
+    """An agent's retry budget: a share of the calls that were started in a time window, plus `SPARE`."""
 
     def __init__(self, share: float, window_s: float) -> None:
         self._share, self._slice_s = share, window_s / _SLICES
@@ -114,7 +115,7 @@ class SharedBudget:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A call of a scorer, for one request or for a group."""
+    """A call to a scorer for one request or for a group."""
 
     ticket: Ticket
     start: int  # the index of its first request in the ticket
@@ -181,7 +182,7 @@ class CallScheduler:
         self._workers = 0
 
     def open(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Start to make calls in workers that run in this task group."""
+        """Start making calls in workers that run in this task group."""
         self._tasks, self._loop = tasks, asyncio.get_running_loop()
         per_minute = self._rates.requests_per_minute
         self._bucket = Bucket(per_minute, self._loop.time()) if per_minute else None
@@ -346,14 +347,14 @@ class CallScheduler:
         asked_s = max((one.retry_after_s for one in scored if one.retry_after_s is not None), default=None)
         budget = f"budget_s={retries.policy.budget_s:g}"
         if asked_s is not None and asked_s > left_s:
-            call.given_up = f"its Retry-After of {asked_s:g} s exceeds the time that is left of {budget}"
+            call.given_up = f"its Retry-After of {asked_s:g} s exceeds the time left in {budget}"
             return False
         wait_s = retries.policy.wait_s(call.attempts - 1, asked_s, self._jitter)
         if asked_s is None and wait_s > left_s:
             call.given_up = f"{budget} is used up"
             return False
         if self._budget is not None and not self._budget.take(now_s):
-            call.given_up = "the retry budget of the agent is used up (max_share)"
+            call.given_up = "the agent's retry budget is used up (max_share)"
             return False
         self._tally.retries += 1
 
@@ -367,7 +368,7 @@ class CallScheduler:
         return True
 
     async def _settle(self, call: Call, scored: Sequence[Scored]) -> None:
-        """Pass the results to the ticket of the call and to the tickets of equal calls."""
+        """Pass the results to the ticket of the call and to the tickets of identical calls."""
         self._promote_follower(call)
         if call.attempts > 1 or call.given_up:
             attempts = f"; {call.attempts} attempt{'' if call.attempts == 1 else 's'}"
@@ -428,7 +429,7 @@ class CallScheduler:
                 ticket.context.run(telemetry.end_reward, score, zero, ticket.requests[index].timing)
 
     async def _answer_without_call(self, call: Call, cache: ScoreCache) -> bool:
-        """Use the cached results for a call, or let the call follow an equal call in flight.
+        """Use the cached results for a call, or let the call follow an identical call in flight.
 
         Return True if one of these was possible.
         """
@@ -456,7 +457,7 @@ def _checked(scored: Sequence[Scored], requests: Sequence[ScoringRequest]) -> li
     """Return the results as a list.
 
     Raises:
-        RewardError: If the results do not match the requests in number and order.
+        RewardError: If the results do not match the requests in number or order.
     """
     results = list(scored)
     if [getattr(one, "rollout_id", None) for one in results] != [request.rollout_id for request in requests]:

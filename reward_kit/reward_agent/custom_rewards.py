@@ -8,7 +8,7 @@
 
 `build_spec` converts both to ordinary rewards with options, deadlines and sandbox levels. The file contains, in this
 order, the signatures (`ScoreForm`), the calls (`Calls`), and the conversion of return values. The sandboxed worker
-imports this file, so the file has few imports.
+imports this file, so this file has few imports.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _nearly(name: str, known: Iterable[str]) -> str | None:
 
 
 def _misspelled_method(kind: type, method: str) -> str | None:
-    """Return the name of a method of the class that probably misspells `method`, or None."""
+    """Return the name of the class's method that probably misspells `method`, or None."""
     written = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
     return next((name for name in written if _nearly(name, (method,))), None)
 
@@ -283,7 +283,7 @@ class ScoreForm:
 def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the four standard arguments for a rollout.
 
-    If a trainer supplies values with these names, they take precedence.
+    If a trainer supplies values with these names, the trainer's values take precedence.
     """
     sample = values.get("sample") or {}
     source = values.get("data_source")
@@ -308,7 +308,7 @@ def _offered(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Calls:
-    """A caller of the user's `compute_score`, `log` and post-processing. Only async functions are awaited."""
+    """Calls the user's `compute_score`, `log` and post-processing. Only async functions are awaited."""
 
     def __init__(self, owner: Any, form: ScoreForm) -> None:
         self.form = form
@@ -412,7 +412,7 @@ class CustomAnswer(EvaluateResult):
 
 
 def read_answer(returned: Any, what: str) -> EvaluateResult:
-    """Convert a return value to a result. If the value is `None` or NaN, the score of the result is invalid."""
+    """Convert a return value to a result. If the value is `None` or NaN, the result's score is invalid."""
     if isinstance(returned, EvaluateResult):
         return returned
     if inspect.isawaitable(returned):
@@ -448,7 +448,7 @@ def failed(why: str, **kept: str | None) -> CustomAnswer:
 
 
 def _number(score: Any, what: str, forms: str = _FORMS) -> float:
-    """Convert a score to a float, which is NaN if the score is missing.
+    """Convert a score to a float. A missing score becomes NaN.
 
     NumPy scalars and tensors with one element are accepted.
     """
@@ -491,7 +491,7 @@ def _scores(results: Sequence[EvaluateResult]) -> list[float]:
 
 
 def finished(results: Sequence[EvaluateResult], processed: Any, what: str) -> list[EvaluateResult]:
-    """Return the results of a group with the scores that the post-processing returned.
+    """Return a group's results with the scores that post-processing returned.
 
     If an unscored rollout gets a score, the result is marked as imputed. If a score changes, the result keeps the
     original score in `raw_score`. If a score is removed, the rollout is unscored.

@@ -1,4 +1,4 @@
-"""The in-process scorer of a user's `compute_score`. It scores single rollouts and post-processes each group."""
+"""The in-process scorer for a user's `compute_score`. It scores single rollouts and post-processes each group."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ class InProcessScorer:
         spec: the reward. Its resources are opened and its instance is created before the first call.
         deadline_s: the time limit in seconds for opening the reward, and for one call. The wait for a thread is not
             included. If a call exceeds the limit, its rollouts are unscored, with the failure class `timeout`.
-        max_threads: the maximum number of concurrent calls of a synchronous function.
+        max_threads: the maximum number of concurrent calls to a synchronous function.
     """
 
     def __init__(self, spec: RewardSpec, deadline_s: float | None = None, *, max_threads: int = MAX_THREADS) -> None:

@@ -1,8 +1,8 @@
 """Functions that choose the sandbox level of a reward and load the reward for this level.
 
-The level comes from the command line or, if it is not set there, from the task file. The default is `warm` for a
-user's file and `in_process` for the rewards of this package. The code of a reward can request a stricter level than
-the default. Built-in rewards that parse the text of a model do so. A request for a weaker level is ignored.
+The level comes from the command line or, if it is not set there, from the task file. The default is `warm` for a user's
+file and `in_process` for the rewards of this package. The code of a reward can request a stricter level than the
+default. Built-in rewards that parse model output do so. A request for a weaker level is ignored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SandboxChoice:
 
     Attributes:
         level: the sandbox level, or None for the default.
-        limits: values that replace the defaults of the fields of `sandbox.Limits`, except `wall_s`.
+        limits: values that override the field defaults of `sandbox.Limits`, except for `wall_s`.
         read_paths: the files and directories that the reward can read. A relative path is resolved in the `folder` of
             `load_reward`.
         preload: the installed modules to import once, before the first call.
@@ -69,7 +69,9 @@ def load_reward(
     choice: SandboxChoice | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> LoadedReward:
-    """Load a reward for its sandbox level. Unless the level is `in_process`, this process runs none of its code.
+    """Load a reward for its sandbox level.
+
+    Unless the level is `in_process`, this process runs none of the reward's code.
 
     Args:
         reference: a function or a class with `score`, as `file.py:function` or `package.module:function`.
@@ -165,7 +167,7 @@ def load_custom_reward(
         name: the name of the function or class in the file or module.
         folder: the directory for a relative path. If None, the working directory is used.
         choice: the sandbox settings of the reward. A reward that calls an endpoint must run at the level `in_process`.
-        reward_kwargs: further keyword arguments that are always passed to the reward.
+        reward_kwargs: additional keyword arguments that are always passed to the reward.
 
     Raises:
         ConfigError: If the reward cannot be loaded or cannot run at this level.
@@ -266,8 +268,8 @@ def _described(
         raise
     if facts.calls_out:
         raise ConfigError(
-            f"reward {facts.id!r} calls a model or has its own sandbox, which is not possible at the "
-            f"level {level}; run it with --sandbox in_process"
+            f"reward {facts.id!r} calls a model or has its own sandbox, but neither is possible at "
+            f"the level {level}; run it with --sandbox in_process"
         )
     notes = tuple(line for line in output.splitlines() if line.strip())
     if choice.level is None and facts.sandbox == "isolated":

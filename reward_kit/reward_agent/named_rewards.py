@@ -48,7 +48,7 @@ class NamedRewards:
 
     @property
     def mode(self) -> EvaluationMode:
-        """The mode, which is "batch" if at least one of the rewards scores whole groups."""
+        """The mode: "batch" if at least one of the rewards scores whole groups, and "pointwise" otherwise."""
         return "batch" if any(part.reward.mode == "batch" for part in self.parts.values()) else "pointwise"
 
     @property
@@ -101,7 +101,7 @@ class NamedScorer:
 
     @property
     def mode(self) -> EvaluationMode:
-        """The mode, which is "batch" if at least one of the rewards scores whole groups."""
+        """The mode: "batch" if at least one of the rewards scores whole groups, and "pointwise" otherwise."""
         return "batch" if any(scorer.mode == "batch" for scorer in self._scorers.values()) else "pointwise"
 
     async def __aenter__(self) -> Self:

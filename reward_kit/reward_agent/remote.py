@@ -118,10 +118,10 @@ def is_address(reference: str) -> bool:
 
 
 def checked_address(url: str) -> str:
-    """Check the URL of a reward, and return it without a trailing slash.
+    """Check a reward's URL, and return it without a trailing slash.
 
     Raises:
-        ConfigError: If the URL does not belong to a reward, or if it contains a user name or a password.
+        ConfigError: If the URL cannot be the URL of a reward, or if it contains a user name or a password.
     """
     if "@" in url:
         raise ConfigError(f"the URL of a reward must not contain a user name or password; set {KEY_VARIABLE} instead")
@@ -189,7 +189,7 @@ class RequestOptions:
 
 
 class RewardEndpoint:
-    """An HTTP client for the URL of one reward, with persistent connections. Messages never contain the key."""
+    """An HTTP client with persistent connections to one reward's URL. Messages never contain the key."""
 
     def __init__(self, url: str, key: str, request_options: RequestOptions) -> None:
         self.url = url
@@ -231,8 +231,8 @@ class RewardEndpoint:
 
         Raises:
             ConfigError: If the server rejects the request or the key.
-            ProviderError: If, even after all retries, the server cannot be reached, is overloaded or sends an invalid
-                response.
+            ProviderError: If the server cannot be reached, is overloaded or sends an invalid response, even after all
+                retries.
             DeadlineError: If the server does not respond in time.
         """
         value, _ = await with_retries(lambda: self._attempt(action, body), self._options.policy, self._jitter)
@@ -252,14 +252,14 @@ class RewardEndpoint:
         except TooLargeError as error:
             raise ProviderError(f"{url}: the response exceeds the limit of {error}") from None
         except aiohttp.ConnectionTimeoutError as error:
-            raise UnreachableError(f"{url}: no connection within {self._options.connect_timeout_s:g} s") from error
+            raise UnreachableError(f"{url}: could not connect within {self._options.connect_timeout_s:g} s") from error
         except TimeoutError as error:
             raise DeadlineError(f"{url} did not respond within timeout_s={self._options.timeout_s:g}") from error
         except (aiohttp.InvalidURL, aiohttp.ClientSSLError) as error:
             raise ProviderError(f"{url} failed: {self._excerpt(error)}") from error
         except aiohttp.ClientConnectorError as error:
             raise UnreachableError(
-                f"{url} refused the connection; is the server running? {error.os_error.strerror or error.os_error}"
+                f"{url} cannot be reached ({error.os_error.strerror or error.os_error}); is the server running?"
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise TransientError(f"{url} dropped the connection: {self._excerpt(error)}") from error
@@ -282,7 +282,7 @@ class RewardEndpoint:
 
 
 class RemoteReward:
-    """A reward on a server. It consists of the description of the reward and the scorer that calls it.
+    """A reward on a server: the description of the reward and the scorer that calls it.
 
     See `scoring.Reward`. Create a `RemoteReward` with `RemoteReward.connect` or `load_reward`. The reward agent uses it
     as an async context manager.
@@ -307,7 +307,7 @@ class RemoteReward:
     async def connect(
         cls, url: str, *, api_key: str | None = None, request_options: RequestOptions | None = None
     ) -> Self:
-        """Return the reward at a URL. The server sends its description.
+        """Return the reward at a URL, as described by the server.
 
         Args:
             url: the URL of the reward.
@@ -315,7 +315,7 @@ class RemoteReward:
             request_options: the timeouts and retries.
 
         Raises:
-            ConfigError: If the URL is invalid, if the key is missing, or if the server rejects either of them.
+            ConfigError: If the URL is invalid, if the key is missing, or if the server rejects the URL or the key.
             ProviderError: If the server cannot be reached or is not a reward server.
             DeadlineError: If the server does not respond in time.
         """
@@ -394,13 +394,13 @@ class RemoteReward:
                 body = AnswerBody.model_validate(from_json_value(one), strict=True)
                 named, reported, result = request.rollout_id, body.error, body.result
                 if body.rollout_id != named:
-                    raise ValueError(f"got the score of {body.rollout_id!r} instead of {named!r}")
+                    raise ValueError(f"got the score of rollout {body.rollout_id!r} instead of rollout {named!r}")
                 failure = None
                 if reported is not None:
                     fields = reported.failure_class, reported.where, reported.message, reported.traceback
                     failure = Failure(*fields)
                 elif result is None or body.score != result.score:
-                    raise ValueError(f"got neither a score nor an error for {named!r}")
+                    raise ValueError(f"got neither a score nor an error for rollout {named!r}")
                 output = (body.stdout, body.stderr, body.is_output_cut)
                 scored.append(Scored(named, result, failure, duration_s, body.sandbox, *output, body.retry_after_s))
             return scored

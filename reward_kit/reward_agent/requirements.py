@@ -1,4 +1,4 @@
-"""A check that the packages that a reward requires are installed. Nothing is ever installed."""
+"""A check that all packages required by a reward are installed. Nothing is ever installed."""
 
 from __future__ import annotations
 

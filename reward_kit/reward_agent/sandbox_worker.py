@@ -1,10 +1,10 @@
 """The worker side of a sandboxed reward call.
 
-It loads the reward from its source, rebuilds the arguments, and calls it.
+It loads the reward from its source, rebuilds the arguments, and calls the reward.
 
-This code does not isolate anything, because it shares a process with the reward. The host checks every response.
-This module is imported in the process from which workers are forked. On import, it calls a small reward once, so
-the workers do not pay the costs of a first call.
+This code does not isolate anything, because it shares a process with the reward. The host checks every response. This
+module is imported in the process from which workers are forked. On import, it calls a small reward once, so the workers
+do not pay the cost of a first call.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class _Texts(MetaPathFinder, Loader):
 class WorkerCalls:
     """A worker that loads a reward from its source and calls it.
 
-    `modules` contains the file of the reward and the user's modules that it imports. It maps each name to the file
-    name, the source, and whether the module is a package.
+    `modules` contains the reward's file and the user's modules that it imports. It maps each name to the file name, the
+    source, and whether the module is a package.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class WorkerCalls:
         return self
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Handle a request of the host: describe the reward, score one or more rollouts, or close the reward."""
+        """Handle a request from the host: describe the reward, score one or more rollouts, or close the reward."""
         name = self._reference
         try:
             if "describe" in request:

@@ -77,13 +77,13 @@ class SandboxedReward:
 
     Attributes:
         program: the program that calls the reward.
-        origin: the file and the name of the reward.
+        origin: the reward's file and name.
         resources: the names of its resources. Their values exist only in the sandbox.
         level: the sandbox level, "warm" or "isolated".
         limits: the limits of a call. For a group, the result may be larger. See `limits_for`.
         output: the output that its file produced when it was loaded.
-        files: the files that determine its scores: its own file, the user's modules that it imports, and the files that
-            it can read.
+        files: the files that determine the reward's scores: its own file, the user's modules that it imports, and the
+            files that it can read.
         options: the keyword arguments that are always passed to the reward. The program also contains them.
     """
 
@@ -102,7 +102,7 @@ class SandboxedReward:
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def limits_for(self, rollouts: int) -> Limits:
-        """Return the limits of a call for this many rollouts. Only the size of the result grows with them."""
+        """Return the limits of a call with this many rollouts. Only the size of the result grows with them."""
         # Workers are keyed by limits. Round up to a power of two, so that groups of similar size share a worker.
         result_kb = self.limits.result_kb << (rollouts - 1).bit_length()
         return replace(self.limits, result_kb=min(result_kb, MOST_RESULT_KB))
@@ -117,7 +117,7 @@ def worker_program(
     preload: tuple[str, ...] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Program:
-    """Return the program that loads a reward from its text and describes it."""
+    """Return the program that loads a reward from its source and describes it."""
     modules = {name: [m.filename, m.text, m.is_package] for name, m in sources.modules.items()}
     try:
         arguments = json.dumps([modules, reference, str(folder), dict(options or {})])
@@ -306,7 +306,7 @@ def state_record(request: ScoringRequest) -> dict[str, str] | None:
 
 
 def steps_record(request: ScoringRequest) -> dict[str, Any] | None:
-    """Return the record of an episode without the fields that its steps do not use, or None without an episode.
+    """Return the record of an episode without the fields that its steps do not use, or None if there is no episode.
 
     The worker rebuilds the steps from it.
     """
@@ -324,7 +324,7 @@ _WAY_OUT = "if the reward needs them, run it with --sandbox in_process"
 
 
 def _with_keys(message: str) -> str:
-    """Replace the names of limits with keys of the task file, and add a hint if there is one."""
+    """Replace the names of limits with task file keys, and add a hint if one applies."""
 
     def key_of_task(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -334,7 +334,7 @@ def _with_keys(message: str) -> str:
 
 
 def _with_hint(message: str) -> str:
-    """Add the likely cause of an error, such as a file that is hidden or a variable that is not set in the sandbox."""
+    """Add the likely cause of an error, such as a hidden file or a variable that is not set in the sandbox."""
     hint = ""
     if match := _NOT_FOUND.search(message):
         path = Path(match.group(1))

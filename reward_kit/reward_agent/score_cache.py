@@ -1,4 +1,4 @@
-"""A cache of scores for deterministic rewards. Its keys are hashes of the content of the requests."""
+"""A cache of scores for deterministic rewards. Its keys are hashes of the requests' content."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ScoreCache:
         return len(self._entries)
 
     def find(self, key: str, requests: Sequence[ScoringRequest]) -> list[Scored] | None:
-        """Return the cached results with the rollout ids of these requests. If the key is not cached, return None."""
+        """Return the cached results with these requests' rollout ids, or None if the key is not cached."""
         scored = self._entries.get(key)
         if scored is None:
             return None
@@ -76,7 +76,7 @@ def check_cacheable(spec: RewardSpec) -> None:
 
 
 def content_hash(requests: Sequence[ScoringRequest]) -> str | None:
-    """Return a 128-bit hash of the requests of a call, or None if a value is not JSON or a rollout failed."""
+    """Return a 128-bit hash of a call's requests, or None if a value is not JSON or a rollout failed."""
     digest = hashlib.blake2b(digest_size=16)
     for request in requests:
         if request.failure is not None:

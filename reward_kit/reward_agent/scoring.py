@@ -41,14 +41,14 @@ class ScoringRequest:
         rollout_id: the id of the rollout. The result contains the same id.
         messages: the whole conversation.
         ground_truth: the ground truth of the sample.
-        assistant_turns: the index in `messages` of the assistant message of each step.
+        assistant_turns: for each step, the index of its assistant message in `messages`.
         sample: the row of the sample in the dataset.
-        environment_return: the sum of the rewards of the environment, or None if there were none.
+        environment_return: the sum of the environment's rewards, or None if it returned none.
         stop_reason: the reason why the episode ended.
-        final_state: the stored final state of the resource.
+        final_state: the resource's stored final state.
         failure: the reason why the rollout itself failed, or None if it did not fail.
         episode: the episode, for rewards with a parameter `step_data`. None for a transcript.
-        extra: further values, keyed by name, such as the task's `goal_description`.
+        extra: additional values, keyed by name, such as the task's `goal_description`.
     """
 
     rollout_id: str
@@ -180,7 +180,7 @@ class Scored:
 
 
 class Reward(Protocol):
-    """The description of a reward, which is known without calling it."""
+    """The description of a reward. It is known without calling the reward."""
 
     @property
     def id(self) -> str: ...
@@ -258,7 +258,7 @@ def rename_to_truth(fields: Iterable[str]) -> str:
 
 
 def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:
-    """Return the failure of a call, and the endpoint's Retry-After in seconds or None."""
+    """Return a call's failure, and the endpoint's Retry-After in seconds (None if there is none)."""
     failure, trouble = Failure.from_exception(error), find_transient_failure(error)
     if trouble is None:
         return failure, None
@@ -268,7 +268,7 @@ def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:
 
 
 def unscored_result(error: str, usages: Sequence[str]) -> EvaluateResult | None:
-    """Return a result that has no score but contains the usage of judges, which costs money.
+    """Return a result that has no score but contains the judges' usage, which costs money.
 
     If there is no usage, return None.
     """
@@ -292,7 +292,7 @@ async def score_unbroken(
 
 
 def result_error(id: str, result: EvaluateResult, steps: int) -> RewardKitError | None:
-    """Return the error if a result is not a valid score, or if it has an output for a step that does not exist."""
+    """Return the error if a result is not a valid score, or if it has an output for a nonexistent step."""
     try:
         if result.step_outputs:
             match_to_steps(result.step_outputs, dict.fromkeys(map(str, range(steps))), f"reward {id!r}")

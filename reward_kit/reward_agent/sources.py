@@ -1,4 +1,4 @@
-"""Functions that analyze the file of a reward by parsing it. The file is not executed.
+"""Functions that analyze a reward's file by parsing it. The file is not executed.
 
 The file, and the user's modules that it imports directly or indirectly, are sent to the sandbox as text. Their
 directory does not have to be readable there. Installed packages can be read. The usual heavy packages are imported

@@ -29,19 +29,19 @@ def usage_cost(usage: str) -> float | None:
 class AgentStats:
     """Statistics since the agent was created.
 
-    If they are read in a different thread, they may be slightly inconsistent.
+    If they are read from a different thread, they may be slightly inconsistent.
 
     Attributes:
         submitted: the number of submitted requests.
         pending: the number of requests without a result.
-        waiting: the number of pending requests whose call is not in flight, which is the length of the queue.
+        waiting: the number of pending requests whose call is not in flight. This is the length of the queue.
         in_flight: the number of calls in flight. A call for a group counts as one call.
         done: the number of results in complete groups, including failures.
         failed: the number of unscored results for each failure class.
         groups_complete: the number of complete groups, whether delivered or not.
         groups_outstanding: the number of incomplete groups. It is 0 after the agent is closed.
         retries: the number of calls that were repeated.
-        cached: the number of calls that were saved because an equal call was cached or in flight.
+        cached: the number of calls that were saved because an identical call was cached or in flight.
         latency_p50_s, latency_p90_s, latency_p99_s: percentiles of the duration of an attempt in seconds. Cancelled
             attempts are excluded. They are None before the first attempt has ended.
         cost_usd: the cost that the scores report in US dollars, including retried attempts. None if no score reports a
@@ -117,12 +117,12 @@ class Tally:
     unpriced: int = 0
 
     def begin_call(self, requests: int) -> None:
-        """Count a call that starts, and the number of its requests."""
+        """Count a started call and its requests."""
         self.in_flight += 1
         self.requests_in_flight += requests
 
     def complete_group(self, results: Iterable[Scored | None]) -> None:
-        """Count a group that is complete, and its results."""
+        """Count a complete group and its results."""
         self.groups_complete += 1
         self.groups_outstanding -= 1
         for result in results:

@@ -57,7 +57,10 @@ class ScoredChunk(_Columns):
 
     @property
     def rewards_B(self) -> npt.NDArray[np.float64]:
-        """The rewards (B,). An unscored rollout is NaN, so a mean that includes it is also NaN."""
+        """The rewards as a (B,) array.
+
+        The reward of an unscored rollout is NaN, so a mean that includes it is also NaN.
+        """
         return np.array(self.rewards, dtype=np.float64)
 
     @property
@@ -76,7 +79,7 @@ class ScoredChunk(_Columns):
 
     @property
     def groups(self) -> list[int]:
-        """The number of the group of each result, counted from 0 in the batch."""
+        """The group number of each result, counted from 0 in the batch."""
         return [index // self.ticket.group_size for index in self.data_idxs]
 
     @property
@@ -106,17 +109,17 @@ class TicketOwner(Protocol):
 
 
 class Arrangement(Protocol):
-    """A batch in the format of a trainer, and its requests."""
+    """A batch in a trainer's format, and its requests."""
 
     requests: Sequence[ScoringRequest]
 
     def result(self, chunk: ScoredChunk) -> Any:
-        """Return a chunk in the format of the trainer, as three columns."""
+        """Return a chunk in the trainer's format, as three columns."""
         ...
 
 
 class BatchFormat(Protocol):
-    """A converter for the batches of a trainer, such as the `DataProtoFormat` of `integrations.verl`."""
+    """A converter for a trainer's batches, such as `DataProtoFormat` from `integrations.verl`."""
 
     def arrange(self, data: Any, group_size: int) -> Arrangement | None:
         """Return the requests of a batch, or None if it is not in this format."""
@@ -135,11 +138,11 @@ class Ticket:
         completion_ranks: the position of each result in the order of arrival, or -1 until it arrives.
         submitted_at: the time of submission, in loop time.
         spans: the start and the end of each attempt for a result, in loop time. It is empty if the result came from the
-            cache or from an equal call, or if there was no call.
+            cache or from an identical call, or if there was no call.
         model_calls: the calls to models, such as judges, that the reward made for a result. The calls of a group belong
             to its first result.
         context: the context variables of the submitter.
-        arrangement: the batch in the format of a trainer, or None for a list of requests.
+        arrangement: the batch in a trainer's format, or None for a list of requests.
     """
 
     arrangement: Arrangement | None = None
@@ -225,7 +228,7 @@ class Ticket:
     def settle(
         self, start: int, scored: Sequence[Scored], spans: Spans = (), model_calls: Sequence[ModelCall] = ()
     ) -> int | None:
-        """Store the results of a call, whose first index is `start`. Results that already exist are kept.
+        """Store the results of a call, starting at index `start`. Results that already exist are kept.
 
         If the group is now complete and the scorer must finish it, return the number of the group. Otherwise, return
         None.
@@ -301,7 +304,7 @@ class _Waiter:
 
 
 class DeliveryQueue:
-    """A queue that delivers the results of a batch by index. `batch` is the description of the batch in messages."""
+    """A queue that delivers the results of a batch by index. `batch` describes the batch in messages."""
 
     def __init__(self, size: int, group_size: int, batch: str) -> None:
         self.outstanding = size  # complete results for which no caller waits

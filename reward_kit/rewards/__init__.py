@@ -1,6 +1,6 @@
-"""Built-in rewards, with one module for each family. Each reward is an ordinary reward function with keyword options.
+"""Built-in rewards, in one module per family. Each reward is an ordinary reward function with keyword options.
 
-Set the options in a task file with `reward_options:`, or in code with `reward_kit.with_options`.
+Set options with `reward_options:` in a task file, or with `reward_kit.with_options` in code.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-r"""Rewards for final answers (strings, options and lists), and extraction of the final answer from a reply.
+r"""Rewards for final answers (strings, options and lists), and extraction of final answers from replies.
 
-The final answer is the first of the following that exists:
+The final answer is the first of the following that is present:
 
 1. The last `\boxed{…}` or `\fbox{…}` that is not empty. Boxes that are separated only by "and", "or" or a comma form
    one answer that has multiple values, so "\boxed{3} or \boxed{4}" does not equal 4.
 2. The text after the last explicit mark: "#### 42", "the answer is …", "final answer: …" or "<answer>…</answer>".
-3. The whole reply, if it is one short line.
-4. The last number of the reply, but only if the option `unmarked` allows it.
+3. The whole reply if it is one short line.
+4. The last number in the reply, but only if the option `unmarked` allows this.
 
-In a multiple-choice question, a letter counts only if it is stated as a choice. "A dog" and "I think" do not choose an
-option.
+In a multiple-choice question, a letter counts only if it is stated as a choice. For example, "A dog" and "I think" do
+not choose an option.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class FinalAnswer(NamedTuple):
 
     Attributes:
         text: the answer, or "" if the reply has no final answer.
-        how: how the answer was marked.
-        why: the reason why the reply has no final answer, or "" if it has one.
+        how: the way in which the answer was marked.
+        why: the reason why the reply has no final answer, or "" if there is a final answer.
     """
 
     text: str
@@ -69,7 +69,7 @@ class FinalAnswer(NamedTuple):
 
 
 def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
-    """Return the final answer of a reply according to the rules of this module. This takes linear time."""
+    """Return the final answer in a reply according to this module's rules. This takes linear time."""
     if (boxed := _boxed(text)) is not None:
         return boxed
     if marked := _marked(text):
@@ -83,7 +83,7 @@ def find_answer(text: str, unmarked: Unmarked = "refuse") -> FinalAnswer:
 
 
 def last_number(text: str) -> str:
-    """Return the last number as it is written in `text`, or "" if there is no number."""
+    """Return the last number in `text`, as written, or "" if there is no number."""
     last = ""
     for match in _NUMBER.finditer(text):
         last = match[0]
@@ -136,7 +136,7 @@ def _boxed(text: str) -> FinalAnswer | None:
 def _last_mark(text: str) -> tuple[str, str]:
     """Return the text that the last mark introduces, and the mark.
 
-    For `<answer>`, this is the content of the tag. For other marks, it is the text after the mark.
+    For `<answer>`, the text is the content of the tag. For all other marks, it is the text after the mark.
     """
     closed = text.rfind(_TAG_CLOSE)
     opened = text.rfind(_TAG_OPEN, 0, closed) if closed >= 0 else -1
@@ -181,9 +181,9 @@ def normalize_text(text: str, steps: tuple[Normalization, ...]) -> str:
     """Apply the normalization steps to `text` in the given order.
 
     "strip" removes white space at both ends. "whitespace" also replaces each run of white space with one space.
-    "casefold" ignores case. "nfkc" unifies compatible Unicode characters. "punctuation" removes the characters of the
-    Unicode class P and the ASCII characters of class S. "articles" removes "a", "an" and "the". "numbers" replaces
-    equal numbers with the same string.
+    "casefold" ignores case. "nfkc" unifies compatible Unicode characters. "punctuation" removes characters in the
+    Unicode class P and ASCII characters in class S. "articles" removes "a", "an" and "the". "numbers" replaces equal
+    numbers with identical strings.
     """
     for step in steps:
         text = _STEPS[step](text)
@@ -211,19 +211,19 @@ def exact_answer(
     normalise: tuple[Normalization, ...] = ("strip",),
     answer: Literal["whole", "marked"] = "whole",
 ) -> EvaluateResult:
-    """Score 1 if the answer is one of the accepted strings, or 0 if it is not.
+    """Score 1 if the answer is one of the accepted strings, and 0 otherwise.
 
     Args:
         messages: the conversation. Only the last assistant message is read, and its reasoning is ignored.
         ground_truth: the accepted string, or a list of accepted strings.
-        normalise: the normalization steps, which are applied in order to both sides: "strip", "casefold", "nfkc",
+        normalise: the normalization steps, which are applied to both sides in order: "strip", "casefold", "nfkc",
             "punctuation", "articles", "whitespace" and "numbers". The exact match metric of SQuAD uses ("casefold",
             "punctuation", "articles", "whitespace").
         answer: "whole" to compare the whole reply, or "marked" to compare the final answer, which is the content of the
             last box, the text after "the answer is" or "####", the content of `<answer>`, or a reply of one short line.
 
     Raises:
-        RewardError: If the ground truth is missing, or empty after normalization. The rollout is then unscored.
+        RewardError: If the ground truth is missing, or is empty after normalization. The rollout is then unscored.
 
     Example:
         ```python
@@ -234,9 +234,9 @@ def exact_answer(
     accepted = [str(item) for item in (truth if isinstance(truth, list | tuple) else [truth])]
     wanted = {normalize_text(text, normalise) for text in accepted}
     if not wanted:
-        raise RewardError("exact_answer needs a ground_truth, but the list in the sample is empty")
+        raise RewardError("exact_answer requires ground_truth, but the list in the sample is empty")
     if "" in wanted and any(text.strip() for text in accepted):
-        raise RewardError(f"exact_answer: a ground_truth is empty after normalization ({', '.join(normalise)})")
+        raise RewardError(f"exact_answer: ground_truth is empty after normalization ({', '.join(normalise)})")
     text = last_text(messages)
     if "think>" in text:
         text = last_answer(messages)
@@ -284,12 +284,12 @@ def choice_answer(
     unmarked: Literal["refuse", "last_letter"] = "refuse",
     zero_based: bool = True,
 ) -> EvaluateResult:
-    r"""Score 1 if the reply chooses the right option and no other, or 0 if it does not.
+    r"""Score 1 if the reply chooses the right option and no other option, and 0 otherwise.
 
     The choice is read from the last `\boxed{…}`, from the text after the last "the answer is" or "answer:", or from a
     reply of one short line. It is a letter ("B", "(B)", "b", "**B**", "B) Paris", `\text{B}`, "option B") or the text
-    of an option, if the sample or the ground truth contains it. A reply that chooses multiple different options scores
-    0, and so does a letter that is followed by the text of a different option. See MMLU (Hendrycks 2021) and MMLU-Pro.
+    of an option if the sample or the ground truth contains that text. A reply that chooses multiple different options
+    scores 0, as does a letter followed by the text of a different option. See MMLU (Hendrycks 2021) and MMLU-Pro.
 
     Args:
         messages: the conversation. Only the last assistant message is read.
@@ -297,14 +297,14 @@ def choice_answer(
             the sample's options.
         sample: the row of the dataset. Its field `choices` or `options` contains the options as a list of strings, as a
             mapping from letters to strings, or as ARC's mapping with `label` and `text`.
-        letters: the letters of the options, in the order of the options.
-        unmarked: what to do with a longer reply that has no marked answer: "refuse" it, or use the "last_letter" that
-            is in brackets, in bold, or alone on its line.
+        letters: the letters that denote the options, in order.
+        unmarked: how to treat a longer reply that has no marked answer: "refuse" rejects it, and "last_letter" uses the
+            last letter that is in brackets, in bold, or alone on its line.
         zero_based: True if an index in the ground truth counts from 0, as in MMLU, or False if it counts from 1.
 
     Raises:
         ConfigError: If `letters` are not distinct capital letters.
-        RewardError: If the ground truth is missing, or matches no letter or option. The rollout is then unscored.
+        RewardError: If the ground truth is missing, or if it matches no letter or option. The rollout is then unscored.
 
     Example:
         ```python
@@ -373,7 +373,7 @@ def _letters_with_text(text: str, texts: Mapping[str, str]) -> set[str]:
 
 
 def _right(truth: Any, letters: str, texts: Mapping[str, str], zero_based: bool) -> tuple[str, str]:
-    """Return the correct letter and the option text in the ground truth, or "" if it contains no text."""
+    """Return the correct letter and the option text from the ground truth. The text is "" if there is none."""
     if isinstance(truth, int) and not isinstance(truth, bool):
         position = truth - (not zero_based)
         if 0 <= position < len(letters):
@@ -386,7 +386,7 @@ def _right(truth: Any, letters: str, texts: Mapping[str, str], zero_based: bool)
         return alone[1].upper(), ""
     if (labeled := _LABELED.fullmatch(text)) and (letter := (labeled[1] or labeled[2]).upper()) in letters:
         return letter, labeled[3].strip()
-    raise RewardError(f"choice_answer: the ground_truth {quoted(text)} is neither a letter in {letters} nor an option")
+    raise RewardError(f"choice_answer: ground_truth {quoted(text)} is neither a letter in {letters} nor an option")
 
 
 def _option_texts(sample: Any, letters: str) -> dict[str, str]:
@@ -419,19 +419,19 @@ def list_answer(
     partial: Literal["none", "recall", "f1", "jaccard"] = "none",
     normalise: tuple[Normalization, ...] = ("strip", "nfkc", "casefold"),
 ) -> EvaluateResult:
-    r"""Score 1 if the reply lists exactly the expected items. If it does not, score 0 or the share set by `partial`.
+    r"""Score 1 if the reply lists exactly the expected items, and 0 or the metric set by `partial` otherwise.
 
-    The list can be a JSON array, lines with bullets or numbers, plain lines, or items that are separated by commas or
-    semicolons, with an optional "and" before the last item. It is read from the last box, from `<answer>`, from the
-    text after the last "the answer is", or from the whole reply. The metrics are recall, precision, f1 and jaccard.
+    The list can be a JSON array, lines with bullets or numbers, plain lines, or items separated by commas or
+    semicolons. "and" may precede the last item. The list is read from the last box, from `<answer>`, from the text
+    after the last "the answer is", or from the whole reply. The metrics are recall, precision, f1 and jaccard.
 
     Args:
         messages: the conversation. Only the last assistant message is read.
         ground_truth: a list, or a string that is parsed in the same way as the reply.
-        ordered: True to compare the order too. In this case, the correct items are those in the longest common
+        ordered: True to compare the order as well. In this case, the correct items are those in the longest common
             subsequence.
-        duplicates: "count" to require that items are repeated as often as expected, or "ignore" to remove duplicates.
-        partial: the metric that is used as the score if the list is not exactly right. "recall" rewards listing every
+        duplicates: "count" to require that items occur as often as expected, or "ignore" to remove duplicates.
+        partial: the metric to use as the score if the list is not exactly right. "recall" rewards listing every
             conceivable item; "f1" and "jaccard" do not.
         normalise: the normalization steps for each item on both sides; see `exact_answer`. "numbers" makes 1,000 and
             1000.0 equal.
@@ -449,7 +449,7 @@ def list_answer(
         truth = sorted(truth, key=str)
     wanted = truth if isinstance(truth, list | tuple) else read_list(str(truth))
     if wanted is None or len(wanted) > MOST_ITEMS:
-        raise RewardError(f"list_answer: the ground_truth is not a list of at most {MOST_ITEMS} items")
+        raise RewardError(f"list_answer: ground_truth is not a list of at most {MOST_ITEMS} items")
     reply = last_answer(messages)
     boxed, (marked, mark) = _boxed(reply), _last_mark(reply)
     listed = read_list(boxed.text if boxed and boxed.text else marked if mark else reply)

@@ -1,8 +1,8 @@
-"""Rewards that run model-written programs in the sandbox on hidden tests.
+"""Rewards that run model-written programs on hidden tests in the sandbox.
 
-Each test sends an input to the program. The answer of the program is plain data, which is compared with the expected
-answer outside of the sandbox. The program never sees the expected answers, so nothing that it prints, raises or patches
-can fake a passed test. The semantics follow HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al. 2021,
+Each test sends an input to the program. The program's answer is plain data that is compared with the expected answer
+outside of the sandbox. The program never sees the expected answers, so nothing that it prints, raises or patches can
+fake a passed test. The semantics follow HumanEval (Chen et al. 2021, arXiv:2107.03374), MBPP (Austin et al. 2021,
 arXiv:2108.07732), APPS (Hendrycks et al. 2021, arXiv:2105.09938) and LiveCodeBench (Jain et al. 2024,
 arXiv:2403.07974), but without the loopholes through which incorrect programs can pass those benchmarks.
 """
@@ -64,12 +64,12 @@ class Language(NamedTuple):
     """A language that `program_code` supports.
 
     Attributes:
-        tool: the compiler or interpreter, which must be in a directory that is visible in the sandbox.
+        tool: the compiler or interpreter. It must be in a directory that is visible in the sandbox.
         package: the Debian package that contains the tool.
         filename: the file name of the program.
         compile_command: the command that compiles the program, or "" for an interpreted language.
         run_command: the command that runs the program once.
-        tags: the tags of fenced blocks in this language.
+        tags: the tags of fenced blocks that contain this language.
     """
 
     tool: str
@@ -109,8 +109,8 @@ class _Verdict(NamedTuple):
 
     Attributes:
         problem: a description of the fault, or "" if the test passed.
-        asked: the text before the problem in a reason that shows the test.
-        wanted: the text after the problem in a reason that shows the test.
+        asked: the text that precedes the problem in a reason that shows the test.
+        wanted: the text that follows the problem in a reason that shows the test.
     """
 
     problem: str
@@ -127,7 +127,7 @@ def _check_order(options: Mapping[str, Any]) -> None:
 
 
 class CodeSandboxes:
-    """The sandbox of one worker, for use in an `async with` statement.
+    """A worker's sandbox, for use in an `async with` statement.
 
     The sandbox is opened on first use. If no sandbox is available, no code is run.
     """
@@ -150,7 +150,7 @@ class CodeSandboxes:
 
     @classmethod
     async def check_options(cls, options: Mapping[str, Any]) -> None:
-        """Check before the first rollout that a sandbox is available.
+        """Check, before the first rollout, that a sandbox is available.
 
         Raises:
             ConfigError: If no sandbox is available on this machine.
@@ -162,8 +162,8 @@ class CodeSandboxes:
         """Call `Sandbox.ask`, and retry once if the sandbox lost the call.
 
         Raises:
-            ConfigError: If no sandbox is available on this machine. The rollout is then unscored, with the error class
-                `refused`.
+            ConfigError: If no sandbox is available on this machine. The rollout is then unscored, and its error class
+                is `refused`.
             RewardError: If the call was lost twice. The rollout is then unscored.
         """
         sandbox = await self._opened()
@@ -182,7 +182,7 @@ class CodeSandboxes:
 
     async def _opened(self) -> Sandbox:
         if self._opening is None:
-            raise ConfigError("CodeSandboxes must be used inside its `async with`")
+            raise ConfigError("CodeSandboxes must be used inside its `async with` statement")
         async with self._opening:
             if self._sandbox is None and not self._refusal:
                 sandbox = Sandbox(slots=_SLOTS_PER_CPU * len(os.sched_getaffinity(0)))
@@ -228,38 +228,38 @@ async def python_code(
     The program is the last fenced block tagged as Python, or the last untagged block if none is tagged as Python. The
     reasoning is ignored. The ground truth contains calls (`{"function": "solve", "tests": [{"args": […], "expected":
     …}]}`), runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}`), or a row of APPS, LiveCodeBench, MBPP or HumanEval; see
-    `rewards/code_tests.py`. The program runs isolated in the sandbox. On a machine without a sandbox, the rollout is
-    unscored, with the error class `refused`.
+    `rewards/code_tests.py`. The program runs in isolation in the sandbox. On a machine without a sandbox, the rollout
+    is unscored, and its error class is `refused`.
 
     The score is 1 if every test passes, and 0 if no test passes or if the reply contains no program.
 
-    Calls are made in order in one process, which has imported the program once as a module. If the process ends, the
-    remaining calls fail. Each run executes the program as a script in a new process. After a run that exceeds its time
-    limit, the remaining runs are skipped and count as failed.
+    Calls are made in order in a single process, which imports the program once as a module. If the process ends, the
+    remaining calls fail. Each run executes the program as a script in a new process. If a run exceeds its time limit,
+    the remaining runs are skipped and count as failed.
 
     Args:
         messages: the conversation. Only the last assistant message is read.
         ground_truth: the hidden tests.
-        sandbox: the sandbox of the worker. If None, a sandbox is opened for this call.
+        sandbox: the worker's sandbox. If None, a sandbox is opened for this call.
         pass_rate: "fraction" to score the share of passed tests, or "all" to score 1 only if all tests pass.
-        block: the block to use if multiple blocks match: the "last" or the "first", or all of them "joined" in order.
-        unfenced: what to do with a reply that has no block: "refuse" it, or run the "whole" reply.
-        tolerance: the largest allowed difference between two numbers, absolute or relative.
-        unordered: True to accept a returned list in any order.
+        block: the block to use if multiple blocks match: "last", "first", or "joined" for all of them, joined in order.
+        unfenced: how to treat a reply that has no block: "refuse" rejects it, and "whole" runs the whole reply.
+        tolerance: the maximum difference between two numbers, absolute or relative.
+        unordered: True to accept the items of a returned list in any order.
         stdout: "lines" to ignore spaces at the ends of lines and blank lines at the end of the output, "tokens" to
             compare words, or "exact" to compare exactly.
-        runs: "fresh" to perform each run in a new process, or "together" to perform all runs in one process, each in a
-            new module. The latter is ten times as fast, but changes to shared modules, such as a random seed, persist
+        runs: "fresh" to perform each run in a new process, or "together" to perform all runs in one process but each in
+            a new module. The latter is ten times as fast, but changes to shared modules, such as a random seed, persist
             between runs.
-        time_s: the CPU time limit in seconds. It applies to all calls together, or to each run.
-        wall_s: the wall time limit in seconds. It applies to all calls together, or to each run. If None, the limit is
-            3 * `time_s` + 1.
-        memory_mb: the memory limit in MiB.
-        preload: installed modules that programs use and that are slow to import, such as numpy.
+        time_s: the CPU time limit in seconds, which applies to all calls together or to each run.
+        wall_s: the wall time limit in seconds, which applies to all calls together or to each run. If None, the limit
+            is 3 * `time_s` + 1.
+        memory_mb: the memory limit, in MiB.
+        preload: installed modules, such as numpy, that programs use and that are slow to import.
         tell_expected: True to show the failed test and the expected answer in the reason.
 
     Raises:
-        RewardError: If the ground truth has no usable tests. The message shows a valid form.
+        RewardError: If the ground truth contains no usable tests. The message shows a valid form.
         ConfigError: If an option is invalid, or if no sandbox is available on this machine.
 
     Example:
@@ -318,24 +318,24 @@ async def program_code(
 ) -> EvaluateResult:
     r"""Score the share of hidden runs that a program in a language other than Python passes.
 
-    This reward works like `python_code` with runs (`{"tests": [{"stdin": "…", "stdout": "…"}]}`, or dataset rows that
-    contain runs). The program is compiled once and then run in a new process for each test. The compiler and the
-    program run in one sandboxed child process that may start other processes, which requires namespaces. A program that
-    does not compile scores 0. If the compiler is missing, the rollout is unscored. The other options work as in
-    `python_code`.
+    This reward works like `python_code`, but its ground truth must contain runs: `{"tests": [{"stdin": "…", "stdout":
+    "…"}]}` or dataset rows with runs. The program is compiled once and then run in a new process for each test. The
+    compiler and the program run in a sandboxed child process that may start other processes. This requires namespaces.
+    A program that does not compile scores 0. If the compiler is missing, the rollout is unscored. The other options
+    work as in `python_code`.
 
     Args:
         messages: the conversation. Only the last assistant message is read.
         ground_truth: the hidden tests.
-        sandbox: the sandbox of the worker; see `python_code`.
+        sandbox: the worker's sandbox; see `python_code`.
         language: the language, which determines the compiler or interpreter and the tags of matching blocks.
         time_s: the CPU time limit for each run, in seconds. The wall time limit is 3 * `time_s` + 1.
         compile_s: the wall time limit for the compilation, in seconds.
-        memory_mb: the memory limit of each process in MiB.
+        memory_mb: the memory limit for each process, in MiB.
 
     Raises:
         RewardError: If the ground truth has no runs.
-        ConfigError: If an option is invalid, if the compiler is missing, or if the sandbox of this machine cannot start
+        ConfigError: If an option is invalid, if the compiler is missing, or if the sandbox on this machine cannot start
             processes.
 
     Example:
@@ -378,7 +378,7 @@ async def program_code(
 
 
 def missing_tool(language: str) -> str:
-    """Return the reason why programs in this language cannot run on this machine, or "" if they can."""
+    """Return the reason why programs in this language cannot run on this machine, or "" if they can run."""
     tool = LANGUAGES[language].tool
     if shutil.which(tool, path=_TOOL_PATH):
         return ""
@@ -424,7 +424,7 @@ def _judge_run(test: RunTest, outcome: Outcome, rules: Rules) -> _Verdict:
 
 
 def _judge_process(test: RunTest, outcome: Outcome, rules: Rules) -> _Verdict:
-    """Judge one run of a compiled or interpreted program."""
+    """Judge a single run of a compiled or interpreted program."""
     if outcome.failure is not None:
         return _Verdict(f"failed: {_message(outcome)}")
     answer = outcome.value if isinstance(outcome.value, dict) else {}
@@ -457,7 +457,7 @@ def _message(outcome: Outcome) -> str:
 def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, unfenced: str) -> str:
     """Return the program in a reply, or "" if there is none.
 
-    Lone surrogates are replaced with question marks, as they would be if the program were written to a file.
+    Lone surrogates are replaced with question marks, as if the program had been written to a file.
     """
     answer = last_answer(messages)
     text = select_block(answer, tags, block)
@@ -467,7 +467,7 @@ def _program_text(messages: list[Message], tags: frozenset[str], block: Choice, 
 
 
 def _limits(suite: Suite, time_s: float, wall_s: float | None, memory_mb: int) -> Limits:
-    """Return limits that are sufficient for the longest correct answer.
+    """Return limits that suffice for the longest correct answer.
 
     The limits are rounded up so that tasks with similar limits can share prepared child processes.
     """

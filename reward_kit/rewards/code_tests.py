@@ -1,6 +1,6 @@
 """Hidden tests for programs: parsing of ground truths, evaluation of assertions, and comparison of answers.
 
-A ground truth has one of these forms, or is a JSON string that contains one of them:
+A ground truth has one of the following forms, or is a JSON string that contains one of them:
 
 - `{"function": "solve", "tests": [{"args": […], "kwargs": {…}, "expected": …}, …]}`: calls to a function.
 - `{"tests": [{"stdin": "…", "stdout": "…"}, …]}`: runs of a program.
@@ -10,15 +10,15 @@ A ground truth has one of these forms, or is a JSON string that contains one of 
 - MBPP: `{"test_list": ["assert f(1) == 2", …]}`.
 - HumanEval: `{"test": "def check(candidate): …", "entry_point": "f"}`.
 
-A test may have a `"class"`. If it does, the results are also reported for each class. All forms except the bare list
-may have a `"setup"`, which is code that runs in the sandbox before the program. It must not contain expected values.
+A test may have a `"class"`, in which case results are also reported per class. All forms except the bare list may have
+a `"setup"`, which is code that runs in the sandbox before the program. The setup must not contain expected values.
 
 An assertion such as `assert f(3) == [1, 2, 3]` is split into the call `f(3)` and a condition on the answer. The
-condition is evaluated here, outside of the sandbox, by a small interpreter of Python expressions that works only on
-plain data. It supports constants, comparisons, arithmetic and a few functions, and it rejects all other expressions.
-The only alternative would be to run the assertion next to the tested code, but that code could then read the assertion.
+condition is evaluated outside of the sandbox by a small interpreter for Python expressions that works only on plain
+data. It supports constants, comparisons, arithmetic and a few functions, and it rejects all other expressions. The only
+alternative would be to run the assertion next to the tested code, but that code could then read the assertion.
 
-Answers are JSON in the format of `program_runner.encode` and may come from malicious code.
+Answers are JSON in the format of `program_runner.encode` and may have been produced by malicious code.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Rules(NamedTuple):
     """The rules for comparing values.
 
     Attributes:
-        tolerance: the largest allowed difference between two numbers, absolute or relative to the expected number.
-        unordered: True to ignore the order of the outermost list. Nested lists stay ordered.
+        tolerance: the maximum difference between two numbers, absolute or relative to the expected number.
+        unordered: True to ignore the order of items in the outermost list. Nested lists remain ordered.
         stdout: how outputs are compared.
     """
 
@@ -67,7 +67,7 @@ def is_same(expected: Any, got: Any, rules: Rules) -> bool:
     """Return True if an answer in the format of `encode` equals the expected value.
 
     Numbers are compared by value, so 1 equals 1.0, but true is not a number. A tuple equals a list with the same items,
-    and an integer key equals the string of its digits, because JSON cannot express the difference. NaN equals NaN.
+    and an integer key equals the string of its digits, because JSON cannot express these differences. NaN equals NaN.
     """
     if rules.unordered and isinstance(expected, list | tuple):
         items = _content(got, *_SEQUENCES)
@@ -111,7 +111,7 @@ def _number(got: Any) -> float | None:
 
 
 def _content(got: Any, *kinds: str) -> list[Any] | None:
-    """Return the content of an answer if it has one of these kinds, or None if it does not."""
+    """Return the content of an answer if the answer is of one of these kinds, or None otherwise."""
     if isinstance(got, list) and len(got) == 2 and got[0] in kinds and isinstance(got[1], list):
         return got[1]
     return None
@@ -122,9 +122,9 @@ def _name(key: Any) -> str:
 
 
 def _key(got: Any) -> str:
-    """Return a string that is equal for equal data.
+    """Return a string that is the same for equal data.
 
-    Equal numbers are written in the same way, and the items of sets and dictionaries are written in a fixed order.
+    Equal numbers are written identically, and the items in sets and dictionaries are written in a fixed order.
     """
     if isinstance(got, bool) or got is None or isinstance(got, str):
         return json.dumps(got)
@@ -191,7 +191,7 @@ def shown_answer(got: Any) -> str:
 
 
 def _plain(got: Any, depth: int = 0) -> Any:
-    """Convert an answer to plain data for a message, limited to the part that the message shows."""
+    """Convert the part of an answer that a message shows to plain data."""
     items = _content(got, *_SEQUENCES, "set", "dict")
     if items is None:
         number = _number(got)
@@ -214,7 +214,7 @@ _UNSUITABLE = (TypeError, ValueError, ArithmeticError, LookupError, MemoryError,
 
 
 class _Unknown(Exception):
-    """An expression that is not supported; the message gives the reason."""
+    """An unsupported expression. The message contains the reason."""
 
 
 def _range(*ends: int) -> range:
@@ -262,11 +262,11 @@ _KNOWN = (
 
 
 class Condition(NamedTuple):
-    """An assertion that is split into calls and a condition on their answers.
+    """An assertion, split into calls and a condition on their answers.
 
     Attributes:
-        calls: the calls. Each call has the keys "args" and "kwargs" in the format of `encode`.
-        test: the asserted expression, in which a name replaces each call.
+        calls: the calls. Each call has the keys "args" and "kwargs", in the format of `encode`.
+        test: the asserted expression, in which each call is replaced with a name.
         names: the values of all other names in the expression.
         text: the original expression.
     """
@@ -279,7 +279,7 @@ class Condition(NamedTuple):
     def holds(self, answers: Sequence[Any], tolerance: float = 0.0) -> bool:
         """Return True if the assertion holds for these answers.
 
-        An assertion does not hold if its answers cannot be compared. The tolerance applies to the numbers on both sides
+        An assertion does not hold if the answers cannot be compared. The tolerance applies to the numbers on both sides
         of an outermost `==`.
         """
         try:
@@ -295,7 +295,7 @@ class Condition(NamedTuple):
 
 
 def conditions_of(source: str, function: str, what: str) -> list[Condition]:
-    """Parse the assertions in a field of the ground truth.
+    """Parse the assertions in a ground truth field.
 
     Args:
         source: `assert …` statements, or a function `check(candidate)` that contains only such statements.
@@ -303,7 +303,7 @@ def conditions_of(source: str, function: str, what: str) -> list[Condition]:
         what: the name of the field that contains the source, for error messages.
 
     Raises:
-        RewardError: If a statement is not an assertion or is not supported. The message contains the line and the fix.
+        RewardError: If a statement is not an assertion or is not supported. The message contains the line and a fix.
     """
     try:
         body: list[ast.stmt] = ast.parse(source).body
@@ -447,7 +447,8 @@ def _value(node: ast.expr | ast.slice, names: Mapping[str, Any], *, is_ours: boo
     Args:
         node: the expression.
         names: the values of the names in the expression.
-        is_ours: True if the expression involves no answer, so that repeating strings and computing powers is safe.
+        is_ours: True if the expression involves no answer, in which case repeating strings and computing powers is
+            safe.
     """
 
     def of(inner: ast.expr) -> Any:
@@ -492,7 +493,7 @@ def _value(node: ast.expr | ast.slice, names: Mapping[str, Any], *, is_ours: boo
 def _calculated(how: ast.operator, left: Any, right: Any, *, is_ours: bool) -> Any:
     """Apply an operator at a bounded cost.
 
-    If an answer is involved, only numbers are accepted. Powers and repetitions with large results are rejected.
+    If an answer is involved, only numbers are accepted. Powers and repetitions that have large results are rejected.
     """
     are_numbers = all(isinstance(value, int | float | complex) for value in (left, right))
     if isinstance(how, ast.Pow):
@@ -528,9 +529,8 @@ class CallTest:
     Attributes:
         calls: the calls, in the format of `encode`.
         expected: the expected value, or the condition of an assertion.
-        label: the class of the test, or "" if it has none.
-        written: the function and the arguments as they are written in the ground truth. Assertions do not use this
-            attribute.
+        label: the class of the test, or "" if the test has none.
+        written: the function and the arguments, as written in the ground truth. Assertions do not use this attribute.
     """
 
     calls: tuple[dict[str, Any], ...]
@@ -539,14 +539,14 @@ class CallTest:
     written: tuple[str, Sequence[Any], Mapping[str, Any]] = ("", (), MappingProxyType({}))
 
     def passes(self, answers: Sequence[Any], rules: Rules) -> bool:
-        """Return True if the answers to the calls are right."""
+        """Return True if the answers to the calls are correct."""
         if isinstance(self.expected, Condition):
             return self.expected.holds(answers, rules.tolerance)
         return is_same(self.expected, answers[0], rules)
 
     @property
     def size(self) -> int:
-        """The approximate number of characters in a right answer."""
+        """The approximate number of characters in a correct answer."""
         if isinstance(self.expected, Condition):
             return len(self.expected.text)
         try:
@@ -580,7 +580,7 @@ class RunTest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """All tests of a ground truth, which are either calls to `function` or runs.
+    """All tests in a ground truth, which are either calls to `function` or runs.
 
     Attributes:
         function: the name of the tested function, or "" for runs.
@@ -596,10 +596,10 @@ class Suite:
 
 
 def parse_suite(ground_truth: Any) -> Suite:
-    """Parse the tests of a ground truth.
+    """Parse the tests in a ground truth.
 
     Raises:
-        RewardError: If the form is unknown or there are no tests. The message contains the position and a valid form.
+        RewardError: If the form is unknown, or there are no tests. The message contains the position and a valid form.
     """
     data = _parsed(ground_truth)
     if isinstance(data, list):
@@ -613,7 +613,7 @@ def parse_suite(ground_truth: Any) -> Suite:
             function = _text(data.get("function") or _called(sources.values()), "function")
             if not function:
                 raise RewardError(
-                    "the assertions of ground_truth.test_list do not call a function; name the function: "
+                    "the assertions in ground_truth.test_list do not call a function; name the function: "
                     '"function": "solve"'
                 )
         else:
@@ -654,7 +654,7 @@ def parse_suite(ground_truth: Any) -> Suite:
     calls = tuple(test for test in tests if isinstance(test, CallTest))
     runs = tuple(test for test in tests if isinstance(test, RunTest))
     if not tests or (calls and runs):
-        raise RewardError(f"ground_truth has {'both calls and runs' if tests else 'no test'}; {_FORMS}")
+        raise RewardError(f"ground_truth has {'both calls and runs' if tests else 'no tests'}; {_FORMS}")
     return Suite(function if calls else "", calls, runs, setup)
 
 
@@ -704,7 +704,7 @@ def _joined(value: Any) -> str:
 
 
 def _called(tests: Collection[str]) -> str:
-    """Return the name of the function that the assertions call, or "" if they call none."""
+    """Return the name of the function that the assertions call, or "" if they call no function."""
     for test in tests:
         try:
             tree = ast.parse(test)

@@ -1,7 +1,7 @@
-"""Rewards that combine other rewards: a weighted mean, a gate, a clip, and the first reward that returns a score.
+"""Rewards that combine other rewards: a weighted mean, a gate, clipping, and the first reward that returns a score.
 
-Each part is a pointwise reward, including its options and resources. If a part that was called is unscored, the result
-is unscored too, except in `first_of`. A missing score is never treated as zero.
+Each part is a pointwise reward together with its options and resources. If a part that was called leaves the rollout
+unscored, the combined result is unscored too, except in `first_of`. A missing score is never treated as zero.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LEVELS: tuple[SandboxLevel | None, ...] = (None, "in_process", "warm", "isolate
 def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) -> Reward:
     """Return a reward that is the weighted mean of multiple rewards.
 
-    The score of each part is recorded as a metric under the name of the part. For each step, the step outputs of the
-    parts are added up with the same weights.
+    Each part's score is recorded as a metric under the part's name. For each step, the step outputs of the parts are
+    added up with the same weights.
 
     Args:
         id: the name under which the reward is recorded.
@@ -53,7 +53,7 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
         raise ConfigError("weighted() needs at least one part: weighted(answer=math_answer, …)")
     for name, (_, weight) in pairs.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-            raise ConfigError(f"weighted(): the weight of {name!r} must be a number of at least 0, got {weight!r}")
+            raise ConfigError(f"weighted(): the weight of {name!r} must be a non-negative number, got {weight!r}")
     total = sum(weight for _, weight in pairs.values())
     if not total:
         raise ConfigError("weighted(): all weights are 0")
@@ -66,10 +66,10 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
 
 
 def weighted_result(results: Mapping[str, EvaluateResult], weights: Mapping[str, float]) -> EvaluateResult:
-    """Return the weighted sum of multiple results, including a metric for each result.
+    """Return the weighted sum of multiple results, including a metric for each of them.
 
-    Step outputs are added up for each step. The reason quotes the reasons of the parts in ascending order of their
-    scores; parts with weight 0 come last.
+    Step outputs are added up for each step. The reason quotes the parts' reasons in ascending order of score; parts
+    with weight 0 come last.
     """
     steps: dict[str, float] = {}
     for name, result in results.items():
@@ -86,9 +86,9 @@ def weighted_result(results: Mapping[str, EvaluateResult], weights: Mapping[str,
 
 
 def _part_reason(name: str, result: EvaluateResult, weight: float) -> str:
-    """Return the score, the weight and the shortened reason of a part on one line.
+    """Return a part's score, weight and shortened reason on one line.
 
-    The metric of the part contains the full reason.
+    The part's metric contains the full reason.
     """
     reason = truncate(" ".join((result.reason or "").split()), _PART_REASON)
     return f"{name} {result.score:.3g} (weight {weight:.3g})" + (f": {reason}" if reason else "")
@@ -135,7 +135,7 @@ def clip(reward: Reward, low: float = 0.0, high: float = 1.0, *, id: str = "clip
 def first_of(*rewards: Reward, id: str = "first_of") -> Reward:
     """Return a reward that tries multiple rewards in order and uses the first result that has a score.
 
-    For example, it can compare the answer exactly if there is a ground truth, and call a judge if there is none.
+    For example, the reward can compare the answer exactly if there is a ground truth, and call a judge otherwise.
     """
     if not rewards:
         raise ConfigError("first_of() needs at least one reward")
@@ -164,7 +164,7 @@ class CombinedReward:
         self._opened: dict[str, OpenReward] = {}
 
     async def open_parts(self, load: Callable[[str], Any], run: Caller) -> None:
-        """Open all parts. If a part cannot be opened, close the parts that are already open."""
+        """Open all parts. If a part cannot be opened, close those that are already open."""
         async with AsyncExitStack() as stack:
             for name, spec in self.made_of.items():
                 opened = OpenReward(spec, _loader_beside(spec, load), run)
@@ -174,9 +174,9 @@ class CombinedReward:
             self._stack = stack.pop_all()
 
     async def call_part(self, name: str, values: Mapping[str, Any]) -> EvaluateResult:
-        """Call a part with a copy of the rollout so that parts cannot affect each other.
+        """Call a part with a copy of the rollout, so that parts cannot affect each other.
 
-        The final state is opened only once and shared by all parts.
+        The final state is opened only once and is shared by all parts.
         """
         copies = {key: value if key == "state" else copy.deepcopy(value) for key, value in values.items()}
         return await self._opened[name].call(copies)
@@ -211,8 +211,8 @@ def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awa
     Args:
         id: the name under which the reward is recorded.
         parts: the rewards, keyed by name.
-        combine: a function that returns the result for one rollout. Its argument is a function that calls a part by its
-            name on that rollout.
+        combine: a function that returns the result for one rollout. Its argument is a function that calls the part with
+            a given name on that rollout.
 
     Raises:
         ConfigError: If a part is not a pointwise reward.
@@ -238,7 +238,7 @@ def combined(id: str, parts: Mapping[str, Reward], combine: Callable[[Call], Awa
 
 
 def _loader_beside(spec: RewardSpec, load: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a loader that resolves the references of a part relative to the file of the part."""
+    """Return a loader that resolves a part's references relative to the part's file."""
     if spec.origin is None:
         return load
     folder = spec.origin.file.parent

@@ -1,4 +1,4 @@
-"""The reward `final_state_matches`, which compares the final state of the resource with an expected state."""
+"""The reward `final_state_matches`, which compares the resource's final state with an expected state."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def final_state_matches(
     globs: bool = False,
     texts: Literal["exact", "lines"] = "exact",
 ) -> EvaluateResult:
-    """Score 1 if the final state of the resource is the expected state, or 0 if it is not.
+    """Score 1 if the resource's final state equals the expected state, and 0 otherwise.
 
     If `partial` is set, the score is the share of correct items. The form of the ground truth depends on the kind of
-    state. A ground truth that is a string is parsed as JSON. This reward runs in the sandbox, because the agent may
+    state. If the ground truth is a string, it is parsed as JSON. This reward runs in the sandbox, because the agent may
     have created views in the database.
 
     | State | Ground truth | Item |
@@ -48,24 +48,23 @@ def final_state_matches(
     | database | `{table: rows}` or `{"SELECT …": rows}` | a table, a query |
     | composite | `{name of the resource: any of these}` | the items of the resources |
 
-    The content of a file is a string, `{"base64": …}` for bytes, true for any content, or null if the file must not
-    exist. Each row is a list, or an object whose keys are the column names.
+    A file's content is a string, `{"base64": …}` for bytes, true for any content, or null if the file must not exist.
+    Each row is a list or an object whose keys are the column names.
 
     Args:
         messages: the conversation, which is ignored.
         state: the final state.
         ground_truth: the expected state in one of the forms above.
         match: "equal" to require an equal JSON value, no additional files, and exactly the expected rows in each listed
-            table; "subset" to allow additional fields, files and rows; or "paths" to compare only some values of a JSON
-            state. For a composite state, a mapping can set this option for each resource. Tables and resources that the
-            ground truth does not list are never compared.
+            table; "subset" to allow additional fields, files and rows; or "paths" to compare only some values in a JSON
+            state. For a composite state, a mapping can set this option separately for each resource. Tables and
+            resources that the ground truth does not list are never compared.
         partial: "things" to score the share of correct items. An unexpected file counts as an item.
-        tolerance: the largest allowed difference between two numbers, relative or absolute.
-        ordered: True to require rows in the expected order. The rows of a table have no order, so use a query with
-            ORDER BY.
+        tolerance: the maximum difference between two numbers, relative or absolute.
+        ordered: True to require rows in the expected order. Table rows have no order, so use a query with ORDER BY.
         globs: True to treat paths as patterns, in which `*` matches within a directory and `**` matches any number of
-            directories. At least one file must match, and every matching file must have the given content. If the
-            content is null, no file may match.
+            directories. At least one file must match each pattern, and every matching file must have the given content.
+            If the content is null, no file may match.
         texts: "exact" to compare text files exactly, or "lines" to ignore spaces at the ends of lines and empty lines
             at the end of a file.
 
@@ -86,10 +85,10 @@ def final_state_matches(
         expected = read_json(expected) if isinstance(expected, str) else expected
         expected = expected if isinstance(state, SqliteState | CompositeState) else as_json(expected)
     except ValueError as error:
-        raise RewardError(f"final_state_matches: the ground_truth cannot be read: {error}") from None
+        raise RewardError(f"final_state_matches: ground_truth cannot be read: {error}") from None
     findings = list(_compare(expected, state, StateRules("equal", tolerance, ordered, globs, texts), match))
     if not findings:
-        raise RewardError("final_state_matches: the ground_truth contains nothing to compare")
+        raise RewardError("final_state_matches: ground_truth contains nothing to compare")
     wrong = [finding for finding in findings if finding.problem]
     right = len(findings) - len(wrong)
     reason = f"{right} of {len(findings)} items are as expected"
@@ -107,7 +106,7 @@ def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str
     if isinstance(state, CompositeState):
         if not isinstance(expected, Mapping):
             raise RewardError(
-                f"final_state_matches: the ground_truth must map resource names to states, got {type_name(expected)}"
+                f"final_state_matches: ground_truth must map resource names to states, got {type_name(expected)}"
             )
         for name in (*expected, *(match if isinstance(match, dict) else ())):
             if name not in state:
@@ -118,7 +117,7 @@ def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str
                 yield StateMismatch(f"{name}: {finding.name}", finding.problem)
         return
     if isinstance(match, dict):
-        raise ConfigError("final_state_matches: `match` can be a mapping only if the task has several resources")
+        raise ConfigError("final_state_matches: `match` can be a mapping only if the task has multiple resources")
     how = how._replace(match=match)
     if match == "paths" and isinstance(state, FilesState | SqliteState):
         raise ConfigError('final_state_matches: match="paths" applies only to JSON states')
@@ -126,7 +125,7 @@ def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str
         yield from _compare_files(expected, state, how)
     elif isinstance(state, SqliteState):
         if not isinstance(expected, Mapping):
-            problem = f"the ground_truth must be {{table or query: rows}}, got {type_name(expected)}"
+            problem = f"ground_truth must be {{table or query: rows}}, got {type_name(expected)}"
             raise RewardError(f"final_state_matches: {problem}")
         for source, rows in expected.items():
             yield StateMismatch(source, _rows_problem(source, rows, state, how))
@@ -153,7 +152,7 @@ class StateRules(NamedTuple):
 
 
 class StateMismatch(NamedTuple):
-    """The name of a compared item, and a description of its problem ("" if it is correct)."""
+    """The name of a compared item, and a description of its problem, or "" if the item is correct."""
 
     name: str
     problem: str
@@ -171,7 +170,7 @@ def _compare_json(expected: Any, state: Any, how: StateRules) -> Iterator[StateM
         yield StateMismatch("state", difference(expected, state, comparing).removeprefix(": ").lstrip())
         return
     if not isinstance(expected, Mapping):
-        raise RewardError('final_state_matches: with match="paths" the ground_truth must be {"/a/0/b": value}')
+        raise RewardError('final_state_matches: with match="paths", ground_truth must be {"/a/0/b": value}')
     for pointer, value in expected.items():
         is_there, at_pointer = _follow(state, pointer)
         problem = (
@@ -183,9 +182,9 @@ def _compare_json(expected: Any, state: Any, how: StateRules) -> Iterator[StateM
 
 
 def _compare_files(expected: Any, state: FilesState, how: StateRules) -> Iterator[StateMismatch]:
-    """Compare files by path or by pattern. With "equal", unexpected files are reported too."""
+    """Compare files by path or by pattern. With "equal", unexpected files are also reported."""
     if not isinstance(expected, Mapping):
-        raise RewardError(f"final_state_matches: the ground_truth must be {{path: text}}, got {type_name(expected)}")
+        raise RewardError(f"final_state_matches: ground_truth must be {{path: text}}, got {type_name(expected)}")
     known: set[str] = set()
     for path, content in expected.items():
         paths = [path] if path in state else []
@@ -200,7 +199,7 @@ def _compare_files(expected: Any, state: FilesState, how: StateRules) -> Iterato
 
 
 def _follow(value: Any, pointer: str) -> tuple[bool, Any]:
-    """Return True and the value at a JSON pointer, or False and None if the pointer does not refer to a value."""
+    """Return True and the value at a JSON pointer, or False and None if the pointer does not resolve to a value."""
     if pointer and not pointer.startswith("/"):
         raise RewardError(
             f"final_state_matches: {pointer!r} is not a JSON pointer; write '/a/0/b', or '' for the whole state"
@@ -235,7 +234,7 @@ def _file_problem(expected: Any, files: Mapping[str, str | bytes], how: StateRul
             raise RewardError("final_state_matches: the base64 content of an expected file cannot be decoded") from None
     else:
         raise RewardError(
-            f"final_state_matches: the content of a file cannot be {type_name(expected)}; write a string, null if "
+            f"final_state_matches: a file's content cannot be {type_name(expected)}; write a string, null if "
             'the file must not exist, true for any content, or {"base64": …}'
         )
 

@@ -56,25 +56,25 @@ def tag_format(
     partial: bool = False,
     turns: Literal["last", "all"] = "last",
 ) -> EvaluateResult:
-    """Score 1 if each tag occurs exactly once, in order and not nested, and no text is outside of the tags.
+    """Score 1 if each tag occurs exactly once, tags are in order and not nested, and there is no text outside them.
 
-    In all other cases, score 0. This is the format reward of DeepSeek-R1 (2025), but without the gaps of the regular
-    expression that usually implements it. A repeated tag and a tag inside another tag are wrong, even in a quotation. A
-    tag must be written exactly as in `<think>`. A tag that is written in a different case, with attributes or with
-    spaces counts as plain text. The reward does not judge the answer, so use it as the condition of a `gate`.
+    In all other cases, score 0. This is the format reward of DeepSeek-R1 (2025), but without the gaps in the regular
+    expression with which it is usually implemented. A repeated tag or a tag inside another tag is wrong, even in a
+    quotation. A tag must be written exactly as in `<think>`. A tag in a different case, or with attributes or spaces,
+    counts as plain text. The reward does not judge the answer, so use it as the condition of a `gate`.
 
     Args:
         messages: the conversation. `reasoning_content` is not read.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
         tags: the names of the tags, in order.
-        allow_outside: True to allow text before, between and after the tags.
+        allow_outside: True to allow text before, between and after tags.
         allow_empty: True to allow tags without visible content.
         strict_lines: True to require that each opening and closing tag is alone on its line.
-        partial: True to score the share of correct parts. Each tag is a part; it is correct if it is valid and follows
-            the tags before it. The absence of text outside of the tags is a further part, which counts only if all tags
-            are correct.
-        turns: "last" to read the last message of the agent, or "all" to average over all messages of the agent and to
-            give each message a step reward. A message that only calls tools has no tags.
+        partial: True to score the share of correct parts. Each tag is a part, which is correct if the tag is valid and
+            follows all preceding tags. The absence of text outside the tags is an additional part, which counts only if
+            all tags are correct.
+        turns: "last" to read the agent's last message, or "all" to average over all of the agent's messages and give
+            each message a step reward. A message that only calls tools has no tags.
 
     Raises:
         ConfigError: If `tags` are not distinct names.
@@ -120,22 +120,22 @@ def regex_format(
     strip: bool = True,
     of: Part = "whole",
 ) -> EvaluateResult:
-    r"""Score 1 if the last message of the agent matches a regular expression, or 0 if it does not.
+    r"""Score 1 if the agent's last message matches a regular expression, and 0 otherwise.
 
     Backtracking can take unlimited time on malicious text, so tasks run this reward in the sandbox, where limits apply.
-    If a reply exceeds a limit, the rollout is unscored. A direct call has no limit.
+    If a reply causes a limit to be exceeded, the rollout is unscored. A direct call has no limits.
 
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
         pattern: the regular expression, in Python syntax.
-        where: "whole" to match the whole text, or "found" to search for a match anywhere in it.
-        flags: the names of flags of the `re` module.
-        strip: True to ignore white space around the reply.
+        where: "whole" to match the whole text, or "found" to search for a match anywhere in the text.
+        flags: the names of flags in the `re` module.
+        strip: True to ignore leading and trailing white space in the reply.
         of: the part of the reply to match: the "whole" reply, its "thought" or its "answer".
 
     Raises:
-        ConfigError: If the pattern is empty or is not a regular expression.
+        ConfigError: If the pattern is empty or is not a valid regular expression.
 
     Example:
         ```python
@@ -174,7 +174,7 @@ class _Tag(NamedTuple):
 
 
 def _score_tags(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
-    """Return the score of one message, and a description of its first fault."""
+    """Return the score of one message and a description of its first fault."""
     tags: dict[str, list[_Tag]] = {mark + name: [] for name in rules.tags for mark in ("", "/")}
     names = "|".join(re.escape(name) for name in rules.tags)
     for index, match in enumerate(re.finditer(f"<(/?(?:{names}))>", text)):
@@ -196,7 +196,7 @@ def _score_tags(text: str, rules: _Rules, partial: bool) -> tuple[float, str]:
 
 
 def _fault(text: str, name: str, tags: Mapping[str, list[_Tag]], behind: int, rules: _Rules) -> str:
-    """Return a description of the fault of a tag, or "" if the tag is valid."""
+    """Return a description of a tag's fault, or "" if the tag is valid."""
     for key in (name, f"/{name}"):
         if len(tags[key]) != 1:
             return f"<{key}> occurs {len(tags[key])} times instead of once"
@@ -246,17 +246,17 @@ def contains_all(
     partial: bool = False,
     of: Part = "answer",
 ) -> EvaluateResult:
-    """Score 1 if the last message of the agent contains every keyword, or 0 if it does not.
+    """Score 1 if the agent's last message contains every keyword, and 0 otherwise.
 
-    A reply that only lists the keywords also scores 1.
+    A reply that merely lists the keywords also scores 1.
 
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
         keywords: words or phrases. White space in a keyword matches any white space.
-        whole_words: True to require word boundaries, so that "category" does not contain "cat". In scripts that are
-            written without spaces, such as Chinese, any position counts as a boundary.
-        ignore_case: True to compare with Unicode case folding, so that "STRASSE" equals "Straße".
+        whole_words: True to require word boundaries, so "category" does not contain "cat". In scripts written without
+            spaces, such as Chinese, any position counts as a boundary.
+        ignore_case: True to compare text using Unicode case folding, so "STRASSE" equals "Straße".
         partial: True to score the share of keywords that were found.
         of: the part of the reply to search: the "whole" reply, its "thought" or its "answer".
 
@@ -289,9 +289,9 @@ def contains_none(
     ignore_case: bool = True,
     of: Part = "answer",
 ) -> EvaluateResult:
-    """Score 1 if the last message of the agent is not empty and contains none of the keywords.
+    """Score 1 if the agent's last message is not empty and contains none of the keywords.
 
-    In all other cases, score 0. Deliberate misspellings and similar-looking letters of a different script are not
+    In all other cases, score 0. Deliberate misspellings and similar-looking letters from a different script are not
     detected. The other arguments have the same meaning as in `contains_all`.
 
     Args:
@@ -366,9 +366,9 @@ def no_repetition(
 ) -> EvaluateResult:
     """Score 1 minus `max_penalty` times the share of n-grams that occurred earlier in the reply.
 
-    This share is 1 - distinct n-grams / all n-grams, as in Appendix C.2 of "Demystifying Long Chain-of-Thought
-    Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373). The published reward is this score minus 1. A reply that is
-    shorter than one n-gram scores 1, and an empty reply scores 0.
+    This share is 1 minus the ratio of distinct n-grams to all n-grams, as in Appendix C.2 of "Demystifying Long
+    Chain-of-Thought Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373). The published reward is this score minus 1.
+    A reply shorter than one n-gram scores 1, and an empty reply scores 0.
 
     Args:
         messages: the conversation.
@@ -376,8 +376,8 @@ def no_repetition(
         ngram: the number of units in each n-gram. Small values penalize ordinary phrases. For example, the value 3
             penalizes "one of the".
         unit: "words", which are separated by white space, or "characters" for languages without spaces. For such
-            languages, 10 to 20 is a good value of `ngram`. Case is ignored. A word of more than 40 characters is
-            counted in pieces of 10, so that omitting spaces does not hide repetition.
+            languages, a value from 10 to 20 works well for `ngram`. Case is ignored. A word of more than 40 characters
+            is divided into pieces of 10 characters, so omitting spaces does not hide repetition.
         max_penalty: the penalty for a reply that consists only of repetition.
         of: the part of the reply to check: the "whole" reply, its "thought" or its "answer".
 
@@ -403,9 +403,9 @@ def no_repetition(
 def _count_distinct(units: list[str], ngram: int) -> int:
     """Count the distinct n-grams.
 
-    Each run of units gets a number, and equal runs get equal numbers. The numbers of longer runs are computed from
-    pairs of overlapping shorter runs, and the length of the runs doubles each time. Each doubling takes O(n log n)
-    time, and no n-gram is stored.
+    Each run of units gets a number, and equal runs get equal numbers. The numbers for longer runs are computed from
+    pairs of overlapping shorter runs, and the run length doubles each time. Each doubling takes O(n log n) time, and no
+    n-gram is stored.
     """
     known: dict[str, int] = {}
     numbers: NDArray[np.int64] = np.array([known.setdefault(unit, len(known)) for unit in units], dtype=np.int64)
@@ -446,17 +446,17 @@ def reasoning_steps(
 
     A step starts with a number ("1.", "2)", "(3)") or a bullet at the start of a line, with "Step 4", or with an opener
     such as "First," at the start of a sentence or after a comma. Steps without words are ignored, and identical steps
-    count once. The reward measures only the form of the reply, so false steps count too.
+    count only once. The reward measures only the form of the reply, so incorrect steps count as well.
 
-    This reward is based on the reward of the same name in Open-R1 (Hugging Face 2025), which also counts markers
-    without text, horizontal rules and repeated steps.
+    This reward is based on the reward of the same name in Open-R1 (Hugging Face 2025). Unlike this reward, the Open-R1
+    reward also counts markers without text, horizontal rules and repeated steps.
 
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
-        at_least: the number of steps that is required for a score of 1.
-        min_words: the minimum number of words or numbers in a step after its marker.
-        openers: phrases that start a step if a comma follows. Case is ignored.
+        at_least: the number of steps required for a score of 1.
+        min_words: the minimum number of words or numbers after the marker of a step.
+        openers: phrases that start a step if they are followed by a comma. Case is ignored.
         of: the part of the reply to check: the "whole" reply, its "thought" or its "answer". Fenced code is ignored.
 
     Example:

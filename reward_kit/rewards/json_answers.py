@@ -1,4 +1,4 @@
-"""Rewards for JSON answers: equality with an expected value, and conformance to a schema."""
+"""Rewards for JSON answers: equality to an expected value, and conformance to a schema."""
 
 from __future__ import annotations
 
@@ -46,23 +46,24 @@ def json_answer(
     arrays: Literal["ordered", "any_order"] = "ordered",
     tolerance: Closeness = 0.0,
 ) -> EvaluateResult:
-    """Score 1 if the JSON in the answer equals the expected value, or 0 if it does not.
+    """Score 1 if the JSON in the answer equals the expected value, and 0 otherwise.
 
-    If `partial` is set, the score is the share of correct fields. The fields of an object have no order, 1 equals 1.0,
-    true does not equal 1, and null is different from a missing field. Syntax that is valid only in Python or JavaScript
-    (NaN, comments, single quotes, trailing commas) is not JSON. An object with duplicate field names is rejected too.
+    If `partial` is set, the score is the share of correct fields. Object fields have no order, 1 equals 1.0, true does
+    not equal 1, and null is different from a missing field. Syntax that is valid only in Python or JavaScript, such as
+    NaN, comments, single quotes and trailing commas, is not JSON. An object with duplicate field names is also
+    rejected.
 
     Args:
         messages: the conversation. Only the last assistant message is read, and its reasoning is ignored.
         ground_truth: the expected value. A string is parsed as JSON, so the string Paris must be written as '"Paris"'.
-        answer: "whole" to require that the whole reply is JSON; "fenced" to read the last block that is tagged as json
-            or untagged; or "any" to try the whole reply, that block, and the last object or array in the text, in this
-            order.
-        partial: "fields" to score the share of correct leaves, which are the fields and items without children. A leaf
-            must be at the correct position. The share is relative to all leaves that are expected or found.
+        answer: "whole" to require that the whole reply is JSON; "fenced" to read the last block that is untagged or
+            tagged as json; or "any" to try the whole reply, that block, and the last object or array in the text, in
+            this order.
+        partial: "fields" to score the share of correct leaves, which are fields and items without children. A leaf must
+            be at the correct position. The share is relative to all expected or found leaves.
         arrays: "ordered" to compare arrays in order, or "any_order" to compare them as multisets. In the latter case,
             an item counts only if the whole item is correct.
-        tolerance: the largest allowed difference between two numbers, relative or absolute.
+        tolerance: the maximum difference between two numbers, relative or absolute.
 
     Raises:
         RewardError: If the ground truth is missing or is not JSON. The rollout is then unscored.
@@ -85,7 +86,7 @@ def json_answer(
     common = common_leaves(expected, value, how) if differs else leaves(expected)
     share = common / (leaves(expected) + leaves(value) - common) if differs else 1.0
     reason = f"the answer is not the expected value{differs}" if differs else "the answer is the expected value"
-    metrics = {"fields": MetricResult(score=share, reason=f"{common} of {leaves(expected)} fields are right")}
+    metrics = {"fields": MetricResult(score=share, reason=f"{common} of {leaves(expected)} fields are correct")}
     return EvaluateResult(score=share if partial == "fields" else float(not differs), reason=reason, metrics=metrics)
 
 
@@ -109,25 +110,24 @@ def json_schema_answer(
     answer: Where = "any",
     formats: bool = False,
 ) -> EvaluateResult:
-    """Score 1 if the JSON in the answer conforms to a schema, or 0 if it does not.
+    """Score 1 if the JSON in the answer conforms to a schema, and 0 otherwise.
 
-    The content is not judged. This reward runs in the sandbox, because the patterns of the schema are matched against
-    text from the model. References to other documents are not followed, so `$ref` must refer to a part of the schema
-    itself.
+    The content is not judged. This reward runs in the sandbox, because patterns in the schema are matched against text
+    from the model. References to other documents are not followed, so `$ref` must refer to a part of the schema itself.
 
     Args:
         messages: the conversation. Only the last assistant message is read, and its reasoning is ignored.
         ground_truth: the schema of this sample, as an object or a JSON string. It is used if `schema` is `None`.
         schema: the schema for all samples.
-        answer: the location of the JSON in the reply; see `json_answer`.
-        formats: True to check the keyword `format` too, as far as the library supports it. In the standard, the keyword
-            is only an annotation.
+        answer: where the JSON is in the reply; see `json_answer`.
+        formats: True to check the keyword `format` as well, as far as the library supports it. In the standard, this
+            keyword is only an annotation.
 
     Raises:
         RewardError: If the schema is missing or invalid, or if jsonschema is not installed. The rollout is then
             unscored.
-        ConfigError: If the option `schema` is not a valid schema or, when a task is loaded, if the extra `json` is
-            missing.
+        ConfigError: If the option `schema` is not a valid schema or, when a task is loaded, if the `json` extra is not
+            installed.
 
     Example:
         ```python
@@ -138,7 +138,7 @@ def json_schema_answer(
     if wanted is None:
         wanted = _truth(require_truth(ground_truth, "json_schema_answer"), "json_schema_answer")
     if not isinstance(wanted, dict):
-        raise RewardError("json_schema_answer: the ground_truth is not a JSON schema; write an object")
+        raise RewardError("json_schema_answer: ground_truth is not a JSON schema; write an object")
     try:
         value, why = find_json(last_answer(messages), answer), ""
     except ValueError as error:
@@ -154,7 +154,7 @@ def json_schema_answer(
 
 
 def find_json(text: str, where: Where = "any") -> Any:
-    """Return the JSON value in a reply. Raise a ValueError if it is missing or invalid."""
+    """Return the JSON value in a reply. Raise a ValueError if the value is missing or invalid."""
     if not text.strip():
         raise ValueError("the reply is empty")
     if len(text) > LONGEST:
@@ -193,7 +193,7 @@ def _truth(ground_truth: Any, reward: str) -> Any:
     try:
         return read_json(ground_truth) if isinstance(ground_truth, str) else as_json(ground_truth)
     except ValueError as error:
-        raise RewardError(f"{reward}: the ground_truth cannot be read: {error}") from None
+        raise RewardError(f"{reward}: ground_truth cannot be read: {error}") from None
 
 
 DEEPEST: Final = 50
@@ -204,7 +204,7 @@ class ComparisonRules(NamedTuple):
     """The rules for comparing two values.
 
     Attributes:
-        tolerance: the largest allowed difference between two numbers, relative or absolute.
+        tolerance: the maximum difference between two numbers, relative or absolute.
         any_order: True to ignore the order of array items.
         subset: True to allow additional fields in objects.
     """
@@ -218,8 +218,8 @@ def read_json(text: str) -> Any:
     """Parse a JSON string (RFC 8259).
 
     Raises:
-        ValueError: If the string is not JSON, is too long or too deeply nested, contains a duplicate field name, or
-            contains a number that is out of the range of floats.
+        ValueError: If the string is not JSON, is too long or too deeply nested, or contains a duplicate field name or a
+            number that is out of range for a float.
     """
     if len(text) > LONGEST:
         raise ValueError(f"it is longer than {LONGEST:,} characters")
@@ -233,7 +233,7 @@ def read_json(text: str) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Return the value unchanged. Raise a ValueError if it is not JSON or is too deeply nested."""
+    """Return the value unchanged. Raise a ValueError if the value is not JSON or is too deeply nested."""
     level = [value]
     for _ in range(DEEPEST):
         level = [item for outer in level for item in _inside(outer)]
@@ -245,8 +245,8 @@ def as_json(value: Any) -> Any:
 def difference(expected: Any, given: Any, how: ComparisonRules, path: str = "") -> str:
     """Describe the first difference between two values, or return "" if they are equal.
 
-    An example is " at .a[0]: expected 3, found 4". The number 1 equals 1.0, but true is not a number. The fields of an
-    object have no order.
+    An example result is " at .a[0]: expected 3, found 4". The number 1 equals 1.0, but true is not a number. Object
+    fields have no order.
     """
     if isinstance(expected, Mapping) and isinstance(given, Mapping):
         for name, item in expected.items():
@@ -286,7 +286,7 @@ def _located(path: str, problem: str) -> str:
 
 
 def comparison_key(value: Any, any_order: bool = False) -> Hashable:
-    """Return a key that is equal for two values if they have no `difference` at tolerance 0."""
+    """Return a key that is the same for two values if they have no `difference` at tolerance 0."""
     if isinstance(value, Mapping):
         return "object", frozenset((name, comparison_key(item, any_order)) for name, item in value.items())
     if isinstance(value, list | tuple):
@@ -304,7 +304,7 @@ def array_key(items: Sequence[Hashable], any_order: bool) -> Hashable:
 def leaves(value: Any) -> int:
     """Count the leaves of a value.
 
-    Leaves are the fields and items without children, including empty objects and arrays.
+    Leaves are fields and items without children, including empty objects and arrays.
     """
     inner = list(_inside(value))
     return sum(map(leaves, inner)) if inner else 1
@@ -331,7 +331,7 @@ def is_number(value: Any) -> bool:
 
 
 def abbreviate(value: Any) -> str:
-    """Return a short form of a value for use in a reason."""
+    """Return a shortened form of a value for use in a reason."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, Mapping):
@@ -376,12 +376,12 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
 
     Args:
         value: the JSON value to check.
-        schema: a schema of the draft that its `$schema` names. The default is draft 2020-12.
-        formats: True to check the keyword `format` too, as far as the library supports it.
+        schema: a schema of the draft named in its `$schema`. The default is draft 2020-12.
+        formats: True to check the keyword `format` as well, as far as the library supports it.
 
     Raises:
-        RewardError: If jsonschema is not installed, or if the schema refers to another document or refers to itself
-            endlessly.
+        RewardError: If jsonschema is not installed, or if the schema refers to a different document or endlessly to
+            itself.
         ValueError: If the schema is invalid.
     """
     text = json.dumps(as_json(schema), sort_keys=True)
@@ -394,7 +394,7 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
         error = next(validator.iter_errors(value), None)
     except referencing.exceptions.Unresolvable as unknown:
         raise RewardError(
-            f"the schema refers to {unknown.ref!r}, which is not part of the schema; other documents are not fetched"
+            f"the schema's reference {unknown.ref!r:.100} does not resolve; other documents are not fetched"
         ) from None
     except RecursionError:
         if _depth(value) > DEEPEST // 2:
@@ -407,9 +407,9 @@ def schema_violation(value: Any, schema: Any, formats: bool) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
-    """Return a validator for a schema that is given as a JSON string.
+    """Return a validator for a schema, passed as a JSON string.
 
-    The registry of the validator contains only the schemas of the drafts and never fetches a document.
+    The validator's registry contains only the draft schemas and never fetches a document.
     """
     try:
         import jsonschema.validators  # type: ignore[import-untyped, unused-ignore]
@@ -428,7 +428,7 @@ def _validator(text: str, formats: bool) -> jsonschema.protocols.Validator:
 
 
 def _unique_items(_validator: Any, is_asked: Any, items: Any, _schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """Check `uniqueItems` in linear time. The check of the library takes quadratic time."""
+    """Check `uniqueItems` in linear time. The library's check takes quadratic time."""
     import jsonschema
 
     if is_asked is True and isinstance(items, list) and len(set(map(comparison_key, items))) < len(items):

@@ -1,15 +1,15 @@
-"""The client of a judge, its options, its response cache, and the cost of its requests.
+"""The judge client, its options, its response cache, and the cost of its requests.
 
-1. A request that was answered is never sent again, neither by the same worker nor by a later run that uses the same
-   cache file. Concurrent equal requests are sent only once. Only responses that can be parsed are cached.
+1. A request that was answered is never sent again, either by the same worker or by a later run that uses the same cache
+   file. Identical concurrent requests are sent only once. Only responses that can be parsed are cached.
 2. If a verdict cannot be parsed, it is requested once more with a different seed.
-3. If there is still no verdict, a `ProviderError` is raised. The rollout is then unscored and never scored 0.
+3. If there is still no verdict, a `ProviderError` is raised. The rollout is then unscored; it never scores 0.
 4. A recording (`--record`, `--replay`) contains every distinct request once, so the cache file is not used during
    recording or replay.
 
-The cache file is in the JSON Lines format. It contains a header followed by one line for each response. The key of a
-response is the SHA-256 hash of the endpoint and the full request. Lines are only appended, so multiple runs can share
-the file. An incomplete line that was left by a killed run is skipped.
+The cache file is in the JSON Lines format. It contains a header followed by one line for each response. A response's
+key is the SHA-256 hash of the endpoint and the full request. Lines are only appended, so multiple runs can share the
+file. An incomplete line left by a killed run is skipped.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ _OWN_KEYS = frozenset({"model", "messages", "stream", "stream_options", "seed", 
 
 
 class ClientOptions(BaseModel):
-    """Options for the requests to the endpoint of a judge.
+    """Options for requests to a judge's endpoint.
 
     Attributes:
-        api: "chat" for chat completions, "responses" for OpenAI's Responses, or "messages" for Anthropic's Messages. If
-            None, the API of the provider in `model` is used, or "chat" if `model` names no provider.
+        api: "chat" for chat completions, "responses" for OpenAI's Responses API, or "messages" for Anthropic's Messages
+            API. If None, the API of the provider in `model` is used, or "chat" if `model` names no provider.
         api_key_env: the environment variable that contains the API key. If None, the variable of the provider in
             `model` is used, or OPENAI_API_KEY if `model` names no provider.
         temperature: the sampling temperature. If None, no temperature is sent. If this option is not set and the
-            endpoint rejects the default 0, the default of the endpoint applies.
+            endpoint rejects the default, 0, the endpoint's default applies.
         max_tokens: the maximum number of tokens in a verdict. If None, no limit is sent.
-        seed: the seed of the first vote. The seed increases by 1 for each further vote. If None, no seed is sent. Only
-            the API "chat" supports seeds.
+        seed: the random seed for the first vote. The seed increases by 1 for each further vote. If None, no seed is
+            sent. Only the API "chat" supports seeds.
         answer_form: "json_schema" or "json_object" to request structured output, "text" to describe the form only in
-            words, or "auto" to request a schema and to fall back to text if the endpoint rejects it. "json_object" has
-            no effect in the API "messages".
-        total_timeout_s: the time limit for one attempt, in seconds.
-        max_attempts: the number of attempts for each request, including the first.
+            words, or "auto" to request a schema and fall back to text if the endpoint rejects the schema. "json_object"
+            has no effect with the API "messages".
+        total_timeout_s: the time limit for each attempt, in seconds.
+        max_attempts: the maximum number of attempts for each request, including the first.
         retry_budget_s: the number of seconds after the first attempt during which further attempts may start.
         retry_base_s: the upper bound of the first random wait between attempts, in seconds.
         price_file: a file with prices in US dollars per million tokens; see `providers/prices.py`. If None, the cost is
@@ -74,7 +74,7 @@ class ClientOptions(BaseModel):
         requests_per_minute: the maximum number of attempts per minute. If None, there is no limit.
         tokens_per_minute: the maximum number of prompt and completion tokens per minute. If None, there is no limit.
         max_connections: the maximum number of concurrent requests. If None, there is no limit.
-        extra_body: additional fields for each request.
+        extra_body: additional fields to include in each request.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -104,7 +104,7 @@ class ClientOptions(BaseModel):
 
 
 def client_options(options: ClientOptions | dict[str, Any] | None) -> ClientOptions:
-    """Return the options of a client. A plain mapping, which is allowed in a direct call, is converted.
+    """Return the client options. A plain mapping, which is allowed in a direct call, is converted.
 
     Raises:
         ConfigError: If an option is unknown or invalid.
@@ -118,16 +118,16 @@ def client_options(options: ClientOptions | dict[str, Any] | None) -> ClientOpti
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """The total usage of the requests for one score.
+    """The total usage of all requests for one score.
 
     Attributes:
         calls: the number of requests that were answered by the endpoint or from a recording.
         cached: the number of responses that were found in the cache and therefore cost nothing.
-        prompt_tokens: the number of prompt tokens, or None if an endpoint did not report it.
-        completion_tokens: the number of completion tokens, or None if an endpoint did not report it.
-        cost: the cost in US dollars, or None if a price or a number of tokens is unknown.
-        reasoning_tokens: the number of completion tokens that were used for reasoning, as far as the endpoint reported
-            it.
+        prompt_tokens: the number of prompt tokens, or None if an endpoint did not report this number.
+        completion_tokens: the number of completion tokens, or None if an endpoint did not report this number.
+        cost: the cost in US dollars, or None if a price or token count is unknown.
+        reasoning_tokens: the number of completion tokens used for reasoning, as far as the endpoint reported this
+            number.
     """
 
     calls: int = 0
@@ -168,7 +168,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answer(NamedTuple):
-    """The response of a judge and its usage. A field is `None` if the endpoint did not report it."""
+    """A judge's response and its usage. A field is `None` if the endpoint did not report it."""
 
     text: str
     prompt_tokens: int | None = None
@@ -205,11 +205,11 @@ class AnswerCache:
             undo.pop_all()
 
     def get(self, key: str) -> Answer | None:
-        """Return the cached response, or None if there is none."""
+        """Return the cached response, or None if the response is not cached."""
         return self._known.get(key)
 
     def keep(self, key: str, answer: Answer) -> None:
-        """Store a response unless the cache already contains one for this key."""
+        """Store a response unless the cache already contains a response for this key."""
         if key not in self._known:
             self._known[key] = answer
             self._append({"key": key, **answer._asdict()})
@@ -227,7 +227,7 @@ class AnswerCache:
             self._append(_HEADER)
             return
         if _parsed(header) != _HEADER:
-            raise ConfigError(f"{path} is not a judge cache: its first line is {header!r}; choose another file")
+            raise ConfigError(f"{path} is not a judge cache: its first line is {header!r}; choose a different file")
         end = 0
         for offset, line in complete_lines(path):
             end = offset + len(line)
@@ -263,7 +263,7 @@ _CUT = {"length": "it was truncated at its token limit", "content_filter": "it w
 
 
 class JudgeClients:
-    """The judges of one worker. Each client is opened on first use, and all clients are closed together."""
+    """The judge clients of one worker. Each client is opened on first use, and all clients are closed together."""
 
     asks_models = True
 
@@ -274,7 +274,7 @@ class JudgeClients:
     def client(
         self, model: str, base_url: str | None, cache: str | None, options: ClientOptions | dict[str, Any] | None
     ) -> JudgeClient:
-        """Return the client for these options. Calls with equal options return the same client.
+        """Return the client for these options. Calls with the same options return the same client.
 
         Raises:
             ConfigError: If an option is invalid, if an API key is missing, or if a file cannot be read.
@@ -306,7 +306,7 @@ class JudgeClients:
 
     @staticmethod
     def unpriced_model(options: Mapping[str, Any]) -> str | None:
-        """Return the model that the options of a judge select, or None if the price of the model is known."""
+        """Return the model that a judge's options select, or None if the model's price is known."""
         if not isinstance(model := options.get("model"), str):
             return None
         name, _ = complete_model(model, {"base_url": options.get("base_url")})
@@ -331,7 +331,7 @@ async def open_judge(
     cache: str | None,
     options: ClientOptions | dict[str, Any] | None,
 ) -> AsyncIterator[JudgeClient]:
-    """Yield a client of the worker. If `clients` is `None` (in a direct call), yield a temporary client."""
+    """Yield one of the worker's clients or, if `clients` is `None` (in a direct call), a temporary client."""
     async with AsyncExitStack() as stack:
         if clients is None:
             clients = JudgeClients()
@@ -342,7 +342,7 @@ async def open_judge(
 async def together(*asked: Awaitable[T]) -> list[T]:
     """Return the results of all awaitables.
 
-    If one of them fails, the error is raised only after the others have finished, so that no request remains open.
+    If one of them fails, the error is raised only after the others have finished, so no request remains open.
     """
     results = await asyncio.gather(*asked, return_exceptions=True)
     for result in results:
@@ -356,11 +356,11 @@ class JudgeClient:
 
     Args:
         model: the name of the model at the endpoint or, without `base_url`, `PROVIDER/NAME`.
-        base_url: the URL of the endpoint. If None, the endpoint of the provider is used. Without a provider, it is
-            OPENAI_BASE_URL or, if this variable is not set, the endpoint of OpenAI.
-        cache: the cache for the responses of the judge.
+        base_url: the URL of the endpoint. If None, the provider's endpoint is used. Without a provider, the URL is
+            taken from OPENAI_BASE_URL or, if this variable is not set, OpenAI's endpoint is used.
+        cache: the cache for the judge's responses.
         options: the options for the requests.
-        traffic: the session that all requests of a run share, or None if there is no run.
+        traffic: the session shared by all requests in a run, or None if there is no run.
 
     Raises:
         ConfigError: If an API key is missing, or if the price file cannot be read.
@@ -408,12 +408,12 @@ class JudgeClient:
 
         Raises:
             ProviderError: If at least half of the votes fail. The first failure is raised.
-            LimitError: If the data does not fit into the context of the model.
+            LimitError: If the data does not fit into the model's context.
         """
         seed = self._options.seed
         if votes > 1 and seed is None:
             raise ConfigError(
-                "judge, option client.seed: multiple votes need a seed, because all votes would be equal without one"
+                "judge, option client.seed: multiple votes require a seed; without one, all votes would be identical"
             )
         asked = [self._vote(question, None if seed is None else seed + vote, usage) for vote in range(votes)]
         results = await asyncio.gather(*asked, return_exceptions=True)
@@ -442,7 +442,7 @@ class JudgeClient:
             ) from None
 
     async def _verdict(self, question: Question, seed: int | None, usage: JudgeUsage, *, again: bool) -> dict[str, Any]:
-        """Return the parsed verdict. The response is cached if it can be parsed."""
+        """Return the parsed verdict. If the response can be parsed, it is cached."""
         (messages, code), options = question.prompt(again=again), self._options
         given = {"temperature": options.temperature, "max_tokens": options.max_tokens, "seed": seed}
         request: dict[str, Any] = {"model": self._model, "messages": messages, **options.extra_body}
@@ -468,7 +468,7 @@ class JudgeClient:
         return verdict
 
     async def _answer(self, key: str, request: Mapping[str, Any]) -> tuple[Answer, bool]:
-        """Return the response to a request, and True if the cache or an identical concurrent request supplied it."""
+        """Return the response to a request, and whether the cache or an identical concurrent request supplied it."""
         while True:
             if (known := self._cache.get(key)) is not None:
                 return known, True
@@ -507,7 +507,7 @@ class JudgeClient:
                 return answer
 
     def _refused_default(self, sent: Mapping[str, Any], error: str) -> str | None:
-        """Return the key that an endpoint may have rejected and that the user has not set, or None."""
+        """Return a key that the endpoint may have rejected and that the user did not set, or None if there is none."""
         if not _REFUSED.search(error):
             return None
         if "temperature" in sent and "temperature" in error and "temperature" not in self._options.model_fields_set:

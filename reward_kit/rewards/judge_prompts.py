@@ -1,16 +1,17 @@
-"""Prompts and verdicts of judges, and the conversion of grades to a score.
+"""Judge prompts and verdicts, and the conversion of grades to a score.
 
-The data to be judged is one JSON object on one line, which is enclosed in tags that the data cannot contain:
+The data to be judged is a single JSON object on one line. It is enclosed in tags that the data cannot contain:
 
-1. Text is encoded in JSON strings, so it cannot start a line with a role marker.
-2. `<` and `>` are escaped, and so are `[INST]` and similar markers, invisible characters and surrogates. Therefore, the
-   block contains no tag, no special token of a chat template and no hidden text. A JSON parser restores the original
-   text exactly.
+1. Text is encoded as JSON strings, so it cannot start a line with a role marker.
+2. `<` and `>` are escaped, as are `[INST]` and similar markers, invisible characters and surrogates. Therefore, the
+   block contains no tags, special chat template tokens or hidden text. A JSON parser restores the original text
+   exactly.
 3. The tags contain a code that is derived from a hash of the whole question. The code is the same in every run. An
    attacker would need about 2**64 attempts to find data that contains the code of its own block.
 
-A verdict is one JSON object that has exactly the expected members. If a score is out of range, if a member is missing,
-unknown or duplicate, or if there is other text around the object, the verdict is rejected. Nothing is guessed.
+A verdict is a single JSON object that has exactly the expected members. If a score is out of range, if a member is
+missing, unknown or duplicated, or if there is other text around the object, the verdict is rejected. Nothing is
+guessed.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class FencedBlock(NamedTuple):
 def fence_data(data: Mapping[str, Any], instructions: str) -> FencedBlock:
     """Return `data` as a block that contains no tag or special token.
 
-    The code of the block depends on the data and on the instructions.
+    The code depends on the data and the instructions.
     """
     body = _MARKER.sub(_escape, json.dumps(data, ensure_ascii=False))
     code = hashlib.sha256(json.dumps([instructions, body]).encode()).hexdigest()[:_CODE_LENGTH]
@@ -123,7 +124,7 @@ def before_answer(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def first_request(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the messages before the first assistant message. All rollouts of a group share these messages."""
+    """Return the messages before the first assistant message. All rollouts in a group share these messages."""
     return list(itertools.takewhile(lambda message: message.role != "assistant", messages))
 
 
@@ -133,7 +134,7 @@ def as_text(value: Any) -> str:
 
 
 def truncate_to_fit(value: Any, longest: int) -> Any:
-    """Shorten the strings in `value` to a total length of about `longest` characters.
+    """Shorten the strings in `value` to about `longest` characters in total.
 
     Strings are cut in the middle, and a visible mark replaces the removed part. All shortened strings have the same
     length.
@@ -176,7 +177,7 @@ the allowed words or numbers, and a mapping contains exactly the required member
 
 
 def form_schema(form: Form) -> dict[str, Any]:
-    """Return the JSON schema of a form, as required for strict structured output."""
+    """Return a form's JSON schema, as required for strict structured output."""
     if isinstance(form, str):
         return {"type": "string"}
     if isinstance(form, range):
@@ -208,7 +209,7 @@ class UnreadableVerdict(ValueError):
 
 
 def _read(value: Any, form: Form, where: str) -> Any:
-    """Return the value if it has the expected form. True is not accepted as 1."""
+    """Return the value if it has the expected form. True is not accepted in place of 1."""
     if isinstance(form, str):
         fits, wanted = isinstance(value, str), "a string"
     elif isinstance(form, range):
@@ -225,7 +226,7 @@ def _read(value: Any, form: Form, where: str) -> Any:
     if missing := form.keys() - value.keys():
         raise UnreadableVerdict(f"{where} has no member {min(missing)!r}")
     if extra := value.keys() - form.keys():
-        raise UnreadableVerdict(f"{where} has a member {min(extra)!r:.60} that was not requested")
+        raise UnreadableVerdict(f"{where} has the unexpected member {min(extra)!r:.60}")
     return {name: _read(value[name], part, f"{where}.{name}") for name, part in form.items()}
 
 
@@ -234,12 +235,12 @@ class Question:
     """A question to a judge.
 
     Attributes:
-        name: the name of the form, which endpoints require. It may contain letters and underscores.
+        name: the name of the form, which endpoints require. The name may contain only letters and underscores.
         task: the instructions.
         data: the untrusted data to be judged.
-        form: the members of the verdict in addition to `check` and `reasons`.
-        refuse: a function that checks a verdict that has the correct form. It returns a description of the problem, or
-            "" if there is none.
+        form: the members of the verdict other than `check` and `reasons`.
+        refuse: a function that checks a verdict of the correct form. It returns a description of the problem, or "" if
+            there is no problem.
     """
 
     name: str
@@ -250,11 +251,11 @@ class Question:
 
     @property
     def whole_form(self) -> Mapping[str, Form]:
-        """The form including the members that every verdict has."""
+        """The form, including the members that every verdict has."""
         return {"check": "the code", "reasons": "your reasons", **self.form}
 
     def prompt(self, *, again: bool = False) -> tuple[list[dict[str, str]], str]:
-        """Return the messages of the prompt, and the code that the verdict must repeat.
+        """Return the prompt messages and the code that the verdict must repeat.
 
         If `again` is true, the prompt states that the previous response could not be parsed.
         """
@@ -265,43 +266,45 @@ class Question:
         return [{"role": "system", "content": system}, {"role": "user", "content": user}], block.code
 
     def verdict(self, text: str, code: str) -> dict[str, Any]:
-        """Parse the complete response of a judge.
+        """Parse a judge's complete response.
 
-        Reasoning before the verdict and a Markdown fence around the verdict are ignored.
+        Reasoning before the verdict and a Markdown fence around it are ignored.
 
         Raises:
-            UnreadableVerdict: If the form is wrong, or if the code is missing. A verdict without the code may have been
-                copied from the data, which cannot contain the code.
+            UnreadableVerdict: If the form is wrong, or if the code is missing or wrong. A verdict without the code may
+                have been copied from the data, which cannot contain the code.
         """
         if len(text) > _LONGEST_VERDICT:
-            raise UnreadableVerdict(f"the answer is too long ({len(text)} characters)")
+            raise UnreadableVerdict(f"the response is too long ({len(text)} characters)")
         text = text.rpartition("</think>")[2].strip()
         first, _, rest = text.partition("\n")
         if first.strip() in ("```", "```json", "```JSON") and rest.endswith("```"):
             text = rest.removesuffix("```").strip()
         if not text:
-            raise UnreadableVerdict("the answer is empty")
+            raise UnreadableVerdict("the response is empty")
         try:
             value = decoder.decode(text)
         except RecursionError:
-            raise UnreadableVerdict("the answer is nested too deeply") from None
+            raise UnreadableVerdict("the response is nested too deeply") from None
         except ValueError as error:  # including duplicate members
-            raise UnreadableVerdict(f"the answer is not one JSON object ({error}): {excerpt(text, 80)}") from None
+            raise UnreadableVerdict(
+                f"the response is not a single JSON object ({error}): {excerpt(text, 80)}"
+            ) from None
         verdict: dict[str, Any] = _read(value, self.whole_form, "the verdict")
         if verdict["check"].strip() != code:
-            raise UnreadableVerdict("the verdict does not repeat the code of the data")
+            raise UnreadableVerdict("the verdict does not repeat the data's code")
         if problem := self.refuse(verdict):
             raise UnreadableVerdict(problem)
         return verdict
 
 
 def verdict_reason(verdict: Mapping[str, Any]) -> str:
-    """Return the reasons of a judge for display. Scores are never parsed from them."""
+    """Return a judge's reasons for display. Scores are never parsed from these reasons."""
     return excerpt(verdict["reasons"], _LONGEST_REASON)
 
 
 def parse_rubric(given: Any, where: str) -> Rubric:
-    """Parse a rubric, which maps names to descriptions or to `{description, weight}`.
+    """Parse a rubric, which maps names to descriptions or `{description, weight}`.
 
     Raises:
         ConfigError: If the form is invalid. The message starts with `where`.
@@ -332,14 +335,14 @@ def weighted_mean(shares: Mapping[str, float], rubric: Rubric) -> float:
 
 
 class Scale(NamedTuple):
-    """The lowest and the highest grade, as integers."""
+    """The lowest and highest grades, as integers."""
 
     lowest: int
     highest: int
 
     @classmethod
     def checked(cls, scale: Sequence[int]) -> Scale:
-        """Create the scale from the value of an option.
+        """Create the scale from an option value.
 
         Raises:
             ConfigError: If the value is not a range of integers between 0 and 100.
@@ -362,7 +365,7 @@ class Scale(NamedTuple):
 
 
 def sum_usages(usages: Sequence[str]) -> str:
-    """Return the total usage of multiple judges. A total is unknown if the figure of any judge is unknown."""
+    """Return the total usage of multiple judges. A total is unknown if any judge's figure is unknown."""
     if len(usages) == 1:
         return usages[0]
     sums: dict[str, float | None] = {}

@@ -1,4 +1,4 @@
-"""LLM judges that score by a rubric, by retrieved passages, against another answer, or relative to a group."""
+"""LLM judges that score an answer by a rubric, by retrieved passages, against another answer, or within a group."""
 
 from __future__ import annotations
 
@@ -73,38 +73,37 @@ async def llm_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> EvaluateResult:
-    """Score a rollout by a rubric whose dimensions are graded by a model.
+    """Score a rollout by a rubric. A model grades each dimension of the rubric.
 
-    The judge grades every dimension with an integer on the scale. The score is the weighted mean of the grades, mapped
-    to [0, 1]. It is 1 if every dimension gets the highest grade, and 0 if every dimension gets the lowest grade. An
-    empty answer scores 0 without a request. If the judge cannot be reached, refuses, or returns no verdict that can be
-    parsed, the rollout is unscored.
+    Each grade is an integer on the scale. The score is the weighted mean of the grades, mapped to [0, 1]: it is 1 if
+    every dimension gets the highest grade, and 0 if every dimension gets the lowest. An empty answer scores 0 without a
+    request. If the judge cannot be reached, refuses, or does not return a verdict that can be parsed, the rollout is
+    unscored.
 
     Direct grading with a rubric follows G-Eval (Liu et al. 2023, arXiv:2303.16634) and the "single answer grading" of
     MT-Bench (Zheng et al. 2023, arXiv:2306.05685).
 
     Args:
         messages: the conversation.
-        ground_truth: the reference answer that is shown to the judge. If None, no reference is shown.
+        ground_truth: the reference answer to show to the judge. If None, no reference answer is shown.
         sample: the row of the dataset, which contains the field `rubric_key`.
-        evaluation_criteria: the criteria of the task. Their `rubric` is used unless `rubric` or `rubric_key` is set.
-        model: the name of the judge's model at the endpoint. If `base_url` is not set, `PROVIDER/NAME` selects the
-            endpoint, the API and the variable that contains the API key, as in `--model`.
-        base_url: the URL of the endpoint. If None, the endpoint of the provider is used. Without a provider, it is
-            OPENAI_BASE_URL or, if this variable is not set, the endpoint of OpenAI.
-        rubric: a mapping from names to descriptions or to `{description, weight}`. If None, the rubric of the sample or
-            the task is used. If there is no rubric, the dimensions are helpfulness, factuality and safety.
-        rubric_key: the field of the sample that contains a rubric for this sample.
+        evaluation_criteria: the task's criteria. Its `rubric` is used unless `rubric` or `rubric_key` is set.
+        model: the name of the judge's model at the endpoint. As with `--model`, if `base_url` is not set,
+            `PROVIDER/NAME` selects the endpoint, the API and the variable that contains the API key.
+        base_url: the URL of the endpoint. If None, the provider's endpoint is used. Without a provider, the URL is
+            taken from OPENAI_BASE_URL or, if this variable is not set, OpenAI's endpoint is used.
+        rubric: a mapping from names to descriptions or `{description, weight}`. If None, the rubric of the sample or
+            the task is used. Without a rubric, the dimensions are helpfulness, factuality and safety.
+        rubric_key: the field of the sample that contains its rubric.
         judged: "answer" to judge the last answer, or "conversation" to judge everything that the assistant did.
         scale: the lowest and the highest grade.
         votes: the number of requests. The median of their grades is used.
         cache: a file that stores responses for later runs. If None, responses are kept only in memory.
-        client: the `ClientOptions`, such as timeouts, retries, rate limits, prices, temperature, seed and response
-            format.
-        longest: the maximum number of characters in the judged data. Longer strings are cut in the middle, and a
+        client: the `ClientOptions`, which include timeouts, retries, rate limits, prices, temperature, seed and
+            response format.
+        longest: the maximum number of characters in the data to judge. Longer strings are cut in the middle, and a
             visible mark replaces the removed part.
-        judge_clients: the clients of the worker. If None, which is the case in direct calls, a temporary client is
-            opened.
+        judge_clients: the worker's clients. If None, as in direct calls, a temporary client is opened.
 
     Raises:
         ConfigError: If an option or a rubric is invalid.
@@ -196,8 +195,8 @@ async def grounded_judge(
 
     The answer is split into sentences, and the judge labels each sentence as supported, contradicted, not found or no
     claim. The score is the share of supported sentences among those that make a claim. If `score_by` is "attribution",
-    a supported sentence counts only if it cites a passage that supports it, as in "[2]". The metrics report both
-    shares. An empty answer scores 0 without a request. An answer that makes no claims scores `abstaining`.
+    a supported sentence counts only if it cites, as in "[2]", a passage that supports it. Both shares are reported as
+    metrics. An empty answer scores 0 without a request. An answer that makes no claims scores `abstaining`.
 
     Faithfulness is defined as in RAGAS (Es et al. 2023, arXiv:2309.15217). Citations are checked against the cited
     passages, as in ALCE (Gao et al. 2023, arXiv:2305.14627).
@@ -207,15 +206,14 @@ async def grounded_judge(
         sample: the row of the dataset, which contains the field `passages_key`.
         model: the name of the judge's model; see `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
             are also described there.
-        passages_key: the field of the sample that contains the passages, as a string, a list of strings, or a list of
-            mappings with the key `text`, `content`, `passage` or `page_content`. If None, the tool results of the
-            conversation are used in order.
-        score_by: the metric that is used as the score: "faithfulness" or "attribution".
-        abstaining: the score of an answer without claims.
-        votes: the number of requests. A label needs more than half of the votes. If no label has such a majority, the
-            strictest label is used.
-        judge_clients: the clients of the worker. If None, which is the case in direct calls, a temporary client is
-            opened.
+        passages_key: the field of the sample that contains the passages. The field is a string, a list of strings, or a
+            list of mappings with the key `text`, `content`, `passage` or `page_content`. If None, the tool results in
+            the conversation are used, in order.
+        score_by: the metric to use as the score: "faithfulness" or "attribution".
+        abstaining: the score for an answer that makes no claims.
+        votes: the number of requests. A label requires more than half of the votes. If no label has such a majority,
+            the strictest label is used.
+        judge_clients: the worker's clients. If None, as in direct calls, a temporary client is opened.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -265,14 +263,14 @@ async def grounded_judge(
             score=abstaining, reason=f"the answer makes no claims: {reason}", metrics={METRIC: usage.as_metric()}
         )
     counts = (
-        f"of {claims} sentences with claims, {labels['supported']} are supported, {labels['contradicted']} "
+        f"of {claims} sentences that make claims, {labels['supported']} are supported, {labels['contradicted']} "
         f"are contradicted, and {labels['not_found']} are not found"
     )
     metrics = {
         "faithfulness": MetricResult(score=labels["supported"] / claims, reason=counts),
         "attribution": MetricResult(
             score=attributed / claims,
-            reason=f"{attributed} of {claims} sentences with claims cite a passage that supports them",
+            reason=f"{attributed} of {claims} sentences that make claims cite a passage that supports them",
         ),
     }
     return EvaluateResult(
@@ -303,7 +301,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def cited_in(sentence: str) -> set[int]:
-    """Return the numbers of the passages that a sentence cites, as in "[2]" or "[1, 3]"."""
+    """Return the numbers of the passages cited in a sentence, as in "[2]" or "[1, 3]"."""
     return {int(number) for match in _CITED.finditer(sentence) for number in re.findall(r"[0-9]+", match[1])}
 
 
@@ -345,27 +343,26 @@ async def pairwise_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> EvaluateResult:
-    """Compare the last answer with another answer twice, with the positions swapped the second time.
+    """Compare the last answer with another answer twice. The positions are swapped the second time.
 
-    The score is 1 if the judge prefers the answer of the rollout in both positions, and 0 if it prefers the other
-    answer in both. It is 0.5 for a tie and for a preference that changes with the position. The metrics `consistent`,
-    `won_as_first` and `won_as_second` distinguish these cases. An empty answer scores 0, and an answer that equals the
-    other answer scores 0.5. No request is sent in these two cases.
+    The score is 1 if the judge prefers the rollout's answer in both positions, and 0 if it prefers the other answer in
+    both. The score is 0.5 if there is a tie or if the preference changes with the position. The metrics `consistent`,
+    `won_as_first` and `won_as_second` distinguish these two cases. An empty answer scores 0, and an answer identical to
+    the other answer scores 0.5. In both cases, no request is sent.
 
     The positions are swapped as in MT-Bench (Zheng et al. 2023, arXiv:2306.05685, section 3.4).
 
     Args:
         messages: the conversation.
-        ground_truth: the other answer. It is used if neither `baseline` nor `baseline_key` is set.
+        ground_truth: the other answer, which is used if neither `baseline` nor `baseline_key` is set.
         sample: the row of the dataset, which contains the field `baseline_key`.
         model: the name of the judge's model; see `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
             are also described there.
-        baseline: an answer with which every rollout is compared.
+        baseline: an answer to which every rollout is compared.
         baseline_key: the field of the sample that contains the other answer.
         criteria: the criteria of the comparison, phrased to complete the sentence "Decide by this:".
         votes: the number of requests for each order.
-        judge_clients: the clients of the worker. If None, which is the case in direct calls, a temporary client is
-            opened.
+        judge_clients: the worker's clients. If None, as in direct calls, a temporary client is opened.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -418,7 +415,7 @@ async def pairwise_judge(
 
 
 def _first_wins(verdicts: Sequence[Mapping[str, Any]]) -> float:
-    """Return 1, 0.5 or 0 for the first answer. If the votes are evenly split, return 0.5."""
+    """Return the score of the first answer: 1, 0.5 or 0. If the votes are evenly split, return 0.5."""
     median = statistics.median(_OUTCOMES[verdict["winner"]] for verdict in verdicts)
     return median if median in (0.0, 1.0) else 0.5
 
@@ -452,14 +449,14 @@ async def group_judge(
     longest: Longest = 200_000,
     judge_clients: JudgeClients | None = None,
 ) -> list[EvaluateResult]:
-    """Score the last answers of a group relative to each other.
+    """Score the last answers in a group relative to each other.
 
-    The judge sees the answers once in a shuffled order and once in the reverse of this order.
+    The judge sees the answers once in a shuffled order and once in the reverse of that order.
 
     Rollouts that have the same ground truth and the same request (everything before the first assistant message) form a
     group. A batch may contain multiple groups. If `method` is "score", the grade of each answer is mapped to [0, 1]. If
-    it is "rank", the best answer gets 1 and the last answer gets 0. The score is the mean over the two orders, and the
-    metric `order_agreement` measures how well the orders agree.
+    it is "rank", the best answer gets 1 and the worst answer gets 0. The score is the mean over the two orders, and the
+    metric `order_agreement` measures how well the two results agree.
 
     Identical answers are shown once and get the same score. An empty answer scores 0 without a request. If `method` is
     "rank", a group that has only one distinct answer is unscored. If the judge returns no verdict for a group, only
@@ -469,17 +466,16 @@ async def group_judge(
 
     Args:
         rollouts_messages: the conversations.
-        ground_truths: the reference answers, one for each conversation, which are shown to the judge. If None, no
-            references are shown.
+        ground_truths: the reference answers to show to the judge, one for each conversation. If None, no reference
+            answers are shown.
         model: the name of the judge's model; see `llm_judge`. The options `base_url`, `cache`, `client` and `longest`
             are also described there.
         method: "score" to grade the answers, or "rank" to rank them.
         criteria: the criteria of the comparison, phrased to complete the sentence "Decide by this:".
-        scale: the lowest and the highest grade for "score".
-        order_seed: the seed of the shuffle. The order depends only on this seed and on the answers.
+        scale: the lowest and the highest grade, for "score".
+        order_seed: the random seed for the shuffle. The order depends only on this seed and the answers.
         votes: the number of requests for each order.
-        judge_clients: the clients of the worker. If None, which is the case in direct calls, a temporary client is
-            opened.
+        judge_clients: the worker's clients. If None, as in direct calls, a temporary client is opened.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -530,9 +526,9 @@ async def _score_group(
     votes: int,
     longest: int,
 ) -> list[EvaluateResult]:
-    """Return the results of the rollouts of one group, in order.
+    """Return the results for the rollouts in one group, in order.
 
-    `data` contains the request of the group and the reference.
+    `data` contains the group's request and the reference answer.
     """
     unanswered = passed(False, "the answer is empty")
     distinct = sorted({answer for answer in answers if answer})
@@ -550,7 +546,7 @@ async def _score_group(
     form = {"grades": dict.fromkeys(names, ends.grades)}
 
     async def shares_in(order: Sequence[str]) -> tuple[dict[str, float], str]:
-        """Return the share of each answer for one order, and the reasons of the judge.
+        """Return each answer's share for one order, and the judge's reasons.
 
         The share is the position of the median grade on the scale.
         """

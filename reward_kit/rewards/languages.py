@@ -1,6 +1,6 @@
 """A reward for replying in the right language.
 
-Languages are detected by their scripts, and py3langid distinguishes languages that share a script.
+Languages are detected by their script; py3langid distinguishes languages that share a script.
 """
 
 from __future__ import annotations
@@ -105,29 +105,31 @@ def same_language(
 ) -> EvaluateResult:
     """Score the share of the agent's last message that is in the expected language, divided by `enough`.
 
-    The maximum score is 1. This is the language consistency reward of DeepSeek-R1 (2025), which expects the language of
-    the prompt. The reward counts words. In Chinese and Japanese, each character counts as a word, and in Thai, Lao,
-    Khmer and Burmese, every four letters count as a word. Fenced and inline code, formulas, links, tags, numbers and
-    names with an underscore are ignored. A reply that contains nothing else scores 1, and an empty reply scores 0.
+    The maximum score is 1. This is the language consistency reward of DeepSeek-R1 (2025), in which the expected
+    language is the language of the prompt. The reward counts words. In Chinese and Japanese, each character counts as a
+    word, and in Thai, Lao, Khmer and Burmese, every four letters count as a word. Fenced and inline code, formulas,
+    links, tags, numbers and names with an underscore are ignored. A reply that contains nothing but ignored parts
+    scores 1, and an empty reply scores 0.
 
-    Words in a different script are wrong. Languages that share a script are distinguished by py3langid (installed by
-    the extra `languages`), which identifies the language of each sentence among the common languages and the expected
-    language. Uncertain sentences are joined and tried again. A name or a few words in a different language are
+    Words in a different script are wrong. Languages that share a script are distinguished by py3langid, which the
+    `languages` extra installs. It identifies each sentence's language among the common languages and the expected
+    language. Uncertain sentences are joined and checked again. A name or a few words in a different language are
     therefore detected only if they are in a different script. Simplified and traditional Chinese count as one language.
 
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
-        language: the ISO 639-1 code of the expected language, such as "de". A suffix for the region or script is
-            ignored. If None, the language of the last user message before the reply is expected. If only the script of
+        language: the ISO 639-1 code of the expected language, such as "de". A region or script suffix is ignored. If
+            None, the expected language is the language of the last user message before the reply. If only the script of
             that message is certain, only the script is checked.
-        enough: the share that is sufficient for a score of 1. For example, 0.9 allows names in a different script.
-        unknown: what to do with a reply in the expected script whose language is uncertain: "right" to score 1, or
-            "unscored".
+        enough: the share that is sufficient for a score of 1. For example, 0.9 leaves room for names in a different
+            script.
+        unknown: how to treat a reply in the expected script whose language is uncertain: "right" to score 1, or
+            "unscored" to leave the rollout unscored.
         of: the part of the reply to check: the "whole" reply, its "thought" or its "answer".
 
     Raises:
-        ConfigError: If the language is unknown, or if the extra `languages` is not installed.
+        ConfigError: If the language is unknown, or if the `languages` extra is not installed.
         RewardError: If the prompt has no words in a known script, or if the language of the reply is uncertain and
             `unknown` is "unscored".
 
@@ -164,7 +166,7 @@ class _Target(NamedTuple):
 
 
 class _Sentence(NamedTuple):
-    """The number and the text of the words in a sentence, keyed by script."""
+    """The number and the text of a sentence's words, keyed by script."""
 
     words: Mapping[str, int]
     texts: Mapping[str, str]
@@ -256,7 +258,7 @@ def _count(text: str, target: _Target) -> tuple[int, int, Counter[str]]:
 
 
 def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> str:
-    """Return the language of the words of a sentence that are in these scripts, or "" if the language is uncertain."""
+    """Return the language of a sentence's words in these scripts, or "" if the language is uncertain."""
     candidates = frozenset().union(*(_script_languages(script) for script in scripts)) & (_COMMON | {target})
     if len(candidates) == 1:
         return next(iter(candidates))
@@ -272,9 +274,9 @@ def _identified(sentence: _Sentence, scripts: frozenset[str], target: str) -> st
 
 
 def _sentences(text: str) -> Iterator[_Sentence]:
-    """Yield the sentences of a text, excluding code and other ignored parts.
+    """Yield the sentences in a text, excluding code and other ignored parts.
 
-    If there are too many sentences, groups of them are joined.
+    If there are too many sentences, groups of sentences are joined.
     """
     text = "\n".join(lines_without_code(text))
     for opening, closing in _FORMULAS:  # takes linear time; a delimiter that is not closed is ignored
@@ -309,7 +311,7 @@ def _texts(parts: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def _kept(char: str, script: str) -> str:
-    """Return the replacement for a character: itself if it is part of a word, a newline, or a space.
+    """Return the replacement for a character: the character itself if it is part of a word, a newline, or a space.
 
     A character that ends a sentence becomes a newline, and other characters become a space.
     """

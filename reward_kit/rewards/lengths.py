@@ -1,6 +1,7 @@
 """Rewards for the length of a reply.
 
-They check bounds, scale the score of a correct answer, or compare the length with the shortest reply of a group.
+They check bounds, scale the score of a correct answer, or compare a reply's length with the shortest reply in its
+group.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _check_bounds(options: Mapping[str, Any]) -> None:
     if at_most is None and not at_least:
         raise ConfigError("option 'at_most': no bound is set; set at_least, at_most or both")
     if at_most is not None and at_least > at_most:
-        raise ConfigError(f"option 'at_least' must not be greater than at_most, got {at_least} and {at_most}")
+        raise ConfigError(f"option 'at_least' must not be greater than 'at_most', got {at_least} and {at_most}")
 
 
 @reward_function
@@ -48,24 +49,24 @@ def length_within(
     as_penalty: bool = False,
     of: Part = "whole",
 ) -> EvaluateResult:
-    """Score 1 for a length from `at_least` to `at_most`, and less outside of these bounds.
+    """Score 1 for a length from `at_least` to `at_most`, and less outside these bounds.
 
-    Outside of the bounds, the score decreases linearly and reaches 0 at the end of an optional margin.
+    Outside the bounds, the score decreases linearly to 0 over an optional margin.
 
-    With `at_most` = L_max - L_cache, `above` = L_cache and `as_penalty`, this is the soft overlong punishment of DAPO
-    (Yu et al. 2025, arXiv 2503.14476): 0, then ((L_max - L_cache) - length) / L_cache, then -1.
+    If `at_most` = L_max - L_cache, `above` = L_cache and `as_penalty` is set, this is the soft overlong punishment of
+    DAPO (Yu et al. 2025, arXiv 2503.14476): 0, then ((L_max - L_cache) - length) / L_cache, then -1.
 
     Args:
         messages: the conversation.
         assistant_turns: the positions of the messages that the agent wrote. If None, all assistant messages are used.
-        unit: "characters" or "words". A string without spaces counts as one word, so use characters if omitting spaces
-            could evade a limit.
-        at_least: the smallest length that scores 1.
-        at_most: the largest length that scores 1. If None, there is no upper bound.
+        unit: "characters" or "words". A string without spaces counts as a single word, so use "characters" if omitting
+            spaces could evade a limit.
+        at_least: the minimum length that scores 1.
+        at_most: the maximum length that scores 1. If None, there is no upper bound.
         below: the distance below `at_least` at which the score reaches 0.
         above: the distance above `at_most` at which the score reaches 0.
-        as_penalty: True to subtract 1. The result is a penalty in [-1, 0] that can be added to another score. If this
-            option is False, an empty reply scores 0; if it is True, an empty reply is scored like any other.
+        as_penalty: True to subtract 1. The result is then a penalty in [-1, 0] that can be added to another score. If
+            this option is False, an empty reply scores 0; if it is True, an empty reply is scored like any other reply.
         of: the part of the reply to measure: the "whole" reply, its "thought" or its "answer".
 
     Raises:
@@ -102,7 +103,7 @@ def measured_length(
 
 
 def reply_length(messages: Sequence[Message], assistant_turns: Sequence[int] | None, unit: Unit, of: Part) -> int:
-    """Return the length of the last message of the agent, or of a part of it."""
+    """Return the length of the agent's last message or of a part of this message."""
     text = last_reply(messages, assistant_turns, of)
     return len(text) if unit == "characters" else len(text.split())
 
@@ -122,22 +123,23 @@ def cosine_length(
     at_least: float = 1.0,
     id: str = "cosine_length",
 ) -> Reward:
-    """Return a reward for correctness that is scaled by the length of the reply along half a cosine wave.
+    """Return a reward for correctness that is scaled, along half a cosine wave, by the length of the reply.
 
     For a reply of length L below L_max, the score is r_L + (r_0 - r_L) · (1 + cos(π L / L_max)) / 2, where r_0 and r_L
     are taken from `correct` or `wrong`. For longer replies, the score is `exceed`. The formula is from "Demystifying
     Long Chain-of-Thought Reasoning in LLMs" (Yeo et al. 2025, arXiv 2502.03373). In the paper, r_0 and r_L are 2 and 1
-    for correct replies and -10 and 0 for wrong replies, and `exceed` is -10. With the default values of this function,
+    for correct replies, and -10 and 0 for wrong replies, and `exceed` is -10. With this function's default values,
     scores are in [0, 1], and wrong replies score 0.
 
     Args:
-        reward: the reward that determines whether the reply is correct. If it is unscored, the result is unscored too.
+        reward: the reward that determines whether the reply is correct. If this reward leaves the rollout unscored, the
+            result is unscored as well.
         max_length: the length L_max, measured in `unit`.
         unit: the unit of the length; see `length_within`.
         of: the part of the reply to measure; see `length_within`.
-        correct: the scores r_0 and r_L of a correct reply, at length 0 and at L_max.
+        correct: the scores r_0 and r_L of a correct reply, at length 0 and at length L_max.
         wrong: the scores r_0 and r_L of a wrong reply.
-        exceed: the score of a reply of length L_max or more.
+        exceed: the score of a reply whose length is L_max or more.
         at_least: the lowest score of `reward` that counts as correct.
         id: the name under which the reward is recorded.
 
@@ -178,14 +180,14 @@ def shortest_in_group(
     at_least: float = 1.0,
     id: str = "shortest_in_group",
 ) -> Reward:
-    """Return a batch reward that prefers shorter replies among the correct replies of a group.
+    """Return a batch reward that prefers shorter replies among the correct replies in a group.
 
     Rollouts that have the same ground truth and the same request (everything before the first assistant message) form a
     group. A batch may contain multiple groups. The score depends on p = (length - shortest) / (longest - shortest),
     which is 0 if all lengths are equal:
 
-    - "share": a correct reply earns its score times 1 - weight · p, where p compares the correct replies. A wrong reply
-      earns 0. If `weight` is below 1, the longest correct reply still earns more than a wrong reply.
+    - "share": a correct reply earns its score times 1 - weight · p, where p compares only correct replies. A wrong
+      reply earns 0. If `weight` is less than 1, the longest correct reply still earns more than a wrong reply.
     - "kimi": weight · λ is added to the score, where λ = 0.5 - p for a correct reply and min(0, 0.5 - p) for a wrong
       reply, and p compares all replies. If all lengths are equal, λ = 0. This is the length reward of Kimi k1.5 (2025,
       arXiv 2501.12599). For scores in [0, 1], the result is in [-weight / 2, 1 + weight / 2].
@@ -197,7 +199,7 @@ def shortest_in_group(
         unit: the unit of the length; see `length_within`.
         of: the part of the reply to measure; see `length_within`.
         form: "share" or "kimi".
-        weight: the weight of the length. For "share", it must be at most 1.
+        weight: the weight of the length. For "share", the weight must be at most 1.
         at_least: the lowest score of `reward` that counts as correct.
         id: the name under which the reward is recorded.
 
@@ -223,7 +225,7 @@ def shortest_in_group(
         return reply_length(rollout["messages"], rollout.get("assistant_turns"), unit, of)
 
     def scaled(results: Sequence[EvaluateResult], lengths: Sequence[int]) -> list[EvaluateResult]:
-        """Return the results of one group, in which all rollouts are scored."""
+        """Return the results for one group, in which all rollouts are scored."""
         correct = [result.score >= at_least for result in results]
         compared = [length for length, ok in zip(lengths, correct, strict=True) if ok or form == "kimi"]
         low, high = (min(compared), max(compared)) if compared else (0, 0)
@@ -253,7 +255,7 @@ def shortest_in_group(
 
 
 class GroupReward(CombinedReward):
-    """The reward that `shortest_in_group` returns."""
+    """The reward returned by `shortest_in_group`."""
 
     length: Callable[[Mapping[str, Any]], int]
     scaled: Callable[[Sequence[EvaluateResult], Sequence[int]], list[EvaluateResult]]
@@ -263,7 +265,7 @@ class GroupReward(CombinedReward):
     ) -> list[EvaluateResult]:
         """Return the results of a batch.
 
-        `values` contains the other values of the rollouts. Each value is a list with one item for each rollout.
+        `values` contains all other rollout values. Each value is a list with one item for each rollout.
         """
         lists = {"ground_truth": ground_truths, **values}
         rollouts = [
@@ -286,7 +288,7 @@ class GroupReward(CombinedReward):
         return results
 
     async def _result(self, rollout: Mapping[str, Any], alone: bool) -> EvaluateResult:
-        """Return the result of the part. A failure becomes an unscored result, or is raised if `alone` is set."""
+        """Return the result of the part. A failure becomes an unscored result or, if `alone` is set, is raised."""
         try:
             with boundary(RewardError, f"reward {self.made_of['reward'].id!r}"):
                 return await self.call_part("reward", rollout)

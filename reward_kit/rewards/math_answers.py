@@ -1,9 +1,9 @@
 """Rewards for mathematical answers: `math_answer` for any expression and `number_answer` for numbers.
 
-This module compares numbers with units exactly. It also handles the structure of an answer, on which graders differ
-most: multiple values, brackets, the sides of equations, and words. Only the remaining expressions are passed to
-math-verify. The cost of math-verify is bounded, because function calls are counted and expressions that SymPy could
-expand to something huge are rejected.
+This module compares numbers with units exactly. It also handles the structure of answers, on which graders differ most:
+multiple values, brackets, the sides of equations, and words. Only the remaining expressions are passed to math-verify.
+The cost of math-verify is bounded: function calls are counted, and expressions that SymPy could expand to huge numbers
+are rejected.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class EqualityRules(NamedTuple):
 
     Attributes:
         units: how missing units are treated; see `math_answer`.
-        absolute: the largest allowed difference between two real numbers.
-        relative: the largest allowed difference as a share of the expected number.
+        absolute: the maximum difference between two real numbers.
+        relative: the maximum difference, as a fraction of the expected number.
         numbers_only: True to compare only numbers and no other expressions.
     """
 
@@ -68,31 +68,32 @@ def math_answer(
     absolute_tolerance: Tolerance = 0.0,
     relative_tolerance: Tolerance = 0.0,
 ) -> EvaluateResult:
-    r"""Score 1 if the final answer is mathematically equal to the expected answer, or 0 if it is not.
+    r"""Score 1 if the final answer is mathematically equal to the expected answer, and 0 otherwise.
 
     The answer is the last `\boxed{…}`, the text after the last "####", "the answer is" or "answer:", the content of
     `<answer>`, or the whole reply if it is one short line. Boxes that are offered as alternatives ("\boxed{3} or
-    \boxed{4}") count as multiple values, which equal neither of the two.
+    \boxed{4}") count as multiple values, which are equal to neither 3 nor 4.
 
     Numbers with units are compared as fractions, and words are compared as text. Multiple values, tuples, intervals and
-    sets are compared item by item, according to their brackets. Equations are compared by their sides, so x = 5 equals
-    5. Other expressions are compared by math-verify. Without a tolerance, 3.14 does not equal π, and 0.333 does not
-    equal 1/3. An expression that could be huge, such as 9^{9^9}, scores 0 unless it is written as expected. The same
-    applies to an expression that math-verify cannot decide within a fixed number of calls.
+    sets are compared item by item, according to their brackets. Equations are compared side by side, so x = 5 equals 5.
+    All other expressions are compared by math-verify. Without a tolerance, 3.14 does not equal π, and 0.333 does not
+    equal 1/3. An expression whose value could be huge, such as 9^{9^9}, scores 0 unless it is written exactly as
+    expected. So does a comparison that math-verify cannot decide within a fixed number of function calls.
 
     Args:
         messages: the conversation. Only the last assistant message is read, and its reasoning is ignored.
-        ground_truth: the expected answer: a number, a string, a worked solution that ends in "#### …" or contains the
-            answer in a box, or a list of accepted answers.
-        unmarked: what to do with a reply that has no marked answer: "refuse" it, or use the "last_number" in it.
-        units: "ignore" to accept a missing unit but reject a wrong one, or "require" to reject a missing unit too. In
-            both cases, compatible units are converted, and 5% equals 0.05.
-        absolute_tolerance: the largest allowed difference between two real numbers.
-        relative_tolerance: the largest allowed difference as a share of the expected number. The larger of the two
+        ground_truth: the expected answer. It can be a number, a string, a worked solution that ends in "#### …" or
+            contains the answer in a box, or a list of accepted answers.
+        unmarked: how to treat a reply that has no marked answer: "refuse" rejects it, and "last_number" uses the last
+            number in it.
+        units: "ignore" to accept a missing unit but reject a wrong one, or "require" to reject a missing unit as well.
+            In both cases, compatible units are converted, and 5% equals 0.05.
+        absolute_tolerance: the maximum difference between two real numbers.
+        relative_tolerance: the maximum difference, as a fraction of the expected number. The larger of the two
             tolerances applies.
 
     Raises:
-        ConfigError: If a tolerance is negative or, when a task is loaded, if the extra `math` is not installed.
+        ConfigError: If a tolerance is negative or, when a task is loaded, if the `math` extra is not installed.
         RewardError: If the ground truth is missing. The rollout is then unscored.
 
     Example:
@@ -120,20 +121,21 @@ def number_answer(
     absolute_tolerance: Tolerance = 0.0,
     relative_tolerance: Tolerance = 0.0,
 ) -> EvaluateResult:
-    r"""Score 1 if the final answer is the expected number, or 0 if it is not. See GSM8K (Cobbe 2021).
+    r"""Score 1 if the final answer is the expected number, and 0 otherwise. See GSM8K (Cobbe 2021).
 
-    The numbers are compared as exact fractions. The answer is found in the same way as in `math_answer`. It may have a
-    sign, thousands separators, decimals, an exponent, a fraction, a currency, a percentage or a unit, or have the form
-    "x = 5". Multiple numbers do not count as an answer. This reward needs no extra and takes microseconds, so it runs
-    in the calling process.
+    The numbers are compared as exact fractions. The answer is found in the same way as in `math_answer`. It may contain
+    a sign, thousands separators, decimals, an exponent, a fraction, a currency, a percentage or a unit, or it may have
+    the form "x = 5". Multiple numbers do not count as an answer. This reward requires no extra and takes only
+    microseconds, so it runs in the calling process.
 
     Args:
         messages: the conversation. Only the last assistant message is read.
-        ground_truth: a number, a string that is a number or ends in "#### 42", or a list of accepted numbers.
-        unmarked: what to do with a reply that has no marked answer; see `math_answer`.
+        ground_truth: a number, a string that is a number or ends with one, as in "#### 42", or a list of accepted
+            numbers.
+        unmarked: how to treat a reply that has no marked answer; see `math_answer`.
         units: how missing units are treated; see `math_answer`.
-        absolute_tolerance: the largest allowed difference.
-        relative_tolerance: the largest allowed difference as a share of the expected number. The larger of the two
+        absolute_tolerance: the maximum difference.
+        relative_tolerance: the maximum difference, as a fraction of the expected number. The larger of the two
             tolerances applies.
 
     Raises:
@@ -148,7 +150,7 @@ def number_answer(
     terms = EqualityRules(units, absolute_tolerance, relative_tolerance, numbers_only=True)
     truths = _accepted(ground_truth, "number_answer", terms)
     if unread := [truth for truth in truths if not _is_number(truth)]:
-        raise RewardError(f"number_answer: the ground_truth must be a number, got {quoted(unread[0])}")
+        raise RewardError(f"number_answer: ground_truth must be a number, got {quoted(unread[0])}")
     answer = find_answer(last_answer(messages), unmarked)
     if not answer.text:
         return passed(False, f"no answer: {answer.why}")
@@ -164,11 +166,11 @@ def _accepted(ground_truth: Any, reward: str, terms: EqualityRules) -> list[str]
     """Check the rules and return the accepted answers as strings."""
     for name, value in (("absolute_tolerance", terms.absolute), ("relative_tolerance", terms.relative)):
         if not math.isfinite(value) or value < 0:
-            raise ConfigError(f"option {name!r} must be a number of at least 0, such as 0.001, got {value}")
+            raise ConfigError(f"option {name!r} must be a non-negative number, such as 0.001, got {value}")
     truth = require_truth(ground_truth, reward)
     texts = [truth_text(str(item)) for item in (truth if isinstance(truth, list | tuple) else [truth])]
     if not texts or not all(texts):
-        raise RewardError(f"{reward} needs a ground_truth, but the ground_truth of the sample is empty")
+        raise RewardError(f"{reward} requires ground_truth, but the sample's ground_truth is empty")
     return texts
 
 
@@ -181,7 +183,7 @@ def _compared(truths: list[str], text: str, terms: EqualityRules, answer: FinalA
 
 
 def is_equal(truth: str, answer: str, terms: EqualityRules) -> bool:
-    """Return True if two raw answers are equal. The text of the model never causes this function to raise an error."""
+    """Return True if two raw answers are equal. No text from the model can make this function raise an error."""
     left, right = _plain_number(truth), _plain_number(answer)
     if left is not None and right is not None:
         return close(left, right, terms.absolute, terms.relative)
@@ -263,7 +265,7 @@ class _Comparison:
         return False
 
     def several(self, left: Sequence[str], right: Sequence[str], depth: int = 0) -> bool:
-        """Compare values in any order. If one side is in braces, repetitions are ignored."""
+        """Compare values in any order. If either side is in braces, repeated values are ignored."""
         if max(len(left), len(right)) > _MOST_PARTS:
             return False
         left, right = self._collapsed(left, depth), self._collapsed(right, depth)
@@ -300,7 +302,7 @@ class _Comparison:
         )
 
     def _equations(self, truth: str, answer: str, depth: int) -> bool:
-        """Compare x = 5 with 5 or with x = 10/2. Other pairs of equations are passed to math-verify.
+        """Compare x = 5 with 5 or x = 10/2. Other pairs of equations are passed to math-verify.
 
         In a chain of equations, every side must be correct, so 9 = 10 does not equal 10. Variable names are compared if
         both equations have one.
@@ -330,7 +332,7 @@ def _scaled(value: str, factor: Fraction) -> str:
 
 
 def _scales(truth: Unit | None, answer: Unit | None, policy: Units) -> list[tuple[Fraction, Fraction]]:
-    """Return all ways to interpret the units. Each is a pair of factors for the truth and the answer.
+    """Return all possible interpretations of the units. Each is a pair of factors, for the truth and for the answer.
 
     If both have a unit, the units must be compatible and are converted. With "ignore", a missing or unknown unit is
     accepted. A percentage can also be interpreted as the plain number that it represents. The list is empty if the
@@ -420,7 +422,7 @@ def _as_matrix(bracket: tuple[str, str, str]) -> str:
 
 
 def _sides(text: str) -> list[str]:
-    """Return the sides of a chain of equations, or [] for any other text."""
+    """Return the sides of a chain of equations, or [] if the text is not a chain of equations."""
     outside = _outside(text)
     signs = [match for match in _RELATION.finditer(text) if match.start() in outside]
     if not signs or any(match[0] not in ("=", "==") for match in signs):
@@ -430,7 +432,7 @@ def _sides(text: str) -> list[str]:
 
 
 def _members(sides: Sequence[str]) -> Sequence[str]:
-    """Return the sides that state a value, which are all sides except a variable name on the left."""
+    """Return the sides that state a value: all sides except a variable name on the left."""
     return sides[1:] if len(sides) > 1 and _name(sides[0]) else sides
 
 

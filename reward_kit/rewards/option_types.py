@@ -1,4 +1,4 @@
-"""Option types that multiple rewards share, and comparison of numbers with a tolerance.
+"""Option types shared by multiple rewards, and comparison of numbers with a tolerance.
 
 The types are checked when a task is loaded.
 """
@@ -27,7 +27,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 def check_closeness(tolerance: float) -> None:
     """Raise a ConfigError if the tolerance is not in [0, 1).
 
-    Direct calls to a reward need this check because option types are checked only for tasks.
+    Direct calls to a reward require this check, because option types are checked only for tasks.
     """
     if not 0 <= tolerance < 1:
         raise ConfigError(f"option 'tolerance' must be at least 0 and less than 1, got {tolerance}")
@@ -44,9 +44,9 @@ def is_close(expected: float, got: float, tolerance: float) -> bool:
 
 
 def check_extra(extra: str, *packages: str) -> None:
-    """Raise a ConfigError if a package of an extra is not installed.
+    """Raise a ConfigError if a package in an extra is not installed.
 
-    Without this check, every rollout would remain unscored.
+    Without this check, every rollout would be unscored.
     """
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:

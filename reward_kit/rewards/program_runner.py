@@ -1,11 +1,11 @@
-"""Code that runs inside the sandbox and calls or runs a model-written program.
+"""Code that runs inside the sandbox to call or run a model-written program.
 
 This code shares a process with untrusted code. It therefore provides no protection and never receives an expected
-answer. Returned values are encoded as plain data and compared elsewhere, and arguments use the same encoding. JSON has
-no tuples, no sets and no keys other than strings. Therefore, everything except None, booleans, strings and small
-numbers is encoded as `[kind, content]`.
+answer. Returned values are encoded as plain data and compared elsewhere; arguments use the same encoding. JSON has no
+tuples, no sets, and no keys other than strings. Therefore, everything except None, booleans, strings and small numbers
+is encoded as `[kind, content]`.
 
-The sandbox imports this file before any call, so it imports as little as possible.
+The sandbox imports this file before any call, so the file imports as little as possible.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _RECURSION_LIMIT = sys.getrecursionlimit()
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """Encode a value as JSON that states the kind of each value.
+    """Encode a value as JSON that records the kind of each nested value.
 
-    An unsupported value becomes `["other", name of its type]`.
+    An unsupported value becomes `["other", TYPE_NAME]`.
     """
     kind = type(value)
     if kind is bool or value is None:
@@ -72,7 +72,7 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Decode the output of `encode`. Raise a ValueError if the form is wrong or a value is unsupported."""
+    """Decode the output of `encode`. Raise a ValueError if its form is wrong or a value is unsupported."""
     if not isinstance(value, list):
         return value
     if len(value) != 2 or not isinstance(value[0], str):
@@ -123,7 +123,7 @@ def load_function(text: str, setup: str, name: str) -> Callable[[Any], Any]:
 
 
 def load_script(text: str, setup: str) -> Callable[[str], int]:
-    """Return a function that runs the program as a script on an input and returns the exit status."""
+    """Return a function that runs the program as a script on a given input and returns the exit status."""
 
     def run(stdin: str) -> int:
         out = sys.stdout
@@ -159,7 +159,7 @@ def load_script(text: str, setup: str) -> Callable[[str], int]:
 
 
 def _run_module(name: str, setup: str, text: str) -> dict[str, Any]:
-    """Run the setup and the program as a module with this name, and return the namespace of the module."""
+    """Run the setup and the program as a module with this name, and return the module's namespace."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     for source, filename in ((setup, "<setup>"), (text, SUBMISSION)):
@@ -173,17 +173,17 @@ def _run_module(name: str, setup: str, text: str) -> dict[str, Any]:
 def compile_program(
     text: str, filename: str, compile_command: list[str], run_command: list[str], limits: dict[str, float]
 ) -> Callable[[str], Any]:
-    """Compile a program in another language, and return a function that runs it on an input.
+    """Compile a program written in another language, and return a function that runs it on a given input.
 
-    After a run has exceeded its time limit, the program is not run again.
+    Once a run has exceeded its time limit, the program is not run again.
 
     Args:
         text: the program.
         filename: the file name of the program in the working directory.
         compile_command: the command that compiles the program, or [] for an interpreted language.
         run_command: the command that runs the program once in the working directory.
-        limits: the limits by name: `compile_s` and `run_s` in seconds of wall time, `cpu_s` in seconds of CPU time for
-            each run, and `output` in bytes.
+        limits: the limits, keyed by name: `compile_s` and `run_s` in seconds of wall time, `cpu_s` in seconds of CPU
+            time per run, and `output` in bytes.
     """
     with open(filename, "wb") as file:  # noqa: PTH123
         file.write(text.encode("utf-8", "replace"))
@@ -208,7 +208,7 @@ def compile_program(
 def _run_program(
     command: list[str], stdin: bytes, wall_s: float, cpu_s: float, output: int
 ) -> tuple[int | None, str, str]:
-    """Return the exit status and the beginning of the output and of the errors.
+    """Return the exit status, and the beginnings of standard output and standard error.
 
     The status is `None` if the program exceeded a time limit.
     """

@@ -1,7 +1,7 @@
 r"""Exact parsing of numbers and units, without a math parser.
 
 1,000 = 1{,}000 = 1e3 = 10^3, 0.5 = 1/2 = \frac{1}{2}, 1 1/2 = 3/2, -3 = −3. Nothing is rounded, so 0.333 does not equal
-1/3. Compatible units that are known are converted exactly (100 cm = 1 m, 50 cents = $0.50). Unknown units, such as
+1/3. Known, compatible units are converted exactly, as in 100 cm = 1 m and 50 cents = $0.50. Unknown units, such as
 "apples", are compared as words.
 
 The input may be malicious, so every step takes linear time.
@@ -47,7 +47,7 @@ _SEPARATOR: Final = re.compile(r"(?<=[0-9])(?:\{,\}|,\\!\s?|\\[,;: !])(?=[0-9]{3
 
 
 def read_number(text: str) -> Fraction | None:
-    """Parse `text` as an exact number. Return None if it is not a number.
+    """Parse `text` as an exact number. Return None if `text` is not a number.
 
     The following are accepted: signs, thousands separators in groups of three, decimals, exponents, powers of ten,
     plain fractions, LaTeX fractions of integers, mixed numbers with a proper fraction, repeating decimals, and numbers
@@ -91,7 +91,7 @@ def _decimal(digits: str) -> Fraction:
 def close(truth: Fraction, answer: Fraction, absolute: float = 0.0, relative: float = 0.0) -> bool:
     """Return True if two numbers differ by no more than the larger of the two tolerances.
 
-    The tolerances are interpreted as decimals, so 0.1 is exactly one tenth. `relative` is a share of `truth`.
+    Tolerances are interpreted as decimals, so 0.1 is exactly one tenth. `relative` is a fraction of `truth`.
     """
     if truth == answer or not (absolute or relative):
         return truth == answer
@@ -142,7 +142,7 @@ _MONEY: Final = re.compile(r"\$(?=\s?[-+]?[0-9.])")
 
 
 def clean(text: str) -> str:
-    """Convert LaTeX, Unicode and plain notation to one spelling, and remove formatting. This takes linear time."""
+    """Convert LaTeX, Unicode and plain notation to a common spelling, and remove formatting. This takes linear time."""
     text = unwrap(text.strip())
     text = _SEPARATOR.sub(",", text).replace("\\$", DOLLAR).replace("\\%", "%").replace("\\#", "#").replace("\\&", "&")
     if text.count("$") % 2:
@@ -195,10 +195,10 @@ class Unit:
     """The unit of a number.
 
     Attributes:
-        text: the name of the unit in lower case.
+        text: the name of the unit, in lower case.
         dimension: the sorted powers of the base dimensions, such as (("length", 2),), or () for a percentage. If None,
             the unit is unknown.
-        factor: the size of the unit in the base units of its dimension.
+        factor: the size of the unit, in base units of its dimension.
     """
 
     text: str
@@ -293,7 +293,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 
 def unit_named(text: str) -> Unit:
-    """Return the unit with this name, or a new unit if the name is not known."""
+    """Return the unit with this name, or a new unit if the name is unknown."""
     name = " ".join(text.casefold().split())
     if name in _PERCENT:
         return Unit("%", (), Fraction(1, 100))
@@ -343,7 +343,7 @@ def _split_tail(text: str) -> tuple[str, Unit | None]:
 def _is_unit_text(rest: str, spaced: bool) -> bool:
     """Return True if the text after a number can be a unit.
 
-    A single letter that follows the number without a space is a variable.
+    A single letter directly after the number, without a space, is a variable instead.
     """
     if rest in {"%", "¢", "°"} or rest in _PREFIXES:
         return True

@@ -1,7 +1,7 @@
-"""Functions that read conversations: the messages of the agent, their reasoning and answers, and fenced blocks.
+"""Functions that read conversations: the agent's messages, their reasoning and answers, and fenced blocks.
 
-Examples in the prompt can be assistant messages too. If the record lists the messages of the agent, only those are
-read, so that examples cannot earn a score.
+Examples in the prompt can also be assistant messages. If the record lists the agent's messages, only those messages are
+read, so examples cannot earn a score.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _FENCE = re.compile(r"(`{3,}|~{3,})(.*)")
 def require_truth(ground_truth: Any, reward: str) -> Any:
     """Return the ground truth, or raise a RewardError if it is missing.
 
-    The error leaves the rollout unscored, so that the rollout does not count as wrong.
+    The error leaves the rollout unscored instead of counting it as wrong.
     """
     if ground_truth is None:
-        raise RewardError(f"{reward} needs a ground_truth, but the sample has none")
+        raise RewardError(f"{reward} requires ground_truth, but the sample has none")
     return ground_truth
 
 
 def passed(is_right: bool, reason: str) -> EvaluateResult:
-    """Return a result that contains the score 1 or 0 and the reason."""
+    """Return a result that contains the score, 1 or 0, and the reason."""
     return EvaluateResult(score=float(is_right), reason=reason)
 
 
 def excerpt(text: str, limit: int) -> str:
-    """Return the beginning of untrusted text as one line, in which unprintable characters are replaced."""
+    """Return the beginning of untrusted text as a single line, with unprintable characters replaced."""
     line = " ".join(text[: 4 * limit].split())
     return display_text.truncate("".join(char if char.isprintable() else "\ufffd" for char in line), limit)
 
@@ -60,20 +60,20 @@ def last_text(messages: Sequence[Message]) -> str:
 def last_answer(messages: Sequence[Message]) -> str:
     """Return the last assistant message without its reasoning.
 
-    This is the text after the last `</think>`, or the text before a `<think>` that is not closed.
+    The answer is the text after the last `</think>`, or the text before an unclosed `<think>`.
     """
     return _split(last_text(messages))[1]
 
 
 def agent_messages(messages: Sequence[Message], assistant_turns: Sequence[int] | None) -> list[Message]:
-    """Return the messages at `assistant_turns`, or all assistant messages if it is `None`."""
+    """Return the messages at `assistant_turns`, or all assistant messages if `assistant_turns` is `None`."""
     if assistant_turns is None:
         return [message for message in messages if message.role == "assistant"]
     return [messages[position] for position in assistant_turns if 0 <= position < len(messages)]
 
 
 def last_reply(messages: Sequence[Message], assistant_turns: Sequence[int] | None, part: Part = "whole") -> str:
-    """Return a part of the last message of the agent, or "" if the agent has not written any."""
+    """Return a part of the agent's last message, or "" if the agent has not written any messages."""
     replies = agent_messages(messages, assistant_turns)
     return message_part(replies[-1], part) if replies else ""
 
@@ -81,7 +81,7 @@ def last_reply(messages: Sequence[Message], assistant_turns: Sequence[int] | Non
 def message_part(message: Message, part: Part) -> str:
     """Return a part of a message.
 
-    If the provider returned `reasoning_content`, it belongs to the reasoning and comes before the text.
+    If the provider returned `reasoning_content`, it is part of the reasoning and precedes the text.
     """
     thought, answer = _split(message.text)
     if part == "answer":
@@ -102,7 +102,7 @@ def _split(text: str) -> tuple[str, str]:
 def word_count(text: str) -> int:
     """Count the words that contain a letter or a digit.
 
-    In scripts that are written without spaces, each character counts as a word.
+    In scripts written without spaces, each character counts as a word.
     """
     spaced, characters = _UNSPACED.subn(" ", text)
     return characters + sum(any(char.isalnum() for char in word) for word in spaced.split())
@@ -111,8 +111,8 @@ def word_count(text: str) -> int:
 def composed(text: str, form: Literal["NFC", "NFKC"]) -> str:
     """Return the text in a Unicode normal form, in linear time.
 
-    Normalizing a letter with many combining marks takes quadratic time, so only the first thirty marks of each letter
-    are kept. The Stream-Safe Text Format of Unicode would split them instead.
+    Normalizing a letter with many combining marks takes quadratic time, so only the first thirty marks on each letter
+    are kept. Unicode's Stream-Safe Text Format would instead split such sequences.
     """
     marks = "".join(re.escape(char) for char in set(text) if unicodedata.combining(char))
     if marks:
@@ -121,14 +121,14 @@ def composed(text: str, form: Literal["NFC", "NFKC"]) -> str:
 
 
 class Block(NamedTuple):
-    """A fenced block: its text, and its tag in lower case ("" if it has no tag)."""
+    """A fenced block: its text, and its tag in lower case, or "" if it has no tag."""
 
     tag: str
     text: str
 
 
 def fenced_blocks(text: str) -> list[Block]:
-    """Return the fenced blocks of a text in order. This takes linear time.
+    """Return the fenced blocks in a text, in order. This takes linear time.
 
     A block that is not closed extends to the end of the text.
     """
@@ -149,7 +149,7 @@ def fenced_blocks(text: str) -> list[Block]:
 
 
 def lines_without_code(text: str) -> Iterator[str]:
-    """Yield the lines outside of fenced blocks. This takes linear time.
+    """Yield the lines outside fenced blocks. This takes linear time.
 
     A block that is not closed extends to the end of the text.
     """
@@ -168,8 +168,8 @@ def lines_without_code(text: str) -> Iterator[str]:
 def select_block(text: str, tags: Collection[str], choice: Choice) -> str | None:
     """Return the text of the chosen block, or None if no block matches.
 
-    Blocks that have one of the `tags` match. If there are no such blocks, untagged blocks match. Blocks with other tags
-    never match, because they may contain a shell session or an example of output.
+    Blocks with one of the `tags` match. If there are no such blocks, untagged blocks match. Blocks with other tags
+    never match, because they may contain a shell session or sample output.
     """
     blocks = fenced_blocks(text)
     fitting = [block.text for block in blocks if block.tag in tags] or [block.text for block in blocks if not block.tag]

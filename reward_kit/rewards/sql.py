@@ -1,9 +1,9 @@
-"""The reward `sql_result`, which runs a query of the model and a gold query on the same database.
+"""The reward `sql_result`, which runs the model's query and a gold query on the same database.
 
 This is execution accuracy as in Spider (Yu et al. 2018, arXiv:1809.08887; test suites: Zhong et al. 2020,
 arXiv:2010.02840) and BIRD (Li et al. 2023, arXiv:2305.03111), but without the loopholes through which wrong queries can
-pass in these benchmarks. Duplicate rows count, and the order counts if the gold query specifies it. An ambiguous gold
-query, such as one with a LIMIT among ties, is reported instead of being decided by chance.
+pass in these benchmarks. Duplicate rows count, and row order counts if the gold query specifies it. If the gold query
+is ambiguous, for example because its LIMIT cuts through ties, this is reported instead of letting chance decide.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Database(NamedTuple):
     max_rows: int
 
     def run(self, query: str, *, is_reversed: bool = False) -> QueryResult:
-        """Return the rows of a query. Raise a ToolError if it fails, is rejected, or returns too many rows."""
+        """Return the rows of a query. Raise a ToolError if the query fails, is rejected, or returns too many rows."""
         connection = GuardedConnection.from_bytes(
             self.limits, self.data, {"reverse_unordered_selects": int(is_reversed)}
         )
@@ -89,18 +89,18 @@ def sql_result(
     time_s: Seconds = 5.0,
     max_rows: Annotated[int, Field(ge=1)] = 100_000,
 ) -> EvaluateResult:
-    """Score 1 if the query in the reply returns the same rows as the gold query, or 0 if it does not.
+    """Score 1 if the query in the reply returns the same rows as the gold query, and 0 otherwise.
 
-    The query is the last fenced block that is tagged as SQL, the last untagged block, or the whole reply. The ground
-    truth is a gold query, a list of gold queries, `{"query": …, "seed_sql": …}`, or `{"query": …, "database": path}`.
-    Both queries run on a copy of a database. The database is taken from the ground truth, from the sample (under the
-    same keys), or from the final state of the episode. The queries can only read that database. ATTACH, writes and file
-    system functions are rejected.
+    The query is the last fenced block tagged as SQL, the last untagged block, or the whole reply. The ground truth is a
+    gold query, a list of gold queries, `{"query": …, "seed_sql": …}`, or `{"query": …, "database": path}`. Both queries
+    run on a copy of a database. The database comes from the ground truth, from the sample (under the same keys), or
+    from the final state of the episode. The queries can only read that database. ATTACH, writes and file system
+    functions are rejected.
 
-    Rows are compared as a multiset, so a missing DISTINCT is wrong. If the gold query ends with ORDER BY, the order
-    counts, except among ties. NULL equals only NULL, 1 equals 1.0, and strings are not numbers. The number and the
-    order of columns count, but their names do not. If other query plans of the gold query return different rows (a
-    LIMIT among ties, or a LIMIT without ORDER BY), the rollout is unscored, and the reason states this.
+    Rows are compared as a multiset, so a missing DISTINCT counts as wrong. If the gold query ends with ORDER BY, row
+    order counts, except among ties. NULL equals only NULL, 1 equals 1.0, and strings are not numbers. The number and
+    the order of columns count, but their names do not. If different query plans for the gold query return different
+    rows, because a LIMIT cuts through ties or has no ORDER BY, the rollout is unscored, and the reason states this.
 
     Args:
         messages: the conversation. Only the last assistant message is read.
@@ -108,21 +108,23 @@ def sql_result(
         state: the final state of the sqlite resource.
         sample: the row of the dataset.
         ordered: "as_gold" to compare the order of rows if the gold query specifies it, "always", or "never".
-        columns: "in_order" to require the columns in the order of the gold query, or "any_order" to accept any order.
-        tolerance: the largest allowed difference between two numbers, relative or absolute. The sum of floats depends
-            on the order of the rows, so the default is not 0.
-        ties: "unscored" to leave the rollout unscored if the gold query is ambiguous, or "any" to accept any of the
-            possible results that are found.
-        empty: "compare" to compare an empty gold result like any other, or "unscored" to leave the rollout unscored,
-            because an empty result can match by chance.
-        unfenced: what to do with a reply that has no block: "refuse" it, or use the "whole" reply as the query.
-        resource: the name of the database, if the environment has multiple resources.
-        time_s: the time limit for one query, in seconds.
-        max_rows: the maximum number of rows in one result. A query in the reply that returns more rows is wrong, and a
-            gold query that returns more rows raises an error.
+        columns: "in_order" to require columns in the same order as in the gold query, or "any_order" to accept any
+            order.
+        tolerance: the maximum difference between two numbers, relative or absolute. The default is not 0, because a sum
+            of floats depends on the order of the rows.
+        ties: "unscored" to leave the rollout unscored if the gold query is ambiguous, or "any" to accept any possible
+            result that is found.
+        empty: "compare" to compare an empty gold result like any other result, or "unscored" to leave the rollout
+            unscored, because an empty result can match by chance.
+        unfenced: how to treat a reply that has no block: "refuse" rejects it, and "whole" uses the whole reply as the
+            query.
+        resource: the name of the database resource if the environment has multiple resources.
+        time_s: the time limit for each query, in seconds.
+        max_rows: the maximum number of rows in a result. If the query in the reply returns more rows, it is wrong. If
+            the gold query returns more rows, an error is raised.
 
     Raises:
-        RewardError: If the database is missing, if the gold query fails, or if its result is ambiguous.
+        RewardError: If the database is missing, or if the gold query fails or has an ambiguous result.
         ConfigError: If an option is invalid.
 
     Example:
@@ -179,7 +181,7 @@ def _database_bytes(truth: Mapping[str, Any], sample: Any, state: Any, resource:
         names = [resource] if resource else [name for name in state if isinstance(state[name], SqliteState)]
         if len(names) != 1 or names[0] not in state:
             raise RewardError(
-                f"several resources have a state ({', '.join(state)}); select the database with the option 'resource'"
+                f"multiple resources have a state ({', '.join(state)}); select the database with the option 'resource'"
             )
         state = state[names[0]]
     if not isinstance(state, SqliteState):
@@ -192,7 +194,7 @@ def _database_bytes(truth: Mapping[str, Any], sample: Any, state: Any, resource:
 
 @functools.lru_cache(maxsize=8)
 def _seeded(script: str) -> bytes:
-    """Return the database that a script creates. The database is cached for the rollouts of a sample."""
+    """Return the database that a script creates. The database is cached for a sample's rollouts."""
     try:
         made = GuardedConnection.seeded(SqliteLimits(max_database_bytes=_LARGEST_DATABASE), script, _SEED_TIME_S)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
@@ -218,12 +220,12 @@ def _read(path: str) -> bytes:
 
 
 def _gold_results(database: _Database, gold: str, ordered: str, ties: str) -> list[QueryResult]:
-    """Return the results of the gold query under multiple query plans.
+    """Return the gold query's results under multiple query plans.
 
     Unless `ties` is "any", all results have the same rows.
 
     Raises:
-        RewardError: If the query fails, or if its rows depend on the plan.
+        RewardError: If the query fails, or if its rows depend on the query plan.
     """
     try:
         results = [database.run(gold), database.run(gold, is_reversed=True)]
@@ -259,15 +261,15 @@ class QueryResult(NamedTuple):
 def same_rows(
     golds: Sequence[QueryResult], result: QueryResult, is_ordered: bool, columns: Columns, tolerance: float
 ) -> str:
-    """Describe the difference between a result and the gold result, or return "" if they are equal.
+    """Describe the difference between a result and the gold result, or return "" if there is none.
 
     Args:
         golds: the gold results, which contain the same rows in each possible order.
         result: the result to compare.
-        is_ordered: True to require the order of the gold results. Rows whose order differs between the gold results may
+        is_ordered: True to require the order of the gold results. Rows whose order differs among the gold results may
             come in any order.
-        columns: how the order of columns is treated.
-        tolerance: the largest allowed difference between two numbers, relative or absolute.
+        columns: how column order is treated.
+        tolerance: the maximum difference between two numbers, relative or absolute.
     """
     gold = golds[0]
     if result.width != gold.width:
@@ -285,7 +287,7 @@ def same_rows(
 
 
 def _blocks(golds: Sequence[QueryResult]) -> list[tuple[int, int]]:
-    """Return the start and end of the shortest ranges that contain the same rows in all orders."""
+    """Return the start and end of each of the shortest ranges that contain the same rows in all orders."""
     others = [gold.rows for gold in golds[1:] if len(gold.rows) == len(golds[0].rows)]
     blocks, start = [], 0
     balances: list[Counter[Any]] = [Counter() for _ in others]
@@ -333,9 +335,9 @@ def _rough(row: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _assignments(gold: QueryResult, result: QueryResult) -> Iterator[Sequence[int]]:
-    """Yield column orders of the result in which the values of each column match the values of the gold column.
+    """Yield orders of the result's columns in which each column has the same values as the gold column.
 
-    The number of orders that are tried is limited.
+    Only a limited number of orders is tried.
     """
 
     def columns(of: QueryResult) -> list[Counter[Any]]:  # floats without their last digits
@@ -355,12 +357,12 @@ def _assignments(gold: QueryResult, result: QueryResult) -> Iterator[Sequence[in
 
 
 def has_order(query: str) -> bool:
-    """Return True if the outermost SELECT of a query has an ORDER BY."""
+    """Return True if a query's outermost SELECT has an ORDER BY."""
     return _terms(_plain(query)) is not None
 
 
 def with_tie_break(query: str, expression: str) -> str:
-    """Return the query with one more term in its outermost ORDER BY, or "" if it has no ORDER BY."""
+    """Return the query with a term added to its outermost ORDER BY, or "" if it has no ORDER BY."""
     text = _plain(query)
     end = _terms(text)
     return "" if end is None else f"{text[:end].rstrip()}, {expression} {text[end:]}"

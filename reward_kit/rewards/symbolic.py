@@ -1,8 +1,9 @@
 """Comparison of expressions by math-verify, with a limit on the computational work.
 
-The time limit of math-verify needs signals, which are not available in threads, and no time limit can interrupt the
-computation of one huge power. Therefore, expressions that could produce huge numbers are rejected first, and function
-calls are counted. The count gives the same result on every machine. The limits of the sandbox are the last resort.
+math-verify's time limit requires signals, which are not available in threads, and no time limit can interrupt the
+computation of a single huge power. Therefore, expressions that could produce huge numbers are rejected first, and
+function calls are counted. Counting calls gives the same result on every machine. The sandbox limits are the last
+resort.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _POWER: Final = re.compile(
 
 
 class BoundedComparison:
-    """Compares expressions. All comparisons of one instance share a budget of `MOST_CALLS` function calls."""
+    """Compares expressions. All comparisons by one instance share a budget of `MOST_CALLS` function calls."""
 
     def __init__(self) -> None:
         self._calls_left = MOST_CALLS
@@ -92,9 +93,9 @@ class BoundedComparison:
 
     @contextmanager
     def _bounded(self) -> Iterator[None]:
-        """Stop the code in this context once the budget of function calls is used up.
+        """Stop the code in this context once the function call budget is used up.
 
-        The code is stopped only at the start of a function of a math library, because the standard library might hold a
+        The code is stopped only on entry to a function from a math library, because the standard library might hold a
         lock.
         """
 
@@ -114,14 +115,14 @@ class BoundedComparison:
 
 
 class _TooMuchWork(BaseException):
-    """Raised when the limit on function calls is reached.
+    """Raised when the function call limit is reached.
 
     It derives from `BaseException` because the parsers that it interrupts suppress every `Exception`.
     """
 
 
 def is_harmless(text: str) -> bool:
-    """Return True if no number in a cleaned expression can become huge.
+    """Return True if evaluating a cleaned expression cannot produce a huge number.
 
     Factorials and towers of powers, for example, can produce huge numbers.
     """
@@ -158,7 +159,7 @@ def is_harmless(text: str) -> bool:
 
 
 def _approximate(expression: Any) -> Fraction | None:
-    """Return a real constant to 30 digits, or None for any other expression."""
+    """Return the value of a real constant to 30 digits, or None for any other expression."""
     if not getattr(expression, "is_number", False):
         return None
     try:
@@ -169,7 +170,7 @@ def _approximate(expression: Any) -> Fraction | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the warning of math-verify that its time limit is disabled, which is intended."""
+    """Silence math-verify's warning that its time limit is disabled. This is intended."""
     loggers = [logging.getLogger(name) for name in ("math_verify.parser", "math_verify.grader")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -194,7 +195,7 @@ _VARIABLE: Final = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 def _latex(text: str) -> str:
     """Convert a cleaned string to LaTeX for math-verify.
 
-    Decimals become fractions, 2(3) becomes a product, and the names of functions become commands.
+    Decimals become fractions, 2(3) becomes a product, and function names become commands.
     """
     text = re.sub(r"(\\(?:begin|end)) \{", r"\1{", _FUNCTION.sub(lambda match: f"\\{match[0]} ", text))
     while match := _ROOT.search(text):
@@ -217,7 +218,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _fill_caches() -> None:
-    """Fill the caches of SymPy and of the parser before forking, so that child processes inherit them."""
+    """Fill the caches of SymPy and the parser before forking, so that child processes inherit them."""
     comparison = BoundedComparison()
     comparison._calls_left = 100 * MOST_CALLS
     comparison.equal(r"x^{2}-4", "(x-2)(x+2)")

@@ -1,9 +1,9 @@
-"""The reward `tool_calls_match`, which compares the tool calls of a rollout with the expected calls.
+"""The reward `tool_calls_match`, which compares a rollout's tool calls with the expected calls.
 
-Calls are compared by the name of the tool and by the meaning of their arguments under the schema of the tool, not as
-strings. A ground truth with allowed values has the format of the Berkeley Function-Calling Leaderboard (Patil et al.
-2025, gorilla.cs.berkeley.edu). Unlike the leaderboard, this reward pairs unordered calls optimally instead of greedily,
-and it compares strings exactly unless `strings` relaxes this.
+Calls are compared by tool name and by the meaning of their arguments under the tool's schema, not as strings. A ground
+truth that lists allowed values has the format of the Berkeley Function-Calling Leaderboard (Patil et al. 2025,
+gorilla.cs.berkeley.edu). Unlike the leaderboard, this reward pairs unordered calls optimally instead of greedily, and
+it compares strings exactly unless the option `strings` is set to a less strict comparison.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Partial = Literal["none", "calls", "arguments"]
 
 
 class _ParsedCall(NamedTuple):
-    """A call that was found in a message. Its arguments are a JSON string."""
+    """A call found in a message. Its arguments are a JSON string."""
 
     name: str
     arguments: str
@@ -51,8 +51,9 @@ class ArgumentRules(NamedTuple):
 
     Attributes:
         strings: how strings are compared.
-        coerce: True to convert a string to the number or boolean that it spells if the schema requires one.
-        any_order: True to ignore the order of every array. If False, only arrays with `uniqueItems` have no order.
+        coerce: True to convert a string to the number or boolean that it represents if the schema requires one.
+        any_order: True to ignore the order of items in every array. If False, only arrays with `uniqueItems` have no
+            order.
     """
 
     strings: Strings = "exact"
@@ -84,11 +85,11 @@ def tool_calls_match(
     any_order: bool = False,
     text_calls: bool = False,
 ) -> EvaluateResult:
-    """Score 1 if the calls of the agent match the expected calls, or 0 if they do not.
+    """Score 1 if the agent's calls match the expected calls, and 0 otherwise.
 
     If `partial` is set, the score is a share. If tool specifications are known, an invalid call scores 0 even if the
-    same call is expected. A call is invalid if the tool is unknown, if its arguments are not a JSON object, or if they
-    do not fit the schema. Leaving out an argument is the same as passing its default, 5 equals 5.0 if the schema
+    same call is expected. A call is invalid if the tool is unknown, if the arguments are not a JSON object, or if they
+    do not conform to the schema. Omitting an argument is the same as passing its default, 5 equals 5.0 if the schema
     requires a number or an integer, and arrays with `uniqueItems` have no order. The metrics are the shares of correct
     `calls`, `names` and `arguments`.
 
@@ -97,34 +98,36 @@ def tool_calls_match(
         ground_truth: the expected calls. A call has the form `{"name": …, "arguments": {…}}` or `{"type": "function",
             "function": {…}}`, where the arguments are an object or a JSON string. Multiple calls are written as a list
             or as `{"tool_calls": […]}`. Allowed values are written as `[{"function": {"argument": [allowed
-            values…]}}]`, where "" allows the argument to be omitted. All of these can also be a JSON string. `[]`
-            scores 1 only if no call is made, even with `extra="ignore"`.
-        sample: the row of the dataset. If `tools` is `None`, the tool specifications are read from its field `tools`,
-            `functions` or `function`.
+            values…]}}]`, where "" allows the argument to be omitted. Each of these forms can also be passed as a JSON
+            string. With `[]`, the score is 1 only if no call is made, even with `extra="ignore"`.
+        sample: the row of the dataset. If `tools` is `None`, the tool specifications are read from the row's field
+            `tools`, `functions` or `function`.
         assistant_turns: the positions of the messages that the agent wrote. Example calls in the prompt are ignored. If
             None, all assistant messages are used.
-        turns: "last" to compare the calls of the last message that contains calls, or "all" to compare the calls of
-            every message.
+        turns: "last" to compare the calls in the last message that contains calls, or "all" to compare the calls in all
+            messages.
         ordered: True to require the calls in the expected order.
         extra: "wrong" to reject additional calls, or "ignore" to accept them.
-        partial: "calls" to score the share of correct calls, or "arguments" to give each call partial credit, which is
-            the share of correct arguments among all expected or passed arguments. Additional calls lower the share
-            unless they are ignored.
-        tools: the tool specifications as in a request, `{"type": "function", "function": {"name", "parameters"}}`, or
-            only the inner objects.
-        validate: "full" to check arguments against the schema, or "names" to check only their names. Some ground truths
-            of the leaderboard need "names" because they expect a variable name where the schema requires a number.
-        strings: "exact" to compare strings exactly, "casefold" to ignore case, even in enums, or "bfcl" to compare like
-            the leaderboard, which also removes spaces and the characters ,./-_*^ so that "1.5" equals "15".
+        partial: "calls" to score the share of correct calls, or "arguments" to give each call partial credit: the share
+            of correct arguments among all expected or passed arguments. Additional calls lower the share unless they
+            are ignored.
+        tools: the tool specifications, either as in a request, `{"type": "function", "function": {"name",
+            "parameters"}}`, or only the inner objects.
+        validate: "full" to check arguments against the schema, or "names" to check only their names. Some of the
+            leaderboard's ground truths require "names", because they expect a variable name where the schema requires a
+            number.
+        strings: "exact" to compare strings exactly; "casefold" to ignore case, even in enums; or "bfcl" to compare
+            strings as the leaderboard does, which also removes spaces and the characters ,./-_*^ and therefore treats
+            "1.5" and "15" as equal.
         coerce: True to accept "5" for 5 and "true" for true if the schema requires that type. This option requires tool
             specifications.
         any_order: True to ignore the order of every array.
-        text_calls: True to also count calls that are written as `<tool_call>{…}</tool_call>` or in ```json blocks, if
-            the message has no other calls.
+        text_calls: True to also count calls written as `<tool_call>{…}</tool_call>` or in ```json blocks if the message
+            has no other calls.
 
     Raises:
-        RewardError: If the ground truth is missing or invalid, or if the tools of the sample are invalid. The rollout
-            is then unscored.
+        RewardError: If the ground truth is missing or invalid, or if the sample's tools are invalid. The rollout is
+            then unscored.
         ConfigError: If `tools` is invalid.
 
     Example:
@@ -172,7 +175,7 @@ def tool_calls_match(
         if (first := next(wrong, None)) is not None:
             problem = _problem(*first, made, known.get(first[0].name, unknown))
         elif extra == "wrong" and (others := [call for index, call in enumerate(made) if index not in set(exact)]):
-            problem = f"; a call of {quoted(others[0].name)} was not expected"
+            problem = f"; a call to {quoted(others[0].name)} was not expected"
     reason = f"{right} of {len(expected)} expected calls were made{problem}"
     metrics = {name: MetricResult(score=share, reason=reason) for name, share in parts.items()}
     is_right = right == len(expected) and (extra == "ignore" or len(made) == len(expected))
@@ -190,7 +193,7 @@ def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[Mad
     same = _same_arguments(expected, nearest, schema)
     name = next((name for name in (*expected.arguments, *nearest.arguments) if name not in same), None)
     if name is None:
-        return f"; {quoted(expected.name)}: it is right"
+        return f"; {quoted(expected.name)}: the call is correct"
     wanted = f"{abbreviate(expected.arguments[name])} was" if name in expected.arguments else "it was not"
     given = f"is {abbreviate(nearest.arguments[name])}" if name in nearest.arguments else "is missing"
     return f"; {quoted(expected.name)}: argument {quoted(name)} {given}, but {wanted} expected"
@@ -278,15 +281,16 @@ def _by_name(tools: Any, same: ArgumentRules, error: type[Exception], where: str
 
 
 def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """Pair rows with columns so that the total weight of all pairs is largest.
+    """Pair rows with columns so that the total weight is maximized.
 
     This is the Hungarian method with potentials (Kuhn 1955, Munkres 1957), which takes O(rows² · columns) time.
 
     Args:
-        weights: a rectangular matrix of numbers that are not negative.
+        weights: a rectangular matrix of non-negative numbers.
 
     Returns:
-        The column of each row. No column is used twice. If there are fewer columns than rows, some rows have None.
+        The column assigned to each row. No column is used twice. If there are fewer columns than rows, None is assigned
+        to some rows.
     """
     height, width = len(weights), len(weights[0]) if weights else 0
     if height > width:
@@ -327,9 +331,9 @@ def best_pairs(weights: Sequence[Sequence[float]]) -> list[int | None]:
 
 
 def best_in_order(weights: Sequence[Sequence[float]]) -> list[int | None]:
-    """Pair rows with columns as in `best_pairs`, but preserve the order.
+    """Pair rows with columns as in `best_pairs`, but preserve their order.
 
-    The column of a row comes after the columns of all earlier rows.
+    The column assigned to a row comes after the columns assigned to all earlier rows.
     """
     width = len(weights[0]) if weights else 0
     best = [[0.0] * (width + 1)]
@@ -367,10 +371,10 @@ _BFCL_DROPS: Final = str.maketrans("'", '"', " ,./-_*^")
 
 
 class ToolSchema:
-    """The schema of the arguments of a tool.
+    """The schema for a tool's arguments.
 
-    These keywords of JSON Schema are supported: type, required, properties, additionalProperties, items, enum, const,
-    default, uniqueItems, `$ref` within the schema, allOf, anyOf and oneOf. Patterns, formats and bounds are not
+    The following JSON Schema keywords are supported: type, required, properties, additionalProperties, items, enum,
+    const, default, uniqueItems, `$ref` within the schema, allOf, anyOf and oneOf. Patterns, formats and bounds are not
     checked.
     """
 
@@ -381,7 +385,7 @@ class ToolSchema:
         self._keys: dict[tuple[int, int], dict[str, Hashable]] = {}
 
     def problem(self, value: Any) -> str:
-        """Describe briefly why a value does not fit the schema, or return "" if it fits."""
+        """Describe briefly why a value does not conform to the schema, or return "" if it does."""
         self._known.clear()
         return self._problem(value, self.root, "")
 
@@ -416,7 +420,7 @@ class ToolSchema:
         return type(value).__name__, value
 
     def field_keys(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Hashable]:
-        """Return the keys of the fields of an object. A missing field has the key of its default."""
+        """Return the keys of an object's fields. A missing field has the key of its default value."""
         pair = (id(fields), id(schema))
         if pair in self._keys:
             return self._keys[pair]
@@ -429,18 +433,18 @@ class ToolSchema:
         return keys
 
     def properties(self, fields: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-        """Return the schemas of the fields of an object, keyed by field name."""
+        """Return the schemas for an object's fields, keyed by field name."""
         inner = [facet.get("properties") for facet in self._facets(schema, fields)]
         return {name: part for one in inner if isinstance(one, Mapping) for name, part in one.items()}
 
     def items(self, value: Sequence[Any], schema: Any) -> Any:
-        """Return the schema of the items of an array."""
+        """Return the schema for the items in an array."""
         return next((facet["items"] for facet in self._facets(schema, value) if "items" in facet), True)
 
     def _problem(self, value: Any, schema: Any, path: str) -> str:
-        """Return the problem of a value under a schema.
+        """Describe why a value does not conform to a schema.
 
-        Each value is checked against each schema only once, so that nested unions do not take exponential time.
+        Each value is checked against each schema only once, so nested unions do not take exponential time.
         """
         if not isinstance(schema, Mapping):
             return f"{path or 'it'} is not allowed" if schema is False else ""
@@ -502,7 +506,8 @@ class ToolSchema:
     def _facets(self, schema: Any, value: Any, seen: tuple[int, ...] = ()) -> Iterator[Mapping[str, Any]]:
         """Yield the schemas that apply to a value.
 
-        These are the schema, the schemas that it references, and the branch of each union that the value fits.
+        These are the schema itself, the schemas that it references, and the branch of each union to which the value
+        conforms.
         """
         if not isinstance(schema, Mapping) or id(schema) in seen:
             return
@@ -514,7 +519,7 @@ class ToolSchema:
             yield from self._facets(part, value, (*seen, id(schema)))
 
     def _types(self, schema: Any, seen: tuple[int, ...] = ()) -> frozenset[str]:
-        """Return the names of all types that any part of the schema allows."""
+        """Return the names of all types allowed by any part of the schema."""
         if not isinstance(schema, Mapping) or id(schema) in seen:
             return frozenset()
         wanted = schema.get("type")
@@ -523,7 +528,7 @@ class ToolSchema:
         return frozenset(names).union(*(self._types(part, (*seen, id(schema))) for part in parts))
 
     def _at(self, reference: Any) -> Any:
-        """Return the part of the schema to which a reference such as `#/a/b` points."""
+        """Return the part of the schema to which a reference, such as `#/a/b`, points."""
         part = self.root
         path = str(reference)
         try:
@@ -534,13 +539,13 @@ class ToolSchema:
                 part = part[int(name)] if isinstance(part, list) else part[name]
         except (KeyError, IndexError, ValueError, TypeError):
             raise RewardError(
-                f"the schema of tool {self._tool!r} refers to {path!r}, which is not part of it; add that "
-                "part to the schema, because other documents are not fetched"
+                f"the reference {path!r} in the schema of tool {self._tool!r} does not resolve to a part of the "
+                "schema; add that part, because other documents are not fetched"
             ) from None
         return part
 
     def _coerced(self, text: str, types: frozenset[str]) -> Any:
-        """Convert a string to the number or boolean that it spells, if the rules and the types allow it."""
+        """Convert a string to the number or boolean that it represents if the rules and the types allow it."""
         if not self._same.coerce or "string" in types:
             return text
         plain = text.strip()
@@ -581,7 +586,7 @@ class ExpectedCall(NamedTuple):
 
     Attributes:
         name: the name of the tool.
-        arguments: a mapping from each argument name to its value or to the list of its allowed values.
+        arguments: a mapping from each argument name to its value or its list of allowed values.
         has_choices: True if `arguments` contains lists of allowed values. The value "" in a list makes the argument
             optional.
     """
@@ -592,7 +597,7 @@ class ExpectedCall(NamedTuple):
 
 
 class MadeCall(NamedTuple):
-    """A call that the agent made. `problem` describes why it is invalid, or is "" if it is valid."""
+    """A call made by the agent. `problem` describes why the call is invalid, or is "" if the call is valid."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -600,24 +605,22 @@ class MadeCall(NamedTuple):
 
 
 def read_expected(ground_truth: Any) -> list[ExpectedCall]:
-    """Parse the calls of a ground truth in any supported form.
+    """Parse the calls in a ground truth of any supported form.
 
     Raises:
-        RewardError: If the form is unknown. The message names the position.
+        RewardError: If the form is unknown. The message contains the position.
     """
     value = ground_truth
     try:
         value = read_json(value) if isinstance(value, str) else as_json(value)
     except ValueError as error:
-        raise RewardError(f"tool_calls_match: the ground_truth cannot be read: {error}") from None
+        raise RewardError(f"tool_calls_match: ground_truth cannot be read: {error}") from None
     if isinstance(value, Mapping):
         value = value["tool_calls"] or [] if "tool_calls" in value else [value]
     if not isinstance(value, list | tuple):
-        raise RewardError(f"tool_calls_match: the ground_truth is {type_name(value)}; {_FORMS}")
+        raise RewardError(f"tool_calls_match: ground_truth is {type_name(value)}; {_FORMS}")
     if len(value) > MOST_EXPECTED:
-        raise RewardError(
-            f"tool_calls_match: the ground_truth has {len(value)} calls; at most {MOST_EXPECTED} are allowed"
-        )
+        raise RewardError(f"tool_calls_match: ground_truth has {len(value)} calls; at most {MOST_EXPECTED} are allowed")
     calls = []
     for index, item in enumerate(value):
         where = f"tool_calls_match: ground_truth[{index}]"
@@ -689,7 +692,7 @@ def _is_allowed(
 def _fits_choice(choice: Any, value: Any, value_schema: Any, schema: ToolSchema) -> bool:
     """Return True if a value equals an allowed value.
 
-    In an allowed object, each field is a list of allowed values.
+    In an allowed object, each field contains a list of allowed values.
     """
     if isinstance(choice, Mapping) and isinstance(value, Mapping) and _are_choices(choice):
         properties = schema.properties(value, value_schema)

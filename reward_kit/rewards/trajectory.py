@@ -1,4 +1,4 @@
-"""Rewards for the course of an episode: environment rewards, the number of steps, failed tool calls and milestones.
+"""Rewards for the course of an episode: environment rewards, number of steps, failed tool calls and milestones.
 
 Tool calls and milestones are read from the recorded steps instead of the messages. A call has failed if its tool
 reported an error. A milestone is reached in the step whose call or result matches it.
@@ -24,7 +24,7 @@ from reward_kit.typed_interface import reward_function
 def _check_range(options: Mapping[str, Any]) -> None:
     low, high = options["low"], options["high"]
     if not low < high:
-        raise ConfigError(f"option 'low' must be less than high, got {low:g} and {high:g}")
+        raise ConfigError(f"option 'low' must be less than 'high', got {low:g} and {high:g}")
 
 
 @reward_function
@@ -32,7 +32,7 @@ def _check_range(options: Mapping[str, Any]) -> None:
 def environment_score(
     messages: list[Message], environment_return: float | None = None, *, low: Finite = 0.0, high: Finite = 1.0
 ) -> EvaluateResult:
-    """Score the sum of the environment rewards, scaled linearly from 0 at `low` to 1 at `high` and clipped.
+    """Score the sum of the environment rewards, which is scaled linearly from 0 at `low` to 1 at `high` and clipped.
 
     If the environment returned no reward, the episode is unscored.
 
@@ -50,13 +50,13 @@ def environment_score(
 def _check_steps(options: Mapping[str, Any]) -> None:
     best, worst = options["best"], options["worst"]
     if not 1 <= best < worst:
-        raise ConfigError(f"option 'best' must be at least 1 and less than worst, got {best} and {worst}")
+        raise ConfigError(f"option 'best' must be at least 1 and less than 'worst', got {best} and {worst}")
 
 
 @reward_function
 @checks_options(_check_steps)
 def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int = 1, worst: int = 50) -> EvaluateResult:
-    """Score 1 for up to `best` actions and 0 for at least `worst` actions. In between, the score decreases linearly.
+    """Score 1 for at most `best` actions and 0 for at least `worst` actions. In between, the score decreases linearly.
 
     An agent that has not acted scores 0. This reward does not measure success, so combine it with a `gate`.
     """
@@ -68,9 +68,9 @@ def few_steps(messages: list[Message], assistant_turns: list[int], *, best: int 
 
 @reward_function
 def no_tool_errors(messages: list[Message], step_data: list[StepData], *, each: bool = True) -> EvaluateResult:
-    """Score the share of tool calls that did not fail. The share within each step is the reward of that step.
+    """Score the share of tool calls that did not fail. The share within each step is that step's reward.
 
-    A call fails if the tool is unknown, if its arguments are invalid, or if the tool raises an error. Calls that were
+    A call fails if the tool is unknown, if the arguments are invalid, or if the tool raises an error. Calls that were
     not executed because the episode had ended are ignored. If there are no calls, the score is 1.
 
     Options:
@@ -97,10 +97,10 @@ class Milestone(pydantic.BaseModel):
     A milestone is reached either by a tool call or by an observation.
 
     Attributes:
-        name: the name of the milestone in metrics and reasons.
+        name: the milestone's name in metrics and reasons.
         tool: the name of the tool whose successful call reaches the milestone. If None, `observed` is required.
-        arguments: the arguments and values that the call must have. The call may have other arguments as well.
-        observed: a string that reaches the milestone if a tool result or a message of the environment contains it. If
+        arguments: the arguments and values that the call must contain. The call may contain other arguments as well.
+        observed: a string. The milestone is reached if a tool result or a message from the environment contains it. If
             None, `tool` is required.
         weight: the weight of the milestone relative to the others.
     """
@@ -135,16 +135,16 @@ def _check_reach(options: Mapping[str, Any]) -> None:
 def milestones(
     messages: list[Message], step_data: list[StepData], *, reach: tuple[Milestone, ...] = (), ordered: bool = False
 ) -> EvaluateResult:
-    """Score the weighted share of the milestones that were reached.
+    """Score the weighted share of milestones that were reached.
 
-    The step in which a milestone is first reached earns the weight of the milestone as a step reward, so that the
-    action gets the credit. Only successful calls of the agent and their results count. The instructions do not count.
+    The step in which a milestone is first reached earns the milestone's weight as a step reward, so the action gets the
+    credit. Only successful calls by the agent and their results count; the instructions do not.
 
     Options:
         reach: the milestones, each of the form `{name, tool, arguments}` or `{name, observed}`, with an optional
             `weight`.
-        ordered: True to count a milestone only if all earlier milestones have been reached. Multiple milestones that
-            are reached in one step count as reached in order.
+        ordered: True to count a milestone only if all earlier milestones have been reached. Milestones that are
+            reached in the same step count as reached in order.
 
     Example, in a task file:
         reward_function_path: reward_kit.rewards:milestones

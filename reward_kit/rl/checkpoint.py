@@ -4,11 +4,11 @@
       model/             weights, configuration and tokenizer in the format of `transformers`, if a model is saved
       state.safetensors  the arrays of the state …
       state.json         … and the rest of the state
-      manifest.json      the step, score, facts, and the size and SHA-256 of every file; written last
+      manifest.json      the step, the score, facts, and every file's size and SHA-256; written last
 
-Only one process may write to a directory of checkpoints. A state is a tree of dicts, lists, tuples, numbers, strings,
-None, tensors and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`. It is restored exactly.
-In the JSON file, an object whose only key begins with "$" represents a value that JSON cannot express:
+Only one process may write to a checkpoint directory. A state is a tree of dicts, lists, tuples, numbers, strings, None,
+tensors and NumPy arrays, such as the `state_dict` of an optimizer or `random.getstate()`. It is restored exactly. In
+the JSON file, an object whose only key begins with "$" represents a value that JSON cannot express:
 
     {"$tensor": "3"}      the tensor with this name in the safetensors file
     {"$array": "4"}       a NumPy array
@@ -17,7 +17,7 @@ In the JSON file, an object whose only key begins with "$" represents a value th
     {"$dict": [[k, v]…]}  a dict with a key that is not a string or begins with "$"
     {"$float": "nan"}     a float that is not finite; also "inf" and "-inf"
     {"$objects": […]}     a (B,) array of objects
-    {"$allowed_ids": …}   the ids that a constraint allowed for the tokens of a row
+    {"$allowed_ids": …}   the ids that a constraint allowed for a row's tokens
     {"$text": "…"}        the `repr` of an object that cannot be stored (only with `as_text`)
 """
 
@@ -81,7 +81,7 @@ _STUDY_NAME = re.compile(r"study-(\d{3,})")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The content of a checkpoint, as it was passed to `save_checkpoint`.  All tensors are on the CPU.
+    """The content of a checkpoint, as passed to `save_checkpoint`. All tensors are on the CPU.
 
     If a model was saved, `load_model` reads it from `path / "model"`.
     """
@@ -101,7 +101,7 @@ class DamagedCheckpoint(NamedTuple):
 
 
 class LatestCheckpoint(NamedTuple):
-    """The newest complete checkpoint, if there is one, and the damaged checkpoints that are newer."""
+    """The newest complete checkpoint, or None if there is none, and any damaged checkpoints that are newer."""
 
     path: Path | None
     torn: list[DamagedCheckpoint]
@@ -122,12 +122,12 @@ def save_checkpoint(
     An existing checkpoint with this name is replaced, and partial directories are removed.
 
     Args:
-        folder: the directory of the checkpoints of one run.
+        folder: the directory for the run's checkpoints.
         step: the number of the last training step, counted from 0.
-        state: the state that the trainer needs to continue. It is a tree as described in the docstring of this module.
+        state: the state that the trainer needs to continue. It is a tree, as described in this module's docstring.
         model: the model, saved for other programs to load. If None, `state` must contain the weights.
         tokenizer: the tokenizer to save with the model.
-        score: the score of the policy; higher is better. `prune` keeps the checkpoint with the highest score.
+        score: the policy's score; higher is better. `prune` keeps the checkpoint with the highest score.
         facts: counters and similar data that can be stored as JSON.
 
     Raises:
@@ -169,7 +169,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint, or raise a `StoreError` if a file is missing or was changed."""
+    """Return a checkpoint's manifest, or raise a `StoreError` if a file is missing or was changed."""
     manifest = _manifest(path)
     for name, known in manifest["files"].items():
         file = path / name
@@ -201,7 +201,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> LatestCheckpoint:
-    """Find the newest complete checkpoint. Damaged checkpoints that are newer are returned and logged."""
+    """Find the newest complete checkpoint. Any newer, damaged checkpoints are returned and logged as well."""
     torn: list[DamagedCheckpoint] = []
     for path in reversed(checkpoints(folder)):
         if (reason := _find_damage(path)) is None:
@@ -211,7 +211,7 @@ def latest(folder: Path) -> LatestCheckpoint:
 
 
 def best(folder: Path) -> Path | None:
-    """Find the complete checkpoint with the highest score. If there are multiple, return the oldest."""
+    """Find the complete checkpoint with the highest score. If multiple checkpoints share it, return the oldest."""
     scores = {}
     for path in checkpoints(folder):
         with suppress(StoreError):  # `latest` reports it
@@ -253,7 +253,7 @@ def prune(folder: Path, *, keep: int) -> list[Path]:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of the global generators of torch (on every device), NumPy and Python, for a checkpoint."""
+    """Return the states of the global random generators in torch (all devices), NumPy and Python for a checkpoint."""
     states = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state_all()
@@ -261,7 +261,7 @@ def random_states() -> dict[str, Any]:
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Restore the states of the global generators that `random_states` returned."""
+    """Restore the states of the global random generators, as returned by `random_states`."""
     torch.set_rng_state(states["torch"])
     np.random.set_state(states["numpy"])
     random.setstate(states["python"])
@@ -270,7 +270,7 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 
 class StudyBatch(NamedTuple):
-    """The rows for which training failed, and facts about the failure."""
+    """The rows on which training failed, and facts about the failure."""
 
     rows: TokenBatch
     facts: dict[str, Any]
@@ -294,7 +294,7 @@ def save_batch_for_study(folder: Path, rows: TokenBatch, facts: Mapping[str, Any
 
 
 def load_batch_for_study(path: Path) -> StudyBatch:
-    """Load rows that `save_batch_for_study` saved, or raise a `StoreError` if they cannot be read."""
+    """Load rows saved by `save_batch_for_study`, or raise a `StoreError` if they cannot be read."""
     tree = read_tree(path, "batch")
     return StudyBatch(TokenBatch(tree["batch"], tree["others"], tree["meta_info"]), tree["facts"])
 
@@ -304,8 +304,8 @@ def atomic_folder(path: Path, *, is_private: bool = False) -> Iterator[Path]:
     """Yield a new directory that replaces `path` at the end of the block. If the block fails, `path` is unchanged.
 
     If `path` is a symbolic link, its target is replaced. If the process is killed, either the old or the new directory
-    exists, and possibly a hidden directory next to it. All files are flushed to disk before the directory is renamed.
-    Only its owner can read a private directory.
+    exists, possibly with a hidden directory next to it. All files are flushed to disk before the directory is renamed.
+    A private directory can be read only by its owner.
     """
     path = Path(os.path.realpath(path))
     make = make_private_folder if is_private else Path.mkdir
@@ -377,7 +377,7 @@ def write_tree(folder: Path, name: str, tree: Any, *, as_text: bool = False) -> 
 
 
 def read_tree(folder: Path, name: str) -> Any:
-    """Load a tree that `write_tree` wrote. All tensors are on the CPU.
+    """Load a tree written by `write_tree`. All tensors are on the CPU.
 
     Raises:
         StoreError: If a file is missing or damaged.

@@ -1,7 +1,7 @@
-"""The parts that all losses share: masked tokens, aggregation to one number, and diagnostics that can be merged.
+"""Parts shared by all losses: masked tokens, aggregation to a single number, and diagnostics that can be merged.
 
-Losses are divided by counts of the whole batch (`GlobalBatch`), so the losses of micro-batches add up to the loss of
-the batch, regardless of the split. For the same reason, diagnostics are stored as sums and counts. The axis `_N`
+Losses are divided by counts over the whole batch (`GlobalBatch`), so the losses of micro-batches add up to the loss of
+the batch regardless of how it is split. For the same reason, diagnostics are stored as sums and counts. The axis `_N`
 contains the included tokens in order, and the axis `_Q` contains the sequences with at least one included token.
 """
 
@@ -30,7 +30,7 @@ _LEAST = 1e-12
 
 
 def check_above_0(name: str, number: object) -> None:
-    """Raise a `ConfigError` if the value is not a finite number above 0."""
+    """Raise a `ConfigError` if the value is not a finite positive number."""
     check_number(name, number, 0.0)
     if number == 0.0:
         raise ConfigError(f"{name} must be above 0, got 0")
@@ -46,11 +46,11 @@ class GlobalBatch:
     Attributes:
         tokens: the number of tokens in the loss.
         sequences: the number of sequences with a token in the loss. A sequence must not span multiple micro-batches.
-        norm_length: the divisor of "seq-mean-token-sum-norm". It is constant during a run, such as the maximum
-            completion length.
+        norm_length: the divisor for "seq-mean-token-sum-norm". It is constant during a run; for example, it is the
+            maximum completion length.
 
     Raises:
-        ConfigError: If a count is negative or not finite, or the length is not above 0.
+        ConfigError: If a count is negative or not finite, or the length is not positive.
     """
 
     tokens: float
@@ -67,7 +67,7 @@ class GlobalBatch:
     def of(
         cls, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None, *, norm_length: float | None = None
     ) -> GlobalBatch:
-        """Count the tokens of rows that are all in memory. See `MaskedTokens` and this class for the arguments."""
+        """Count the tokens in rows that are all in memory. See `MaskedTokens` and this class for the arguments."""
         tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
         return cls(tokens.count, tokens.sequences, norm_length)
 
@@ -75,16 +75,16 @@ class GlobalBatch:
 class MaskedTokens:
     """The tokens included in a loss.
 
-    These tokens are selected first so that the values of other tokens are never read, even if they are NaN.
+    The included tokens are selected first so that the values of other tokens are never read, even if they are NaN.
 
     Args:
         loss_mask_BT: 1 for tokens included in the loss.
-        sequence_ids_BT: an integer for each token. Tokens with the same id form a sequence, even in different rows,
-            like the `row_ids` of a packed batch. If None, each row is a sequence.
+        sequence_ids_BT: an integer for each token, such as the `row_ids` of a packed batch. Tokens with the same id
+            form a sequence, even if they are in different rows. If None, each row is a sequence.
 
     Raises:
-        ConfigError: If shapes differ, the mask does not have two axes or contains numbers other than 0 and 1, or ids
-            are not integers.
+        ConfigError: If shapes differ, if the mask does not have two axes or contains numbers other than 0 and 1, or if
+            ids are not integers.
     """
 
     def __init__(self, loss_mask_BT: Tensor, sequence_ids_BT: Tensor | None = None) -> None:
@@ -109,12 +109,12 @@ class MaskedTokens:
         _check_tensor(name, values)
         if values.shape != self.shape:
             raise ConfigError(
-                f"{name} has the shape {tuple(values.shape)}, but loss_mask has {tuple(self.shape)}; "
+                f"{name} has shape {tuple(values.shape)}, but loss_mask has shape {tuple(self.shape)}; "
                 "pass tensors of the same shape"
             )
 
     def divided(self, name: str, ids_BT: Tensor) -> MaskedTokens:
-        """Return these tokens with each sequence divided into the tokens with equal ids."""
+        """Return these tokens, with each sequence divided into parts with equal ids."""
         self._check_shape(name, ids_BT)
         if ids_BT.is_floating_point():
             raise ConfigError(f"{name} must be integers, got {ids_BT.dtype}")
@@ -125,14 +125,14 @@ class MaskedTokens:
         return parts
 
     def pick(self, name: str, values_BT: Tensor) -> Tensor:
-        """Return the values of the included tokens as (N,), in float32 or wider. `name` is used in messages."""
+        """Return the values of the included tokens (N,), in float32 or wider. `name` is used in messages."""
         self._check_shape(name, values_BT)
         return widened(values_BT.reshape(-1).index_select(0, self.indices_N))
 
     def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
-        """Multiply each value by the weight of its token, which has no gradient.
+        """Multiply each value by the weight of its token. Weights have no gradient.
 
-        If `weights_BT` is None, the weights are 1.
+        If `weights_BT` is None, all weights are 1.
         """
         return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
@@ -141,13 +141,13 @@ class MaskedTokens:
         return Statistic("total", torch.tensor([self.count], device=self.indices_N.device))
 
     def lay(self, values_N: Tensor) -> Tensor:
-        """Return a (B,T) tensor with these values for the included tokens and 0 elsewhere."""
+        """Return a (B,T) tensor that contains these values for the included tokens and 0 elsewhere."""
         flat = values_N.new_zeros(self.shape.numel())
         return flat.index_put((self.indices_N,), values_N).view(self.shape)
 
     @cached_property
     def sequence_N(self) -> Tensor:
-        """The index of the sequence of each token."""
+        """The sequence index of each token."""
         if self._sequence_ids_BT is None:
             ids_N = self.indices_N // max(self.shape[1], 1)
         else:
@@ -161,20 +161,20 @@ class MaskedTokens:
         return int(self.sequence_N.max()) + 1 if self.count else 0
 
     def sequence_sums(self, values_N: Tensor) -> Tensor:
-        """Return the sum over each sequence as (Q,)."""
+        """Return the sum over each sequence (Q,)."""
         # `index_add` adds one value after the other. In float32, the error of a sum of 100,000 values would reach 1%.
         sums_Q = values_N.new_zeros(self.sequences, dtype=torch.float64)
         return sums_Q.index_add(0, self.sequence_N, values_N.double()).to(values_N.dtype)
 
     def sequence_means(self, values_N: Tensor) -> Tensor:
-        """Return the mean over the included tokens of each sequence as (Q,)."""
+        """Return the mean over the included tokens in each sequence (Q,)."""
         return self.sequence_sums(values_N) / self.sequence_sums(torch.ones_like(values_N))
 
     def aggregate(self, values_N: Tensor, aggregation: Aggregation, whole: GlobalBatch | None) -> Tensor:
-        """Return the contribution of these tokens to the loss of the whole batch. It is 0 if there are no tokens."""
+        """Return the contribution of these tokens to the loss of the whole batch, or 0 if there are no tokens."""
         check_choice("aggregation", aggregation, get_args(Aggregation))
         if whole is not None and self.count and not (whole.tokens and whole.sequences):
-            raise ConfigError(f"global_batch must also count the {self.count} tokens of these rows, got {whole}")
+            raise ConfigError(f"global_batch must also count the {self.count} tokens in these rows, got {whole}")
         if aggregation == "token-mean":
             return values_N.sum() / max(whole.tokens if whole else self.count, _LEAST)
         summands = self.sequence_means(values_N) if aggregation == "seq-mean-token-mean" else values_N
@@ -189,7 +189,7 @@ class MaskedTokens:
 
 
 def widened(values: Tensor) -> Tensor:
-    """Return the values in float32 or wider, because a ratio of 1.001 rounds to 1 in bfloat16."""
+    """Return the values in float32 or wider. In bfloat16, a ratio of 1.001 would round to 1."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -204,13 +204,13 @@ Kind = Literal["total", "mean", "min", "max", "effective"]
 class Statistic(NamedTuple):
     """A diagnostic in a form that can be merged.
 
-    The parts have no gradient. They depend on the kind:
+    The parts, which depend on the kind, have no gradient:
 
-        total: (amount,), which is added
-        mean: (sum, count), both added
+        total: (amount,), which is added up
+        mean: (sum, count), which are both added up
         min, max: (extreme,), which is inf or -inf if there were no values
-        effective: (sum of weights, sum of squared weights), both added. The effective sample size (Kish) is sum² / sum
-            of squares, the number of equal weights with the same variance.
+        effective: (sum of weights, sum of squared weights), which are both added up. The effective sample size (Kish)
+            is sum² / sum of squares, the number of equal weights that would have the same variance.
     """
 
     kind: Kind
@@ -232,9 +232,9 @@ class Statistic(NamedTuple):
 
 
 class Diagnostics(Mapping[str, Tensor]):
-    """A mapping from names to scalars, which are NaN if there were no values.
+    """A mapping from names to scalars. A scalar is NaN if there were no values.
 
-    `a | b` combines two sets of diagnostics. If both contain a name, the value in `b` is used.
+    `a | b` combines two sets of diagnostics. For a name in both, the value in `b` is used.
     """
 
     def __init__(self, statistics: Mapping[str, Statistic]) -> None:
@@ -256,7 +256,7 @@ class Diagnostics(Mapping[str, Tensor]):
         return f"Diagnostics({self.floats()})"
 
     def floats(self) -> dict[str, float]:
-        """Return the diagnostics that have values, converted to floats for a log."""
+        """Return the diagnostics that have values as floats for a log."""
         return {name: one.value().item() for name, one in self.statistics.items() if one.is_known()}
 
 
@@ -268,10 +268,10 @@ class Loss(NamedTuple):
 
 
 def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
-    """Merge the diagnostics of micro-batches or processes. A name may be missing in some of them.
+    """Merge the diagnostics of micro-batches or processes. A name may be missing from some of them.
 
     Raises:
-        ConfigError: If a name has diagnostics of different kinds.
+        ConfigError: If diagnostics with the same name are of different kinds.
     """
     merged: dict[str, Statistic] = {}
     for part in parts:
@@ -280,14 +280,16 @@ def merge_diagnostics(parts: Sequence[Diagnostics]) -> Diagnostics:
                 merged[name] = one
                 continue
             if one.kind != earlier.kind:
-                raise ConfigError(f"{name} is a {earlier.kind} in one part, but a {one.kind} in another")
+                raise ConfigError(
+                    f"{name} is a {earlier.kind} statistic in one part but a {one.kind} statistic in another"
+                )
             combine = {"min": torch.minimum, "max": torch.maximum}.get(one.kind, torch.add)
             merged[name] = Statistic(one.kind, combine(earlier.parts, one.parts))
     return Diagnostics(merged)
 
 
 def mean_statistic(values_N: Tensor) -> Statistic:
-    """Return the mean of numbers, or the fraction of values that are true."""
+    """Return the mean of the numbers, or the fraction of booleans that are true."""
     values_N = values_N.detach()
     values_N = values_N if values_N.is_floating_point() else values_N.float()
     return Statistic("mean", torch.stack([values_N.sum(), values_N.new_tensor(len(values_N))]))

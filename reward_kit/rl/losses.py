@@ -2,20 +2,20 @@
 
 The functions share these arguments:
 
-    logprobs_BT      log-probabilities under the policy that is being trained; only they have a gradient
-    old_logprobs_BT  log-probabilities under the policy that sampled, or under the trained policy before the update
+    logprobs_BT      log-probabilities under the policy being trained; only these have a gradient
+    old_logprobs_BT  log-probabilities under the sampling policy, or under the trained policy before the update
     advantages_BT    the advantage of each token
     loss_mask_BT     1 for tokens included in the loss, else 0
-    clip_low         the largest distance of a ratio below 1; 1 means unlimited
-    clip_high        the largest distance of a ratio above 1
+    clip_low         the maximum distance of a ratio below 1; 1 means unlimited
+    clip_high        the maximum distance of a ratio above 1
     weights_BT       a factor for each token, such as `truncated_importance_weights`; None means 1
-    aggregation      how the losses of tokens are reduced to one number
-    global_batch     the counts of all micro-batches; None means the counts of these rows
+    aggregation      how token losses are reduced to a single number
+    global_batch     the counts over all micro-batches; None means the counts over these rows
     sequence_ids_BT  the sequence of each token, for packed rows; None means one sequence per row
 
 Each function returns a `Loss` with diagnostics. It raises a `ConfigError` if an option is unknown or out of range, or
-if shapes differ. Formulas are for a token t, and sg stops the gradient. The axis `_N` contains the included tokens in
-order, and the axis `_Q` contains the sequences with at least one included token.
+if shapes differ. Formulas are for a single token t, and sg stops the gradient. The axis `_N` contains the included
+tokens in order, and the axis `_Q` contains the sequences with at least one included token.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ MAX_LOG_RATIO = 20.0
 
 
 class ClipRange(NamedTuple):
-    """The bounds on the distance of a ratio from 1, and the factor c of the dual clip, or None without one."""
+    """The bounds on the distance between a ratio and 1, and the factor c of the dual clip, or None for no dual clip."""
 
     low: float
     high: float
@@ -109,7 +109,7 @@ def ppo_clip_loss(
 ) -> Loss:
     """Return the clipped surrogate loss of PPO (Schulman et al. 2017, equation 7).
 
-    The two clip bounds are separate, and the loss can have a dual clip.
+    The lower and upper clip bounds are separate, and a dual clip can be added.
 
         r_t = exp(logprobs_t - old_logprobs_t), the exponent clipped to ±20
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
@@ -154,9 +154,9 @@ def gspo_loss(
         r_t = sg[s_i] exp(logprobs_t - sg[logprobs_t])     the value s_i with the gradient s_i ∇logprobs_t
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
 
-    If all tokens of a sequence have the same advantage and the aggregation is the default, the value and the gradient
-    equal those of the loss over whole sequences. The diagnostics are the same as for `ppo_clip_loss`, except that there
-    is no dual clip and that `ratio_…` and `effective_sample_size` count sequences.
+    If all tokens in a sequence have the same advantage and the aggregation is the default, the value and the gradient
+    are the same as for the loss over whole sequences. The diagnostics are the same as for `ppo_clip_loss`, except that
+    there is no dual clip and that `ratio_…` and `effective_sample_size` are computed over sequences.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -184,26 +184,28 @@ def turn_clip_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Return the clipped surrogate loss with one ratio, and one clipping decision, for each turn of a conversation.
+    """Return the clipped surrogate loss with one ratio and one clipping decision for each turn of a conversation.
 
         "mean"     s_k = exp(mean over the tokens of turn k of logprobs - old_logprobs), the exponent clipped to ±20
         "product"  s_k = exp(sum over the tokens of turn k of logprobs - old_logprobs), the exponent clipped to ±20
         r_t = sg[s_k] exp(logprobs_t - sg[logprobs_t])     the value s_k with the gradient s_k ∇logprobs_t
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high)), with the dual clip of `ppo_clip_loss`
 
-    "mean" is Turn-PPO (Li et al. 2025, arXiv:2511.20718, equation 4) and the ratio of GAGPO (`gagpo_credit`). If a
-    sequence has one turn, it is `gspo_loss`. "product" is the ratio of the probabilities of the whole turn. With the
-    aggregation "seq-mean-token-sum", its gradient is that of PPO with turns as actions: the mean over sequences of the
-    sum over turns of max(-A s, -A clip(s)). The logarithm of the product grows with the length of the turn, so it
-    requires a wider clip range. If each turn has one token, both are `ppo_clip_loss`.
+    "mean" is Turn-PPO (Li et al. 2025, arXiv:2511.20718, equation 4) and the ratio of GAGPO (`gagpo_credit`). If each
+    sequence has a single turn, "mean" is the same as `gspo_loss`. "product" is the ratio of the whole turn's
+    probabilities. With the aggregation "seq-mean-token-sum", its gradient is the same as in PPO with turns as actions,
+    whose loss is max(-A s, -A clip(s)), summed over turns and averaged over sequences. The logarithm of the product
+    grows with the length of the turn, so "product" requires a wider clip range. If each turn has a single token, both
+    ratios are the same as in `ppo_clip_loss`.
 
     Args:
-        turn_ids_BT: an integer for each token. Tokens of a sequence with the same id form a turn.
-        ratio: how the ratios of the tokens of a turn are combined: their geometric mean, or their product.
+        turn_ids_BT: an integer for each token. Tokens in the same sequence with the same id form a turn.
+        ratio: how the token ratios in a turn are combined: "mean" for their geometric mean, or "product".
         dual_clip: the bound on the loss of a token with a negative advantage and a large ratio. None means no bound.
 
     Returns:
-        The loss with the diagnostics of `ppo_clip_loss`, except that `ratio_…` and `effective_sample_size` count turns.
+        The loss and the same diagnostics as `ppo_clip_loss`, except that `ratio_…` and `effective_sample_size` are
+        computed over turns.
     """
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
     check_choice("ratio", ratio, get_args(TurnRatio))
@@ -268,13 +270,13 @@ def sapo_loss(
 ) -> Loss:
     """Return the loss of soft adaptive policy optimization (Gao et al. 2025, equation 5).
 
-    A smooth gate replaces the clip so that the gradient of a token fades as its ratio moves away from 1.
+    A smooth gate replaces clipping, so a token's gradient fades as its ratio moves away from 1.
 
         r_t = exp(logprobs_t - old_logprobs_t), the exponent clipped to ±20
         L_t = -A_t (4 / τ) sigmoid(τ (r_t - 1)),   τ = temperature_positive if A_t > 0, else temperature_negative
 
     The gradient at r = 1 is the same as for `ppo_clip_loss`. A higher temperature means a narrower gate. The
-    diagnostics are the same as for `ppo_clip_loss`, without the clip fractions.
+    diagnostics are the same as for `ppo_clip_loss`, except that there are no clip fractions.
     """
     check_above_0("temperature_positive", temperature_positive)
     check_above_0("temperature_negative", temperature_negative)
@@ -310,7 +312,7 @@ def gmpo_loss(
         s_i = exp(mean over the tokens of sequence i of m_t), the exponent clipped to ±20
         L_t = -A_t s_i
 
-    If all tokens of a sequence have the same advantage and the aggregation is the default, this is the loss of the
+    If all tokens in a sequence have the same advantage and the aggregation is the default, this is the loss in the
     paper. The diagnostics are the same as for `ppo_clip_loss`, except that there is no dual clip and that `ratio_…` and
     `effective_sample_size` are computed from s.
     """
@@ -343,17 +345,17 @@ def dppo_loss(
 ) -> Loss:
     """Return the loss of divergence proximal policy optimization (arXiv 2602.04879, 2026, equations 13 and 14).
 
-    A token loses its gradient if the divergence between the two distributions over {this token, any other} exceeds a
-    bound and the gradient would increase this divergence. p and q are the probabilities of the token under the trained
-    and the old policy, and r_t = p / q with an exponent clipped to ±20.
+    A token loses its gradient if the divergence between the two policies' distributions over {this token, any other}
+    exceeds a bound and the gradient would increase this divergence. p and q are the token's probabilities under the
+    trained and the old policy. The ratio is r_t = p / q, with its exponent clipped to ±20.
 
         tv: D_t = |p - q|
         kl: D_t = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
         L_t = -A_t min(r_t, cap), or 0 if A_t > 0, p > q and D_t > clip_high, or A_t < 0, p < q and D_t > clip_low
 
-    If the ratio of a token is above `cap`, its gradient is the truncated ratio times the gradient of its
-    log-probability. For "kl", bounds near 0.05 are usual. The diagnostics are the same as for `ppo_clip_loss`, except
-    that there is no dual clip.
+    If a token's ratio exceeds `cap`, its gradient is the truncated ratio times the gradient of its log-probability. For
+    "kl", bounds near 0.05 are usual. The diagnostics are the same as for `ppo_clip_loss`, except that there is no dual
+    clip.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     check_choice("divergence", divergence, get_args(Divergence))
@@ -396,15 +398,15 @@ def decoupled_ppo_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Return the loss of PPO for tokens that an older policy sampled (Hilton et al. 2022; AReaL 2025, equation 5).
+    """Return the PPO loss for tokens that an older policy sampled (Hilton et al. 2022; AReaL 2025, equation 5).
 
-    The trained policy stays close to the proximal policy, and weights correct for the policy that sampled the tokens.
+    The trained policy is kept close to the proximal policy, and weights correct for the policy that sampled the tokens.
 
         w_t = exp(proximal_logprobs_t - behavior_logprobs_t), the exponent clipped to ±20
         L_t = w_t · ppo_clip with r_t = exp(logprobs_t - proximal_logprobs_t)
 
-    A token whose weight exceeds the cap is excluded from the sum and from the divisor. If `beyond_cap` is "truncate",
-    its weight is reduced to `cap` instead. If tokens are excluded, pass `GlobalBatch.of(within_cap(…))` of the whole
+    A token whose weight exceeds the cap is excluded from both the sum and the divisor. If `beyond_cap` is "truncate",
+    its weight is reduced to `cap` instead. If tokens are excluded, pass `GlobalBatch.of(within_cap(…))` for the whole
     batch as `global_batch`, rather than the counts of its `loss_mask`.
 
     Args:
@@ -412,11 +414,12 @@ def decoupled_ppo_loss(
         behavior_logprobs_BT: log-probabilities under the policy that sampled the tokens.
         dual_clip: see `ppo_clip_loss`.
         cap: the maximum weight.
-        beyond_cap: "exclude" to exclude tokens beyond the cap, or "truncate" to truncate their weights.
+        beyond_cap: "exclude" to exclude tokens whose weights exceed the cap, or "truncate" to truncate the weights.
 
     Returns:
-        The loss with the diagnostics of `ppo_clip_loss` over the remaining tokens, as well as `weight_min`,
-        `weight_max`, `weight_mean`, `weight_effective_sample_size` and, over all tokens, `weight_capped_fraction`.
+        The loss and the same diagnostics as `ppo_clip_loss`, computed over the remaining tokens. There are also
+        `weight_min`, `weight_max`, `weight_mean` and `weight_effective_sample_size` over the remaining tokens, and
+        `weight_capped_fraction` over all tokens.
     """
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
     check_choice("beyond_cap", beyond_cap, get_args(BeyondCap))
@@ -447,7 +450,7 @@ def _cut(log_ratio: Tensor) -> Tensor:
 
 
 def _shared_ratio(log_ratio_N: Tensor, logprobs_N: Tensor) -> Tensor:
-    """Return the exponentials of shared log-ratios, each with the gradient of the token's own log-probability."""
+    """Return the exponentials of shared log-ratios, each with the gradient of its token's log-probability."""
     return (log_ratio_N + (logprobs_N - logprobs_N.detach())).exp()
 
 
@@ -474,7 +477,7 @@ def _fractions(low_N: Tensor, high_N: Tensor) -> Diagnostics:
 
 
 def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: MaskedTokens) -> Diagnostics:
-    """Return the diagnostics of the ratios of tokens (N,) or sequences (Q,); see `ppo_clip_loss`."""
+    """Return diagnostics of token ratios (N,) or sequence ratios (Q,); see `ppo_clip_loss`."""
     log_ratio_N = _cut(log_ratio_N.detach())
     return Diagnostics(
         {
@@ -491,7 +494,7 @@ def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: MaskedTokens) 
 
 
 class ImportanceWeights(NamedTuple):
-    """A weight for each token, without a gradient, and diagnostics of the weights."""
+    """A weight without a gradient for each token, and diagnostics of the weights."""
 
     weights_BT: Tensor
     diagnostics: Diagnostics
@@ -511,19 +514,19 @@ def truncated_importance_weights(
         token:    w_t = min(exp(logprobs_t - sampler_logprobs_t), cap)
         sequence: w_t = min(exp(sum over the sequence of the same differences), cap)
 
-    The weights correct for a sampler that computes log-probabilities with different kernels or older weights than the
-    trainer. Pass them to a policy loss as `weights_BT`.
+    The weights correct for a sampler that uses different kernels or older weights than the trainer to compute
+    log-probabilities. Pass them to a policy loss as `weights_BT`.
 
     Args:
-        logprobs_BT: the old log-probabilities of the loss, computed by the trainer.
+        logprobs_BT: the loss's old log-probabilities, computed by the trainer.
         sampler_logprobs_BT: the log-probabilities recorded by the sampler.
         loss_mask_BT: 1 for tokens included in the loss. The weights of other tokens are 0.
         level: "token" to use the ratio of each token, or "sequence" to use the ratio of its sequence.
         cap: the maximum weight.
 
     Returns:
-        The weights, and `weight_min`, `weight_max`, `weight_mean`, `weight_effective_sample_size` and
-        `weight_capped_fraction`, over tokens or over sequences.
+        The weights and these diagnostics over tokens or sequences: `weight_min`, `weight_max`, `weight_mean`,
+        `weight_effective_sample_size` and `weight_capped_fraction`.
     """
     check_choice("level", level, get_args(Level))
     check_above_0("cap", cap)
@@ -570,7 +573,7 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstim
     """Estimate KL(policy, reference) for each token (Schulman 2020, "Approximating KL divergence").
 
         d  = logprobs - reference_logprobs; the reference has no gradient
-        k1 = d                   unbiased; may be negative
+        k1 = d                   unbiased; can be negative
         k2 = d² / 2              has a small bias if the two are close
         k3 = exp(-d) - 1 + d     unbiased and never negative; d is clipped to ±20 first
         k1+, k3+                 the value of k1 or k3 with the gradient of k2, which is d
@@ -578,10 +581,10 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstim
 
     The result is in float32 or wider.
 
-    On samples of the policy, only k2 has the gradient of the divergence. The gradient of k1 is 0 on average, and the
-    gradient of k3 belongs to the reverse divergence, KL(reference, policy). Use k1 and k3 for monitoring and rewards,
-    and k2, k1+ and k3+ for a loss. In verl, k3 is capped at 10, which removes the gradient of tokens far from the
-    reference. Here, k3 is not capped.
+    On samples from the policy, only the gradient of k2 is the gradient of the divergence. The gradient of k1 is 0 on
+    average, and the gradient of k3 belongs to the reverse divergence, KL(reference, policy). Use k1 and k3 for
+    monitoring and rewards, and k2, k1+ and k3+ for a loss. In verl, k3 is capped at 10, so tokens far from the
+    reference have no gradient. Here, k3 is not capped.
     """
     check_choice("estimator", estimator, get_args(KLEstimator))
     logprobs = widened(logprobs)
@@ -611,8 +614,8 @@ def kl_loss(
 ) -> Loss:
     """Return the divergence from the reference as a loss. Multiply it by a coefficient, and add it to the policy loss.
 
-    The diagnostics are `kl`, the mean estimate for a token (see `kl_estimate`), and `kl_sequence`, the mean over
-    sequences of the sum of the estimates. Both are computed without `weights_BT`.
+    The diagnostics are `kl`, the mean estimate per token (see `kl_estimate`), and `kl_sequence`, the sum of the
+    estimates in a sequence, averaged over sequences. Both are computed without `weights_BT`.
     """
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
@@ -620,7 +623,7 @@ def kl_loss(
 
 
 class PenalizedRewards(NamedTuple):
-    """(B,T) rewards minus the penalty, in float32 or wider and without a gradient, and diagnostics of the penalty."""
+    """Rewards (B,T) minus the penalty, in float32 or wider and without a gradient, and diagnostics of the penalty."""
 
     rewards_BT: Tensor
     diagnostics: Diagnostics
@@ -638,8 +641,8 @@ def penalized_rewards(
 ) -> PenalizedRewards:
     """Subtract coefficient · kl_t from the reward of each included token, before advantages are computed.
 
-    The penalty then reaches the policy through the advantages. The coefficient must be at least 0. Estimators with "+"
-    are rejected, because only their gradients differ. The diagnostics are the same as for `kl_loss`.
+    The penalty then affects the policy through the advantages. The coefficient must be at least 0. Estimators with "+"
+    are rejected, because they differ only in their gradients. The diagnostics are the same as for `kl_loss`.
     """
     if estimator.endswith("+"):
         raise ConfigError(
@@ -670,15 +673,16 @@ class AdaptiveKLCoefficient:
         coefficient ← coefficient · (1 + clip(kl / target - 1, -0.2, 0.2) · min(samples / horizon, 1))
 
     See Ziegler et al. 2019, section 2.2. `samples` is capped at the horizon. Otherwise, the coefficient could become 0
-    with five times as many samples as the horizon, and negative with more, which would reward divergence.
+    if there were five times as many samples as the horizon. With even more samples, it could become negative, which
+    would reward divergence.
 
     Args:
         coefficient: the initial value.
-        target: the divergence to maintain, in the same unit as in `update`.
+        target: the divergence to maintain, in the same unit as the divergence passed to `update`.
         horizon: the number of samples over which the coefficient may change by a fifth.
 
     Raises:
-        ConfigError: If an argument is not above 0.
+        ConfigError: If an argument is not positive.
     """
 
     def __init__(self, coefficient: float, *, target: float, horizon: float) -> None:
@@ -709,7 +713,7 @@ class AdaptiveKLCoefficient:
     def state_dict(self) -> dict[str, float]:
         """Return the state for a checkpoint.
 
-        It excludes the target and the horizon, which belong to the configuration.
+        The state excludes the target and the horizon, which belong to the configuration.
         """
         return {"value": self.value}
 
@@ -723,7 +727,7 @@ class AdaptiveKLCoefficient:
 
 
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
-    """Return log p(ids[:, t] | ids[:, :t]) as (B,T), from the logits at t - 1. It is 0.0 at t = 0.
+    """Return log p(ids[:, t] | ids[:, :t]) as (B,T), computed from the logits at t - 1. The result is 0.0 at t = 0.
 
     The result is computed in float32 or wider, because the error of a log-probability of -5 in bfloat16 is up to 0.016.
     """
@@ -736,7 +740,7 @@ def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
 
 
 def token_entropies(logits_BTV: Tensor) -> Tensor:
-    """Return the entropy in nats of the distribution of each token as (B,T), aligned with `token_logprobs`.
+    """Return the entropy of each token's distribution (B,T), in nats, aligned with `token_logprobs`.
 
     A logit of -inf marks an impossible token, which contributes nothing.
     """
@@ -782,19 +786,19 @@ def value_loss(
     global_batch: GlobalBatch | None = None,
     sequence_ids_BT: Tensor | None = None,
 ) -> Loss:
-    """Return half the squared error of a critic, clipped as in the first implementation of PPO (Dhariwal et al. 2017).
+    """Return half the squared error of a critic, clipped as in the original PPO implementation (Dhariwal et al. 2017).
 
         near_t = clip(values_t, old_values_t - clip, old_values_t + clip)
         L_t    = ½ max((values_t - returns_t)², (near_t - returns_t)²)
 
-    Because of the factor ½, the gradient is the error itself. Double a coefficient that comes from code without this
-    factor.
+    Because of the factor ½, the gradient is the error itself. If you take a coefficient from code without this factor,
+    double it.
 
     Args:
-        values_BT: the values of the critic that is being trained; only they have a gradient.
-        old_values_BT: the values of the critic before the update.
+        values_BT: the values from the critic being trained; only these have a gradient.
+        old_values_BT: the critic's values before the update.
         returns_BT: the targets.
-        clip: the largest distance of a value from its old value. None means no limit.
+        clip: the maximum distance between a value and its old value. None means no limit.
 
     Returns:
         The loss with these diagnostics: `value_clip_fraction`, the fraction of tokens whose gradient is clipped;

@@ -60,7 +60,7 @@ class Schedule(StrEnum):
 
     @property
     def rolls_ahead(self) -> bool:
-        """True if the next batch is rolled out before training on this one, with weights that are one version older."""
+        """True if the next batch is rolled out, with weights one version older, before training on this batch."""
         return self in (Schedule.ONE_STEP_OFF, Schedule.BOTH)
 
 
@@ -69,22 +69,22 @@ class PipelineSettings:
     """The durations and sizes of a training step.
 
     Attributes:
-        rollout_s: seconds to roll out a batch.
-        update_s: seconds to update the policy on one mini-batch.
-        log_probs_s: seconds to compute the log-probabilities of a batch, which requires no rewards.
-        publish_s: seconds to publish the new weights.
-        handling_s: seconds from the end of a rollout to the first call of the batch, for decoding and sending.
+        rollout_s: the seconds needed to roll out a batch.
+        update_s: the seconds needed to update the policy on one mini-batch.
+        log_probs_s: the seconds needed to compute the log-probabilities of a batch. This requires no rewards.
+        publish_s: the seconds needed to publish the new weights.
+        handling_s: the seconds from the end of a rollout to the first call for the batch, for decoding and sending.
         batch_size: the number of samples in a batch. Each sample is rolled out `group_size` times.
-        group_size: the number of rollouts for each sample. Each rollout is one reward call, and a group is complete
-            when all its rollouts are scored.
+        group_size: the number of rollouts per sample. Each rollout requires one reward call, and a group is complete
+            when all of its rollouts are scored.
         minibatch_size: the number of samples in a mini-batch.
         max_concurrency: the maximum number of concurrent reward calls.
         steps: the number of batches.
         separate_rollouts: True if rollouts run on a second machine instead of the trainer's machine.
         log_probs_while_scoring: True if `sync` computes log-probabilities before it waits for scores, as the other
             schedules always do.
-        one_batch_at_a_time: True if the agent starts a batch only once the previous batch is scored. If False, it
-            starts a call as soon as a slot is free.
+        one_batch_at_a_time: True if the agent starts a batch only once the previous batch is scored. If False, the
+            agent starts a call as soon as a slot is free.
 
     Raises:
         ConfigError: If a value is out of range, or `minibatch_size` does not divide `batch_size`.
@@ -108,7 +108,7 @@ class PipelineSettings:
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name.endswith("_s") and not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{item.name} must be a number of seconds of at least 0, got {value:g}")
+                raise ConfigError(f"{item.name} must be a non-negative number of seconds, got {value:g}")
             if item.name.endswith("_s") and value > MOST_SECONDS:
                 raise ConfigError(f"{item.name} must be at most {MOST_SECONDS:g} seconds, got {value:g}")
             if item.type == "int" and value < 1:
@@ -118,7 +118,7 @@ class PipelineSettings:
             divisors = {d for k in range(1, math.isqrt(size) + 1) if size % k == 0 for d in (k, size // k)}
             raise ConfigError(
                 f"a batch of {size} samples cannot be split into mini-batches of {wanted}; minibatch_size must divide "
-                f"batch_size, such as {min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))}"
+                f"batch_size, for example {min(divisors, key=lambda divisor: (abs(divisor - wanted), divisor))}"
             )
         if self.rollout_s + self.update_s == 0:
             raise ConfigError(
@@ -138,7 +138,7 @@ class PipelineSettings:
 
     @property
     def train_s(self) -> float:
-        """The duration in seconds of the work of one step after its rollouts."""
+        """The duration, in seconds, of a step's work after its rollouts."""
         return self.log_probs_s + self.minibatches * self.update_s + self.publish_s
 
     @property
@@ -190,7 +190,7 @@ class Latency:
             raise ConfigError("latency empirical needs at least one measured call")
         for figure in self.figures:
             if not math.isfinite(figure) or figure < 0:
-                raise ConfigError(f"latency {self.kind}: {figure:g} is not a finite number of at least 0")
+                raise ConfigError(f"latency {self.kind}: {figure:g} is not a finite non-negative number")
             if figure > MOST_SECONDS:
                 raise ConfigError(f"latency {self.kind}: {figure:g} is above the maximum, {MOST_SECONDS:g} seconds")
         if self.kind == "uniform" and self.figures[0] > self.figures[1]:
@@ -198,7 +198,7 @@ class Latency:
             raise ConfigError(f"latency uniform: LOW must be at most HIGH, got {low:g} and {high:g}")
 
     def draw(self, generator: np.random.Generator, size: tuple[int, ...]) -> Floats:
-        """Draw an array of durations in seconds that has the given shape."""
+        """Draw an array of durations, in seconds, with the given shape."""
         return _KINDS[self.kind][1](generator, self.figures, size)
 
     def __str__(self) -> str:
@@ -214,7 +214,7 @@ def _form(kind: str) -> str:
 def parse_latency(text: str) -> Latency:
     """Parse a latency such as `uniform:1:40`, `constant:3`, `exponential:8`, `lognormal:8:1.0` or `file:PATH`.
 
-    PATH is the directory of a run or its `scores.jsonl`.
+    PATH is a run directory or its `scores.jsonl`.
 
     Raises:
         ConfigError: If the string cannot be parsed.
@@ -234,9 +234,9 @@ def parse_latency(text: str) -> Latency:
 
 
 def read_durations(path: Path) -> tuple[float, ...]:
-    """Return the duration in seconds of each call in the `scores.jsonl` of a run. An incomplete last line is skipped.
+    """Return the duration, in seconds, of each call in a run's `scores.jsonl`. An incomplete last line is skipped.
 
-    Episodes that a batch reward scored together count as one call.
+    Episodes that a batch reward scored together count as a single call.
 
     Raises:
         ConfigError: If the file cannot be read or has no scores, or a line has no duration.
@@ -268,7 +268,7 @@ def read_durations(path: Path) -> tuple[float, ...]:
 
 
 def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
-    """Return a lower bound in seconds for every schedule whose rollouts use weights that are at most one version old.
+    """Return a lower bound, in seconds, for every schedule whose rollouts use weights at most one version old.
 
     The bound is the maximum of two quantities. The first is the total work of the trainer's machine. The second is the
     maximum over all ranges of consecutive batches of the following sum: the work before their first call, the duration
@@ -289,7 +289,7 @@ def lower_bound(settings: PipelineSettings, latencies_SC: Floats) -> float:
 
 
 def _before(settings: PipelineSettings, step: int) -> float:
-    """Return the work before the first call of a step: all rollouts so far, and earlier updates except the last one."""
+    """Return the work before the first call in a step: all rollouts so far and all earlier updates but the last."""
     updated = max(0, step - 1)
     if not settings.separate_rollouts:
         return (step + 1) * settings.rollout_s + updated * settings.train_s + settings.handling_s
@@ -299,7 +299,7 @@ def _before(settings: PipelineSettings, step: int) -> float:
 
 
 def _after(settings: PipelineSettings, left: int) -> float:
-    """Return the work after the last call of a step: one update and the remaining work of the `left` later steps."""
+    """Return the work after the last call in a step: one update, and the remaining work of the `left` later steps."""
     update_s = settings.minibatches * settings.update_s
     rollouts = max(0, left - 1)  # The next batch may already have its rollouts and log-probabilities.
     training = left * (update_s + settings.publish_s) + rollouts * settings.log_probs_s
@@ -314,7 +314,7 @@ Doing = Literal["rollout", "log_probs", "update", "publish", "waits_for_rewards"
 
 
 class TimelineInterval(NamedTuple):
-    """The activity of a machine during an interval. Times are in seconds, and steps are counted from 0."""
+    """A machine's activity during an interval. Times are in seconds, and steps are counted from 0."""
 
     doing: Doing
     step: int
@@ -323,7 +323,7 @@ class TimelineInterval(NamedTuple):
 
 
 class ScoredBatch(NamedTuple):
-    """The reward calls of one batch. `begins_C` and `ends_C` are in the order of the rollouts.
+    """The reward calls for one batch. `begins_C` and `ends_C` are in rollout order.
 
     Mini-batch m consists of the groups `groups_MG[m]` and is ready for training at `ready_M[m]`.
     """
@@ -341,16 +341,16 @@ class ScheduleResult:
 
     Attributes:
         schedule: the simulated schedule.
-        makespan_s: seconds until the weights of the last step are published.
-        intervals: the intervals in which the machine of the trainer works or waits, without gaps.
+        makespan_s: the number of seconds until the weights of the last step are published.
+        intervals: the consecutive intervals, without gaps, in which the trainer's machine works or waits.
         rollouts: the intervals of the separate rollout machine, if there is one.
-        batches: the reward calls of each step.
-        staleness: the largest number of versions between the weights that sampled a batch and the weights that were
+        batches: the reward calls in each step.
+        staleness: the maximum number of versions between the weights that sampled a batch and the weights that were
             trained on it.
-        latency_bias: the rank correlation (Spearman) between the slowest call of a group and its mini-batch, averaged
-            over steps. It is 1 if slow groups always come last, and None if it is undefined.
-        order_kept: the rank correlation between the mini-batch of a group in the order of submission and its actual
-            mini-batch. It is 1 if groups keep their order, and None if there is only one mini-batch.
+        latency_bias: the rank correlation (Spearman) between the duration of a group's slowest call and the group's
+            mini-batch, averaged over steps. It is 1 if slow groups always come last, and None if it is undefined.
+        order_kept: the rank correlation between the mini-batch that a group would have in submission order and its
+            actual mini-batch. It is 1 if groups keep their order, and None if there is only one mini-batch.
     """
 
     schedule: Schedule
@@ -363,28 +363,28 @@ class ScheduleResult:
     order_kept: float | None
 
     def seconds(self, *doing: Doing) -> float:
-        """Return the time in seconds that the machine of the trainer spent on the given activities."""
+        """Return the time, in seconds, that the trainer's machine spent on the given activities."""
         return math.fsum(item.end_s - item.begin_s for item in self.intervals if item.doing in doing)
 
     @property
     def idle_s(self) -> float:
-        """The time in seconds that the machine of the trainer spent waiting."""
+        """The time, in seconds, that the trainer's machine spent waiting."""
         return self.seconds("waits_for_rewards", "waits_for_rollouts")
 
     @property
     def utilization(self) -> float:
-        """The fraction of the time that the machine of the trainer spent working."""
+        """The fraction of the time that the trainer's machine spent working."""
         return 1.0 - self.idle_s / self.makespan_s
 
     @property
     def step_ends_s(self) -> list[float]:
-        """The time in seconds at which the weights of each step were published."""
+        """The time, in seconds, at which the weights of each step were published."""
         ends = {item.step: item.end_s for item in self.intervals if item.doing in ("update", "publish")}
         return [ends[step] for step in range(len(self.batches))]
 
     @property
     def step_s(self) -> float:
-        """The mean duration of a step in seconds in the steady state.
+        """The mean duration, in seconds, of a step in the steady state.
 
         It is measured from the end of the first step to the end of the last step. The first step is excluded because
         `one_step_off` and `both` roll out two batches during it. If there is only one step, the result is `makespan_s`.
@@ -399,9 +399,9 @@ class Overlap:
 
     Attributes:
         settings: the settings of the trainer.
-        latencies_SC: the duration of each call in seconds, with one row for each step.
+        latencies_SC: the duration of each call, in seconds, with one row for each step.
         results: the result of each schedule.
-        lower_bound_s: the lower bound in seconds; see `lower_bound`.
+        lower_bound_s: the lower bound, in seconds; see `lower_bound`.
     """
 
     settings: PipelineSettings
@@ -414,21 +414,21 @@ class Overlap:
         return 1.0 - self.results[schedule].makespan_s / self.results[Schedule.SYNC].makespan_s
 
     def steady_cut(self, schedule: Schedule) -> float:
-        """Return the fraction of the duration of a step that a schedule saves in the steady state of a long run."""
+        """Return the fraction of a step's duration that a schedule saves in the steady state of a long run."""
         return 1.0 - self.results[schedule].step_s / self.results[Schedule.SYNC].step_s
 
 
 def draw_latencies(settings: PipelineSettings, latency: Latency, seed: int = 0) -> Floats:
-    """Draw the duration of each call in seconds, with one row for each step. The same seed draws the same numbers."""
+    """Draw the duration of each call, in seconds, with one row for each step. The same seed draws the same numbers."""
     return latency.draw(np.random.default_rng(seed), (settings.steps, settings.calls_per_step))
 
 
 def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overlap:
-    """Simulate the four schedules with the same calls.
+    """Simulate the four schedules with the same reward calls.
 
     Args:
         settings: the settings of the trainer.
-        latencies_SC: the duration of each call in seconds. `group_size` consecutive calls in a row form a group.
+        latencies_SC: the duration of each call, in seconds. Every `group_size` consecutive calls in a row form a group.
 
     Raises:
         ConfigError: If the latencies have the wrong shape, or a duration is invalid.
@@ -437,17 +437,17 @@ def simulate_overlap(settings: PipelineSettings, latencies_SC: Floats) -> Overla
     if latencies_SC.shape != shape:
         raise ConfigError(f"latencies must have the shape {shape} for (steps, calls), got {latencies_SC.shape}")
     if not (np.isfinite(latencies_SC) & (latencies_SC >= 0)).all():
-        raise ConfigError("a latency must be a finite number of seconds of at least 0")
+        raise ConfigError("a latency must be a finite, non-negative number of seconds")
     results = {schedule: _Simulation(settings, schedule, latencies_SC).run() for schedule in Schedule}
     return Overlap(settings, latencies_SC, results, lower_bound(settings, latencies_SC))
 
 
 def list_schedule(latencies_C: Sequence[float], slots: list[float], not_before_s: float = 0.0) -> tuple[Floats, Floats]:
-    """Start calls in order, each as soon as a slot is free, and return the times at which they begin and end.
+    """Start calls in order, each as soon as a slot is free, and return the times at which the calls begin and end.
 
     Args:
-        latencies_C: the duration of each call in seconds.
-        slots: a heap of the times at which slots become free. It is updated in place.
+        latencies_C: the duration of each call, in seconds.
+        slots: a heap of the times at which slots become free. The heap is updated in place.
         not_before_s: the earliest time at which a call may start.
     """
     begins = np.empty(len(latencies_C))
@@ -495,7 +495,7 @@ class _Simulation:
         return ScheduleResult(self.schedule, self.trainer_s, intervals, rollouts, batches, staleness, *means)
 
     def _roll_out(self) -> None:
-        """Roll out the next batch, if there is one, and start its calls."""
+        """Roll out the next batch and start its calls, unless there is no next batch."""
         step, settings = len(self.batches), self.settings
         if step == settings.steps:
             return
@@ -582,7 +582,7 @@ _DOINGS: tuple[Doing, ...] = get_args(Doing)
 
 
 class TimelineRow(NamedTuple):
-    """A row of a drawing: its schedule, its label ("machine", "rollouts", "step" or "calls") and its cells."""
+    """A row in a drawing: its schedule, its label ("machine", "rollouts", "step" or "calls"), and its cells."""
 
     schedule: Schedule
     shows: str
@@ -610,11 +610,11 @@ class Timeline(NamedTuple):
 
 
 def draw_timeline(overlap: Overlap, width: int = 80) -> Timeline:
-    """Draw two steps of each schedule, starting with the second step, or with the first if there are fewer than four.
+    """Draw two steps of each schedule, starting with the second step or, if there are fewer than four steps, the first.
 
     The letters are R for a rollout, L for log-probabilities, U for an update and P for publishing weights. A dot means
-    waiting for rewards, and a hyphen means waiting for rollouts. The row `step` shows the last digit of the step. The
-    row `calls` shows the number of concurrent reward calls, where █ means that all slots are used.
+    waiting for rewards, and a hyphen means waiting for rollouts. The row `step` shows the last digit of the step
+    number. The row `calls` shows the number of concurrent reward calls; █ means that all slots are in use.
 
     Raises:
         ConfigError: If the width is too small.

@@ -1,8 +1,8 @@
-"""The published time savings of the schedules, and a simulation of the same runs.
+"""The schedules' published time savings, and a simulation of the same runs.
 
 Source: the README of verl's recipe `async_reward_agent` (pull request 2854). Every published run trained on GSM8K for
-15 epochs. The runs used batches of 1,024 samples, 5 rollouts for each sample, mini-batches of 256 samples, and 256
-threads that make calls of 1 to 40 s for one batch at a time.
+15 epochs. The runs used batches of 1,024 samples, 5 rollouts per sample, and mini-batches of 256 samples. For one batch
+at a time, 256 threads made calls that took 1 to 40 s.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FITTED = PipelineSettings(
 
 
 class PublishedRun(NamedTuple):
-    """A published run whose saving is stated. Times are in minutes.
+    """A published run with a stated saving. Times are in minutes.
 
     `is_fitted` is True if the stage times in `FITTED` were chosen to match this run.
     """
@@ -71,7 +71,7 @@ class SimulatedRun(NamedTuple):
 
 
 class PublishedTable(NamedTuple):
-    """The simulated runs, and the number of steps that the published hours would cover at the simulated speed."""
+    """The simulated runs, and the number of steps that would fit in the published hours at the simulated speed."""
 
     runs: tuple[SimulatedRun, ...]
     steps: float
@@ -90,10 +90,10 @@ class PublishedTable(NamedTuple):
 
 
 def simulate_published(seed: int = 0) -> PublishedTable:
-    """Simulate the seven published runs in the steady state, without the start and the end of a run.
+    """Simulate the seven published runs in the steady state, ignoring the start and the end of each run.
 
-    The other back ends and models differ only in the length of the baseline. Except for the handling time, their stage
-    times are the times in `FITTED` multiplied by one factor, which is chosen so that the baselines have the published
+    The other back ends and models differ only in the duration of the baseline. Except for the handling time, their
+    stage times are the times in `FITTED` multiplied by a single factor, chosen so that the baselines have the published
     ratio.
     """
     fitted = _step_seconds(FITTED, seed)

@@ -1,6 +1,6 @@
-"""PPO on rows of tokens, in reading order: the learner, an optimizer step, the loss of a micro-batch, and diagnostics.
+"""PPO on token rows, in reading order: the learner, an optimizer step, the loss of a micro-batch, and diagnostics.
 
-An update trains for multiple epochs on the rows of one batch of episodes. It divides the rows into mini-batches, and
+An update trains for multiple epochs on the rows from one batch of episodes. It divides the rows into mini-batches, and
 each mini-batch into micro-batches that fit in memory. The axis `_N` contains the tokens in the loss, and the axis `_M`
 contains the actions.
 """
@@ -73,7 +73,7 @@ OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 
 
 class DeviceContext(NamedTuple):
-    """The device and floating-point type of a module, the micro-batch budget, and the processes that share a batch."""
+    """A module's device and floating-point type, the micro-batch budget, and the processes that share a batch."""
 
     device: torch.device
     dtype: torch.dtype
@@ -82,7 +82,7 @@ class DeviceContext(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module, config: PPOConfig, device: torch.device | str) -> DeviceContext:
-        """Create the context for a module. On a CPU, this also lets the process keep freed memory."""
+        """Create the context for a module. On a CPU, the process is also configured to keep freed memory."""
         target = torch.device(device)
         if target.type == "cpu":
             keep_freed_memory()
@@ -110,7 +110,7 @@ class _StepRecord(NamedTuple):
 
 
 class _StepCounts(NamedTuple):
-    """The divisors of the losses of an optimizer step."""
+    """The divisors for the losses in an optimizer step."""
 
     policy: GlobalBatch  # for the policy loss; "decoupled" excludes some tokens
     tokens: GlobalBatch  # for losses over all tokens
@@ -121,18 +121,18 @@ class PPOLearner:
     """Updates a module on batches of rows.
 
     Args:
-        module: the module to train in place: a causal language model of `transformers`, a `PolicyWithValue`, or any
-            module that maps (ids_BT, attention_mask_BT) to logits_BTV. It runs without dropout, like the sampler.
-            Trainable half-precision weights are converted to float32.
+        module: the module to train in place. It can be a causal language model from `transformers`, a
+            `PolicyWithValue`, or any module that maps (ids_BT, attention_mask_BT) to logits_BTV. Like the sampler, it
+            runs without dropout. Trainable half-precision weights are converted to float32.
         config: the options.
-        reference: a separate module for the KL divergence. It is required if the options or the diagnostics use that
+        reference: a separate module for the KL divergence. It is required if the options or the diagnostics use the
             divergence. If None and the module has adapters, the module without its adapters is used.
-        seed: the seed for the order of mini-batches and for new adapters.
+        seed: the random seed for the order of mini-batches and for new adapters.
         device: the device to which the module is moved.
         total_steps: the number of updates, which is required by schedules that end.
-        on_failure: a function that saves a batch for debugging. It is called with the rows and facts before a
-            `TrainingError` for a non-finite loss or gradient is raised. `facts["rows"]` contains the indices of the
-            rows in the mini-batch.
+        on_failure: a function that saves a batch for debugging. Before a `TrainingError` for a non-finite loss or
+            gradient is raised, the function is called with the rows and a mapping `facts`. `facts["rows"]` contains the
+            indices of the rows in the mini-batch.
 
     Raises:
         ConfigError: If the module cannot be trained with these options.
@@ -201,20 +201,20 @@ class PPOLearner:
         return self._kl.value if self._kl is not None else self.config.kl_coefficient
 
     def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
-        """Run all epochs on one batch.
+        """Run all epochs on a batch.
 
         Args:
             rows: the rows that `build_rows` returned.
-            version: the policy version of the module before the update, as in `policy_versions`.
+            version: the module's policy version before the update, as in `policy_versions`.
 
         Returns:
             The diagnostics; see `docs/reference/ppo.md`. If no token is in the loss, the only diagnostics are `tokens`
-            and `optimizer_steps`, both 0.
+            and `optimizer_steps`, and both are 0.
 
         Raises:
-            TrainingError: If a required log-probability is missing, or a loss or gradient is not finite. That optimizer
-                step is skipped, but earlier steps remain in effect. The failed update is not counted, and repeating it
-                uses the same order of rows.
+            TrainingError: If a required log-probability is missing, or a loss or gradient is not finite. The optimizer
+                step is then skipped, but earlier steps remain in effect. The failed update is not counted, so if it is
+                repeated, it uses the same order of rows.
         """
         flat, order = self._trainable_rows(rows), self._generator.get_state()
         diagnostics = {"tokens": 0.0, "optimizer_steps": 0.0}
@@ -264,7 +264,7 @@ class PPOLearner:
     def gradients(self, rows: TokenBatch) -> dict[str, float]:
         """Compute the gradient of the loss over all rows, and store it in the `grad` of each parameter.
 
-        No optimizer step is made. `grad_norm` in the diagnostics is the norm before clipping.
+        No optimizer step is taken. In the diagnostics, `grad_norm` is the norm before clipping.
 
         Raises:
             TrainingError: If no token is in the loss, or a required log-probability is missing.
@@ -281,7 +281,7 @@ class PPOLearner:
     def logprobs(self, rows: TokenBatch) -> Array:
         """Return log-probabilities under the current module as (B,T) float32, aligned with `input_ids`.
 
-        They are 0 for tokens that do not belong to an action.
+        The result is 0 for tokens that do not belong to an action.
         """
         flat = TrainingRows.of(rows, "action_mask")
         laid: Array = np.zeros(rows.batch["input_ids"].shape, dtype=np.float32)
@@ -293,7 +293,8 @@ class PPOLearner:
     def state_dict(self, *, keep: bool = True) -> dict[str, Any]:
         """Return a state from which an identical learner can continue exactly.
 
-        If `keep` is false, all tensors are `None`. This option is meant for processes that only help to gather shards.
+        If `keep` is false, all tensors are replaced with `None`. This is meant for processes that only help to gather
+        shards.
         """
         return {
             "module": whole(self.module.state_dict(), keep=keep),
@@ -311,7 +312,7 @@ class PPOLearner:
         If the state has no adaptive KL coefficient, the coefficient starts from its initial value.
 
         Raises:
-            ConfigError: If the state belongs to a module with different weights or different trainable weights.
+            ConfigError: If the state belongs to a module that has different weights or different trainable weights.
         """
         with boundary(
             ConfigError, "the state belongs to a module with different weights or different trainable weights"
@@ -333,11 +334,11 @@ class PPOLearner:
         return TrainingRows.of(rows).without_forced(keep_firsts=self._model.has_values)
 
     def _with_loss_columns(self, flat: TrainingRows) -> tuple[TrainingRows, Diagnostics]:
-        """Add the columns that the losses need and that are not recorded, and measure the importance weights.
+        """Add the columns that the losses require but that are not recorded, and compute the importance weights.
 
-        The column `old` is the denominator of the ratio. The column `recomputed` contains the log-probabilities of the
-        module before the update. The columns `reference`, `weights`, `is_within` and `old_values` are added only if the
-        options use them.
+        The column `old` is the denominator of the ratio. The column `recomputed` contains the module's
+        log-probabilities before the update. The columns `reference`, `weights`, `is_within` and `old_values` are added
+        only if the options use them.
         """
         config, recorded = self.config, flat.columns
         if missing := [key for key in ("logprobs", "advantages") if key not in recorded]:
@@ -391,11 +392,11 @@ class PPOLearner:
     def _gradients(
         self, flat: TrainingRows, chosen: Ints, *, policy: bool, gap: bool, limit: float | None
     ) -> _StepRecord:
-        """Accumulate the gradient of a mini-batch, then read the loss and the norm from the device.
+        """Accumulate the gradient of a mini-batch, and then read the loss and the norm from the device.
 
         This read is the only synchronization with the device. If `policy` is false, only the value head learns. If
-        `gap` is true, the log-probabilities of the module are compared with those of the sampler. If `limit` is not
-        None, the gradient is clipped to this norm.
+        `gap` is true, the module's log-probabilities are compared with the sampler's. If `limit` is not None, the
+        gradient is clipped to this norm.
         """
         self.optimizer.zero_grad(set_to_none=True)
         counts = self._counts(flat, chosen)
@@ -453,7 +454,7 @@ class PPOLearner:
         raise TrainingError(f"{problem}, with ratios from {low:g} to {high:g}; the optimizer step is skipped{kept}")
 
     def _row_diagnostics(self, flat: TrainingRows, version: int) -> dict[str, float]:
-        """Return the diagnostics that are computed over all rows."""
+        """Return the diagnostics computed over all rows."""
         measured: dict[str, float] = {}
         columns = flat.columns
         if flat.forced:
@@ -475,9 +476,9 @@ class PPOLearner:
 
 @torch.no_grad()
 def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) -> tuple[Array, Array | None]:
-    """Return the log-probabilities (N,) and the values (N,) of a critic.
+    """Return the log-probabilities (N,) and the critic's values (N,).
 
-    The values are 0 except for the first token of each action. They are `None` if there is no critic.
+    Values are 0 except on the first token of each action. If there is no critic, they are `None`.
     """
     parts = context.split(rows, np.flatnonzero(rows.counts_B))
     logprobs: list[Tensor] = []
@@ -499,7 +500,7 @@ def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) 
 
 
 class _LossArguments(TypedDict):
-    """The tokens that a loss is computed on, and how their losses are reduced to one number."""
+    """The tokens on which a loss is computed, and the way in which their losses are reduced to a single number."""
 
     loss_mask_BT: Tensor
     aggregation: Aggregation
@@ -514,7 +515,7 @@ def _micro_batch_loss(
 
         loss = policy + kl_coefficient · KL(π, reference) - entropy_coefficient · entropy + value_coefficient · value
 
-    If `policy` is false, during the warm-up of the critic, only the value head learns.
+    During the critic's warm-up, `policy` is false, and only the value head learns.
     """
     row_ids, chosen = _row(part.rows_N), part.columns.get(CHOICE)
     # All tokens with a choice form one row, in which `row_ids` separates the sequences.
@@ -632,13 +633,13 @@ def _why_empty(rows: TokenBatch, flat: TrainingRows) -> str:
 
 
 def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) -> dict[str, float]:
-    """Reduce the diagnostics of an update to numbers for a log, with a single read from the device.
+    """Reduce an update's diagnostics to numbers for a log with a single read from the device.
 
     The `parts` of the steps come from this process. All other numbers cover all processes.
 
-    The result contains the mean over optimizer steps of `loss`, its terms and `grad_norm`; the maximum `grad_norm_max`;
-    and the merged diagnostics of all parts. `effective_sample_size` covers one epoch, and `effective_share` is its
-    ratio to the number of tokens.
+    The result contains the means of `loss`, its terms and `grad_norm` over all optimizer steps; the maximum norm,
+    `grad_norm_max`; and the merged diagnostics of all parts. `effective_sample_size` covers one epoch, and
+    `effective_share` is its ratio to the number of tokens.
     """
     if not steps:
         return {}
@@ -671,7 +672,7 @@ def _summary(steps: Sequence[_StepRecord], epochs: int, processes: Processes) ->
 
 
 def version_lag(versions_N: Array, version: int) -> dict[str, float]:
-    """Return the age of the tokens: `lag_mean` and `lag_max` in versions, and `lag_share`, the share of old tokens.
+    """Return the age of the tokens: `lag_mean` and `lag_max`, in versions, and `lag_share`, the share of old tokens.
 
     `versions_N` contains the policy version that sampled each token, or -1 if it is unknown. `version` is the version
     before the update.

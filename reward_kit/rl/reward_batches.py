@@ -1,8 +1,8 @@
-"""The batches that reward managers score, and the positions of rewards in them.
+"""The batches that reward managers score, and the positions of rewards in these batches.
 
 Batches have the structure of verl's `DataProto`. A batch is any object with the attributes `batch` (tensors or NumPy
 arrays by name) and `non_tensor_batch`, such as a `DataProto`, a `TokenBatch`, or a `TokenBatch` that was converted with
-`to_tensors`. In batches of verl, rewards are aligned with `responses`. In a `TokenBatch`, they are aligned with
+`to_tensors`. In verl batches, rewards are aligned with `responses`. In a `TokenBatch`, they are aligned with
 `action_mask`, like all other arrays.
 """
 
@@ -31,7 +31,7 @@ _GREATEST = float(np.finfo(np.float32).max)  # A larger float32 is infinite.
 
 
 class TokenRewards(NamedTuple):
-    """Rewards, and their rows and columns. Each position has at most one reward."""
+    """Rewards with their rows and columns. Each position has at most one reward."""
 
     rows: Ints
     columns: Ints
@@ -75,7 +75,7 @@ class RewardBatch:
             )
         if attention is not None and attention.shape != mask.shape:
             raise ConfigError(
-                f"'attention_mask' has the shape {tuple(attention.shape)}, but the mask of actions has "
+                f"'attention_mask' has shape {tuple(attention.shape)}, but the action mask has shape "
                 f"{tuple(mask.shape)}"
             )
         return cls(arrays, read_non_tensors(data), mask, None if attention is mask else attention)
@@ -85,7 +85,7 @@ class RewardBatch:
 
     @cached_property
     def last_B(self) -> Ints:
-        """The column of the last valid token in each row, or -1 if the row has no valid token."""
+        """The column of each row's last valid token, or -1 if the row has no valid token."""
         last = last_nonzero(self.actions_BT)
         if self.attention_BT is not None and (last >= 0).any():
             # Sampled tokens are rarely padding. Check the last sampled token of each row, and the other tokens only if
@@ -113,27 +113,27 @@ class RewardBatch:
 
     @property
     def device(self) -> torch.device:
-        """The device of the inputs and of the rewards."""
+        """The device of the inputs and the rewards."""
         return self.actions_BT.device
 
     def column(self, name: str) -> Any | None:
-        """Return a column (B,) of `non_tensor_batch`, or None if it does not exist."""
+        """Return a (B,) column of `non_tensor_batch`, or None if the column does not exist."""
         values = self.others.get(name)
         if values is not None and (np.ndim(values) == 0 or len(values) != len(self)):
             raise ConfigError(f"non_tensor_batch[{name!r}] must have one item for each of the {len(self)} rows")
         return values
 
     def numbers(self, name: str) -> Floats:
-        """Return a required column of `non_tensor_batch` as (B,) floats. None becomes NaN, and infinity is rejected."""
+        """Return a required column of `non_tensor_batch` as (B,) floats. None becomes NaN; infinity is rejected."""
         if (values := self.column(name)) is None:
             raise ConfigError(f"non_tensor_batch has no {name!r}{did_you_mean(name, map(str, self.others))}")
         return as_numbers(values, f"non_tensor_batch[{name!r}]")
 
     @cached_property
     def episodes_B(self) -> Ints:
-        """The index of the episode that each row belongs to, according to `traj_uid`.
+        """The index of each row's episode, determined by `traj_uid`.
 
-        If the batch has no `traj_uid`, each row is an episode.
+        If the batch has no `traj_uid`, each row is a separate episode.
         """
         if (uids := self.column("traj_uid")) is None:
             return np.arange(len(self))
@@ -150,9 +150,10 @@ class RewardBatch:
 
     @cached_property
     def ends_B(self) -> Bools:
-        """A (B,) mask that is true for the row that ends its episode.
+        """A (B,) mask that is true for rows that end their episode.
 
-        This is the row that `ends_episode` marks. If that column is missing, it is the last row with a valid token.
+        The column `ends_episode` marks these rows. If that column is missing, the last row with a valid token ends an
+        episode.
         """
         if (ends_episode := self.column("ends_episode")) is not None:
             if any(value not in (True, False) for value in np.asarray(ends_episode).tolist()):
@@ -165,11 +166,11 @@ class RewardBatch:
         return ends
 
     def action_ends(self) -> tuple[Ints, Ints]:
-        """Return the row and the column of the last token of each action, (S,) each, in order.
+        """Return the rows (S,) and the columns (S,) of the last tokens of all actions, in order.
 
         The column `action_lengths` contains, for each row, a list of the number of tokens in each action. Without this
         column, an action is a contiguous run of valid tokens. An action without tokens ends at the last token of the
-        previous action or, if there is none, at the first token of the row.
+        previous action or, if there is no previous action, at the first token of the row.
 
         Raises:
             ConfigError: If the lengths do not add up to the number of valid tokens in the row, or if no action in a row
@@ -193,7 +194,7 @@ class RewardBatch:
         return np.repeat(np.arange(len(places)), [len(ends) for ends in places]), np.concatenate(places)
 
     def placed(self, scores_B: Floats, others: TokenRewards | None = None) -> Tensor:
-        """Return (B,T) float32 rewards on the device of the inputs, with each score at the last valid token of its row.
+        """Return (B,T) float32 rewards on the inputs' device. Each score is at the last valid token of its row.
 
         Rows without a valid token and rows whose score is NaN get no reward. The rewards in `others` are added at their
         own positions.
@@ -218,7 +219,7 @@ class RewardBatch:
         return rewards
 
     def ids(self, row: int) -> tuple[list[int], list[int]]:
-        """Return the token ids of the prompt and of the response in a row, without padding."""
+        """Return the token ids of a row's prompt and response, without padding."""
         if "responses" in self.arrays:
             prompts, responses = self.arrays.get("prompts"), self.arrays["responses"]
             width = responses.shape[1]
@@ -237,7 +238,7 @@ class RewardBatch:
 
 
 def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the named arrays that exist in the batch, as tensors. The tensors share the memory of the arrays."""
+    """Return, as tensors, those of the named arrays that exist in the batch. The tensors share the arrays' memory."""
     if isinstance(data, PackedBatch):
         raise ConfigError("a reward manager cannot use packed rows; pass padded rows, and pack them later")
     if not hasattr(getattr(data, "batch", None), "keys"):
@@ -279,7 +280,7 @@ def as_numbers(values: Any, name: str) -> Floats:
 
 
 def last_nonzero(mask_BT: Tensor) -> Ints:
-    """Return the index of the last nonzero column of each row, or -1 if all are zero.
+    """Return the index of the last nonzero column in each row, or -1 if all columns are zero.
 
     Raises:
         ConfigError: If the mask is on the CPU, does not contain floats, and contains a number other than 0 and 1.
@@ -288,7 +289,7 @@ def last_nonzero(mask_BT: Tensor) -> Ints:
 
 
 def _by_columns(mask_BT: Tensor) -> Ints:
-    """Find the columns on an accelerator, with one pass and one copy."""
+    """Find the columns on an accelerator with a single pass and a single copy."""
     columns = torch.arange(1, mask_BT.shape[1] + 1, device=mask_BT.device)
     numbered = torch.where(mask_BT != 0, columns, 0)
     none = numbered.new_zeros((len(numbered), 1))  # max() over zero columns raises an error.
@@ -297,7 +298,7 @@ def _by_columns(mask_BT: Tensor) -> Ints:
 
 
 def _by_blocks(mask_BT: Tensor) -> Ints:
-    """Find the columns on a CPU by searching only the last block of each row that is not empty.
+    """Find the columns on a CPU by searching only the last non-empty block of each row.
 
     This is four times as fast as searching all columns.
     """
@@ -335,7 +336,7 @@ def _truth(values: Tensor) -> Tensor:
 
 
 def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the part of an array that is aligned with the responses. The array may also cover the prompts."""
+    """Return the part of an array that is aligned with the responses. The array may cover the prompts as well."""
     rows, width = arrays["responses"].shape
     if values is None or tuple(values.shape) == (rows, width):
         return values
@@ -343,16 +344,15 @@ def _align_to_responses(name: str, values: Tensor | None, arrays: Mapping[str, T
     if tuple(values.shape) != (rows, whole):
         longer = f", or {(rows, whole)} including the prompts" if whole > width else ""
         raise ConfigError(
-            f"{name!r} has the shape {tuple(values.shape)}; "
-            f"in a batch with 'responses', it must be {(rows, width)}{longer}"
+            f"{name!r} has shape {tuple(values.shape)}; in a batch with 'responses', it must be {(rows, width)}{longer}"
         )
     return values[:, whole - width :]
 
 
 def stack_facts(items: Sequence[Mapping[str, Any]]) -> dict[str, Column]:
-    """Convert one dictionary for each row to arrays with one item for each row.
+    """Convert a list of dictionaries, one for each row, to arrays with one item for each row.
 
-    If a row lacks a key, its item is `None`. An array is numeric if all its items are numbers.
+    If a row's dictionary lacks a key, the row's item is `None`. An array is numeric if all of its items are numbers.
     """
     columns = {}
     for key in dict.fromkeys(key for item in items for key in item):

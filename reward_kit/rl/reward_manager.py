@@ -2,7 +2,7 @@
 
 They have the same interface as the reward managers in verl.
 
-`EpisodeRewardManager` uses existing scores of episodes. The other managers score single answers with a reward function.
+`EpisodeRewardManager` uses existing episode scores. The other managers score single answers with a reward function.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ def _check_whole(name: str, number: object, low: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RunningStatistics:
-    """The count and mean of all scores so far, and `m2`, the sum of their squared distances from the mean."""
+    """The number and the mean of all scores so far, and `m2`, the sum of their squared distances from the mean."""
 
     count: int = 0
     mean: float = 0.0
     m2: float = 0.0
 
     def including(self, numbers: Floats) -> RunningStatistics:
-        """Return the statistics with `numbers` added. The order of the numbers affects only rounding.
+        """Return the statistics with `numbers` included. The order of the numbers affects only rounding.
 
         This is Welford's recurrence for a whole batch (Chan, Golub and LeVeque 1983, eq. 2.1).
         """
@@ -149,7 +149,7 @@ class RunningStatistics:
 
 
 class BatchScores(NamedTuple):
-    """The scores that a reward manager computes for a batch."""
+    """The scores that a reward manager has computed for a batch."""
 
     scores_B: Floats  # Added to each row's last valid token; NaN adds nothing.
     info: dict[str, Column]  # Data about the rows, (B,) each
@@ -158,15 +158,15 @@ class BatchScores(NamedTuple):
 
 
 class RewardManager(ABC):
-    """The base class of reward managers. It converts scores to token rewards, and can show examples.
+    """The base class for reward managers. It converts scores to token rewards and can show examples.
 
     If a batch has `rm_scores`, they are returned unchanged, and the batch is not scored.
 
     Args:
         tokenizer: the tokenizer that decodes rows to show or score them.
-        num_examine: the maximum number of rows to show for each data source in a batch. Each row is shown with a
-            probability of 0.1.
-        seed: the seed of the generator that chooses these rows.
+        num_examine: the maximum number of rows to show for each data source in a batch. Each row is shown with
+            probability 0.1.
+        seed: the random seed for choosing these rows.
         echo: a function that shows a line. The default is `print`.
 
     Raises:
@@ -192,15 +192,15 @@ class RewardManager(ABC):
     @overload
     def __call__(self, data: Any, return_dict: Literal[True]) -> dict[str, Any]: ...
     def __call__(self, data: Any, return_dict: bool = False) -> Tensor | dict[str, Any]:
-        """Return the rewards of a batch as float32, with the shape and device of `responses` (or of `action_mask`).
+        """Return the rewards for a batch as float32, with the shape and device of `responses` (or `action_mask`).
 
         Args:
-            data: a batch; see `rl.reward_batches`. If it has `rm_scores`, these are returned as the rewards.
-            return_dict: whether to return a dict with `reward_tensor` and `reward_extra_info`. The latter contains
-                arrays with one item for each row.
+            data: a batch; see `rl.reward_batches`. If it contains `rm_scores`, they are returned as the rewards.
+            return_dict: whether to return a dict that contains `reward_tensor` and `reward_extra_info`. The latter
+                contains arrays with one item for each row.
 
         Raises:
-            ConfigError: If the batch is incomplete. The batch is left unchanged.
+            ConfigError: If the batch is incomplete. The batch is not changed.
             RewardError: If the tokenizer cannot decode a row.
         """
         rewards, info = self._ready(data) or self._rewarded(data)
@@ -208,7 +208,7 @@ class RewardManager(ABC):
 
     @staticmethod
     def _ready(data: Any) -> tuple[Tensor, dict[str, Column]] | None:
-        """Return the `rm_scores` of a batch and the columns that its `reward_extra_keys` name.
+        """Return a batch's `rm_scores` and the columns named in its `reward_extra_keys`.
 
         If the batch has no `rm_scores`, return None.
         """
@@ -254,7 +254,7 @@ class RewardManager(ABC):
                 self._echo(f"[{source}][{name}] {text}")
 
     def _texts(self, batch: RewardBatch, row: int) -> list[str]:
-        """Decode the prompt and the response of a row."""
+        """Decode the prompt and the response in a row."""
         parts, skip = batch.ids(row), self.skips_special_tokens
         with boundary(RewardError, f"tokenizer on row {row}"):
             return [self.tokenizer.decode(part, skip_special_tokens=skip) for part in parts]
@@ -269,12 +269,12 @@ def _print(line: str) -> None:
 
 
 class EpisodeRewardManager(RewardManager):
-    """A reward manager for scored episodes, whose scores are in `non_tensor_batch["episode_rewards"]`.
+    """A reward manager for episodes whose scores are in `non_tensor_batch["episode_rewards"]`.
 
-    The score of an episode is added to the last valid token of its final row. The column `ends_episode` marks this row.
-    Without that column, it is the last row with the same `traj_uid` and a valid token. An episode is unscored if its
-    score is None or NaN. The rows of an unscored episode get no reward, and `is_scored` is false for these rows. The
-    visual scorer is applied first, and then the normalization. Step rewards are added unchanged.
+    An episode's score is added to the last valid token of its final row, which the column `ends_episode` marks. Without
+    that column, the final row is the last row that has the same `traj_uid` and a valid token. An episode is unscored if
+    its score is None or NaN. The rows of an unscored episode get no reward, and their `is_scored` is false. The visual
+    scorer is applied first, followed by the normalization. Step rewards are added unchanged.
 
     Args:
         rows: "last" to add the score to the final row only, or "each" to add it to the last valid token of every row.
@@ -282,12 +282,12 @@ class EpisodeRewardManager(RewardManager):
         normalize_by_length: a shorthand for normalization_type="length".
         normalization_type: "none"; "length", which divides by `episode_lengths`; or "variance", which computes (score -
             mean) / (std + 1e-8) over all episodes so far, including this batch. If you use "variance", save
-            `state_dict()` with checkpoints.
+            `state_dict()` in checkpoints.
         step_rewards: whether to add the `step_rewards` of the batch, each to the last token of its action. They are a
-            (B,T) array, as in the rows of `build_rows`, or a column of `non_tensor_batch` that contains a list for each
-            row with one reward for each action.
-        visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values`, `image_grid_thw`) of each scored
-            row, if the row has any. If the function raises an error or returns None or NaN, the episode is unscored.
+            (B,T) array, as returned by `build_rows`, or a column of `non_tensor_batch` that contains, for each row, a
+            list with one reward for each action.
+        visual_scorer: a function that scores the `multi_modal_inputs` (`pixel_values` and `image_grid_thw`) of each
+            scored row that has them. If the function raises an error or returns None or NaN, the episode is unscored.
         visual_rule: "multiply" to multiply the score by the visual score, or "add" to add the two.
 
     See `RewardManager` for the other arguments.
@@ -340,7 +340,7 @@ class EpisodeRewardManager(RewardManager):
         """Load the state from a checkpoint.
 
         Raises:
-            ConfigError: If the state is invalid or has a different normalization.
+            ConfigError: If the state is invalid or belongs to a different normalization.
         """
         if not isinstance(state, Mapping):
             raise ConfigError(f"the state must be a mapping that state_dict() returned, got {state!r:.80}")
@@ -388,7 +388,7 @@ class EpisodeRewardManager(RewardManager):
     def _apply_visual(
         self, batch: RewardBatch, scorer: VisualScorer, scores_B: Floats, rows: Ints
     ) -> list[dict[str, str]]:
-        """Apply the visual scorer to the scores of the rows in place, and return the failure of each row."""
+        """Apply the visual scorer to the rows' scores in place, and return each row's failure."""
         failures = [{"failure_class": "", "failure": ""} for _ in scores_B]
         inputs = batch.column("multi_modal_inputs")
         for row in rows.tolist():
@@ -413,12 +413,12 @@ class EpisodeRewardManager(RewardManager):
 
 
 def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards:
-    """Return the step rewards of scored episodes at the positions of their actions. None and NaN are omitted."""
+    """Return the step rewards of scored episodes at the positions of their actions. None and NaN values are omitted."""
     if "step_rewards" in batch.arrays:
         given = batch.arrays["step_rewards"]
         if given.shape != batch.actions_BT.shape:
             raise ConfigError(
-                f"step_rewards has the shape {tuple(given.shape)}, but the mask of actions has "
+                f"step_rewards has shape {tuple(given.shape)}, but the action mask has shape "
                 f"{tuple(batch.actions_BT.shape)}; pass one reward for each token, or put a list for each row "
                 "with one reward for each action into non_tensor_batch"
             )
@@ -455,9 +455,9 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
 class NaiveRewardManager(RewardManager):
     """A reward manager that scores each row separately against its ground truth.
 
-    If a reward fails or returns an invalid score, its row is unscored. The row then gets no reward, `is_scored` is
-    false, and `failure_class` and `failure` contain the reason. Further results, such as the metrics of an
-    `EvaluateResult` or the other keys of a dict (as in verl), are in `reward_extra_info` under their names.
+    If a reward fails or returns an invalid score, its row is unscored. The row then gets no reward, its `is_scored` is
+    false, and its `failure_class` and `failure` contain the reason. Further results, such as the metrics of an
+    `EvaluateResult` or (as in verl) the other keys of a dict, are stored in `reward_extra_info` under their names.
 
     Args:
         compute_score: a reward function, a `Scorer` (which is sandboxed), or a function with verl's signature
@@ -535,7 +535,7 @@ class NaiveRewardManager(RewardManager):
         return requests
 
     def _run(self, requests: Sequence[ScoringRequest]) -> list[Scored]:
-        """Score all requests, in order. A batch reward is called once."""
+        """Score all requests in order. A batch reward is called only once."""
 
         async def run() -> list[Scored]:
             reward, limit, deadline = self._compute_score, self._max_concurrency, self._deadline_s
@@ -552,7 +552,7 @@ class NaiveRewardManager(RewardManager):
 
 
 def result_facts(scored: Scored) -> dict[str, Any]:
-    """Return the metrics and other values of a result, `is_scored`, and the failure.
+    """Return a result's metrics and other values, `is_scored`, and the failure.
 
     The values are strings and plain numbers, because trainers write them to files.
     """
@@ -570,20 +570,20 @@ def result_facts(scored: Scored) -> dict[str, Any]:
 class BatchRewardManager(NaiveRewardManager):
     """A reward manager that scores all rows in a single call to a batch reward or a verl-style batch function.
 
-    The batch function of verl is `compute_score(data_sources, solution_strs, ground_truths, extra_infos)` and returns a
-    list. See `NaiveRewardManager` for the arguments.
+    A verl-style batch function has the signature `compute_score(data_sources, solution_strs, ground_truths,
+    extra_infos)` and returns a list. See `NaiveRewardManager` for the arguments.
     """
 
     mode: EvaluationMode = "batch"
 
 
 class PrimeRewardManager(NaiveRewardManager):
-    """A reward manager that scores rows in parallel, with a time limit for each call.
+    """A reward manager that scores rows in parallel and limits the time of each call.
 
     A row whose call exceeds the limit is unscored, and its `failure_class` is "timeout".
 
-    Plain functions run in threads, where a call continues after its deadline until it ends. If a reward may hang or is
-    CPU-bound in Python, run it in the sandbox instead: pass a `Scorer` with a deadline.
+    Plain functions run in threads, in which a call continues even after its deadline, until it ends. If a reward may
+    hang or is CPU-bound in Python, run it in the sandbox instead by passing a `Scorer` that has a deadline.
 
     Args:
         max_concurrency: the maximum number of concurrent calls.
@@ -615,10 +615,10 @@ class PrimeRewardManager(NaiveRewardManager):
 class DAPORewardManager(NaiveRewardManager):
     """A `NaiveRewardManager` that also penalizes responses close to the maximum length.
 
-    This is the soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13). The penalty is zero up to
+    This is the soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13). The size of the penalty is zero up to
     max_response_length - overlong_buffer_len tokens, and then grows linearly to `overlong_penalty_factor` at
-    max_response_length. The penalty is added to the score as a number of at most 0, which `reward_extra_info` contains
-    as `overlong_penalty`.
+    max_response_length. The penalty, a number of at most 0, is added to the score and reported as `overlong_penalty` in
+    `reward_extra_info`.
 
     Args:
         max_response_length: the maximum length in tokens.
@@ -657,7 +657,7 @@ class DAPORewardManager(NaiveRewardManager):
 
 
 def _as_reward(given: Any, mode: EvaluationMode) -> RewardSpec | Scorer:
-    """Return a `Scorer` unchanged, or the specification of a reward, which must have this mode."""
+    """Return a `Scorer` unchanged, or the specification of a reward. The reward must have the given mode."""
     if hasattr(given, "score_group"):
         scorer: Scorer = given
         return scorer
@@ -685,7 +685,7 @@ REWARD_MANAGERS: dict[str, type[RewardManager]] = {
 def load_reward_manager(name: str, tokenizer: Tokenizer, num_examine: int, **options: Any) -> RewardManager:
     """Create a reward manager by name: batch, dapo, episode, naive or prime.
 
-    `options` are the arguments of the reward manager.
+    `options` contains the arguments of the reward manager.
 
     Raises:
         ConfigError: If the name is unknown, or an option is unknown, missing or invalid.

@@ -1,13 +1,13 @@
 """A policy that is trained in this process and sampled by a vLLM or SGLang server that the user runs.
 
 `OpenAIAgentPolicy` requests responses that include token ids and log-probabilities. `publish` writes the weights to a
-model directory, which the server then loads. It waits until no response is in flight and holds back new requests so
-that no response mixes two versions.
+model directory, which the server then loads. While publishing, it waits until no response is in flight and holds back
+new requests, so no response mixes two versions.
 
 The requests to the servers follow the documentation of sleep mode in vLLM and "SGLang for RL Systems":
 
     vLLM    POST /collective_rpc {"method": "reload_weights"}, POST /reset_prefix_cache?reset_running_requests=true;
-            needs VLLM_SERVER_DEV_MODE=1, and a server started on the published directory
+            requires VLLM_SERVER_DEV_MODE=1 and a server started on the published directory
     SGLang  POST /update_weights_from_disk {"model_path", "weight_version", "flush_cache": true}
 """
 
@@ -39,17 +39,16 @@ class ServedPolicy(AgentPolicy):
     """A trainable policy that acts through a model server.
 
     Args:
-        folder: the directory of the model in the format of `transformers`. Its weights are loaded in this process and
-            trained.
-        published: the directory from which the server reads weights, on a shared file system. A vLLM server must have
+        folder: the model directory in the format of `transformers`. The weights are loaded and trained in this process.
+        published: the directory, on a shared file system, from which the server reads weights. A vLLM server must have
             been started with this directory as its model.
         server: "vllm" or "sglang".
-        base_url: the URL of the OpenAI API of the server, such as "http://127.0.0.1:8000/v1".
-        model: the name of the model on the server. If None, it is `published`.
+        base_url: the URL of the server's OpenAI API, such as "http://127.0.0.1:8000/v1".
+        model: the name of the model on the server. If None, `published` is used.
         temperature: the sampling temperature. Filters such as top_p are rejected, because they are not recorded.
-        publish_timeout_s: the maximum time in seconds that the server may take to load the weights.
+        publish_timeout_s: the maximum time, in seconds, that the server may take to load the weights.
         api_key: the API key; see `OpenAIAgentPolicy`. The key is also sent when weights are published.
-        **options: further options of `OpenAIAgentPolicy`.
+        **options: further options for `OpenAIAgentPolicy`.
 
     Raises:
         ConfigError: If the kind of server is unknown, the directory contains no model, or an option is invalid.
@@ -78,9 +77,7 @@ class ServedPolicy(AgentPolicy):
             )
         self.module, tokenizer = load_model(Path(folder))
         if tokenizer is None:
-            raise ConfigError(
-                f"{folder} has no tokenizer, but the server requires one with the weights; save it in this directory"
-            )
+            raise ConfigError(f"{folder} has no tokenizer, but the server requires one; save it next to the weights")
         self.tokenizer = tokenizer
         self.published, self.version = Path(published).resolve(), 0
         self.sampling = Sampling(temperature=temperature)
@@ -111,7 +108,7 @@ class ServedPolicy(AgentPolicy):
         return int(pad if pad is not None else self.tokenizer.eos_token_id)
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open the session of an episode."""
+        """Open a session for an episode."""
         return _ServedSession(self, await self._acting.open(context))
 
     async def get_action(
@@ -123,8 +120,8 @@ class ServedPolicy(AgentPolicy):
     async def publish(self, version: int) -> None:
         """Make the server sample with the current weights of `module`.
 
-        If this fails or is cancelled after the request is sent, it is unknown which weights the server has. Requests
-        then raise an error until weights are published successfully.
+        If this call fails or is cancelled after the request has been sent, it is unknown which weights the server has.
+        Requests then raise an error until weights are published successfully.
 
         Raises:
             PolicyError: If the server rejects the weights. The server continues to sample with the old weights.
@@ -163,13 +160,13 @@ class ServedPolicy(AgentPolicy):
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[int]:
-        """Prevent publishing while the server responds, and yield the version of the weights on the server."""
+        """Prevent publishing while the server is responding, and yield the version of the server's weights."""
         async with self._gate:
             while self._is_publishing:
                 await self._gate.wait()
             if self._in_doubt is not None:
                 raise PolicyError(
-                    f"publishing version {self._in_doubt} did not finish, so the weights of the server are "
+                    f"publishing version {self._in_doubt} did not finish, so the server's weights are "
                     "unknown; publish again"
                 )
             self._in_flight += 1
@@ -210,7 +207,7 @@ class _ServedSession(AgentPolicy):
         recorded = output.log_probs or {}
         if missing := [key for key in ("prompt_ids", "token_ids", "logprobs") if recorded.get(key) is None]:
             raise PolicyError(
-                f"the response of the server has no {missing[0]}, because `return_token_ids` is disabled or not "
+                f"the server's response has no {missing[0]}, because `return_token_ids` is disabled or not "
                 "supported (vLLM "
                 "supports it since version 0.10.2, SGLang since July 2026)"
             )

@@ -41,13 +41,13 @@ _FIGURES = pydantic.TypeAdapter(dict[str, Annotated[float, pydantic.Field(allow_
 
 @runtime_checkable
 class TrainablePolicy(Protocol):
-    """An `AgentPolicy` that can be trained. It acts with a copy of the weights that are being trained."""
+    """An `AgentPolicy` that can be trained. It acts with a copy of the weights being trained."""
 
     module: torch.nn.Module  # the weights in training: a causal LM, or (ids_BT, attention_mask_BT) -> logits_BTV
     pad_token_id: int
 
     async def publish(self, version: int) -> None:
-        """Act with the current weights of `module`, as the given version, from the next forward pass on."""
+        """Act with the current weights of `module`, as the given version, from the next forward pass onward."""
 
 
 class Learner(Protocol):
@@ -67,29 +67,29 @@ class Trainer:
     """Trains a policy.
 
     Args:
-        worker: the worker that collects episodes with the policy to train.
+        worker: the worker that collects episodes with the policy to be trained.
         reward_agent: the reward agent that scores the episodes. It must be open.
         credit: the object that computes advantages from scores.
-        learner: the learner for the `module` of the policy.
-        group_size: the number of episodes for each sample.
-        run_seed: the seed of all random choices.
+        learner: the learner for the policy's `module`.
+        group_size: the number of episodes per sample.
+        run_seed: the seed for all random choices.
         reward_manager: a reward manager that changes scores before advantages are computed, for example to normalize
             them. If None, scores are unchanged.
         max_concurrency: the maximum number of concurrent episodes. If None, all episodes of a batch run concurrently.
-        after_collect: a function that is called with the episodes of each group before they are scored. It may be
-            async, add to the `custom_data` of the episodes, and return figures.
-        branching: the choice of steps from which additional groups continue the episodes of an update. If None, there
-            are no such groups.
-        continuations: the number of continuations that measure the value of the state before each step, for the
-            estimator vine. If it is 0, nothing is measured.
+        after_collect: a function that is called with each group's episodes before they are scored. It may be async, may
+            add to the episodes' `custom_data`, and may return figures.
+        branching: the choice of steps from which additional groups continue an update's episodes. If None, there are no
+            additional groups.
+        continuations: the number of continuations used to measure the value of the state before each step, for the
+            estimator vine. If 0, values are not measured.
 
     Attributes:
         version: the version of the current weights, which each update increments.
-        meter: the object that collects the figures of the current update.
-        kept: the object that collects the records of the episodes in this update, or None if records are not kept.
+        meter: the object that collects the figures for the current update.
+        kept: the object that collects records of the episodes in this update, or None if records are not kept.
 
     Raises:
-        ConfigError: If the policy of the worker cannot be trained.
+        ConfigError: If the worker's policy cannot be trained.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Trainer:
         return diagnostics | credited.summary()
 
     async def collect(self, samples: Sequence[Sample]) -> list[SingleAgentEpisode]:
-        """Collect a group for each sample concurrently, and return the episodes in the order of the samples.
+        """Collect the groups for all samples concurrently, and return the episodes in sample order.
 
         Every group gets new ids and seeds. The groups that continue episodes follow at the end. Their episodes include
         the repeated steps, which the reward needs and `train_step` removes before it computes credit.
@@ -173,7 +173,7 @@ class Trainer:
         ]
 
     def requests(self, samples: Sequence[Sample]) -> list[GroupRequest]:
-        """Return a request for each of the next groups, which consists of the sample and the seed of the group."""
+        """Return a request for each of the next groups. A request consists of the group's sample and seed."""
         # Seeds count groups, since a sample that occurs twice in a batch forms two groups.
         first, self.collected = self.collected, self.collected + len(samples)
         return [(one, derive_seed("collect", self.run_seed, first + index)) for index, one in enumerate(samples)]
@@ -211,10 +211,10 @@ class Trainer:
     async def measure(
         self, samples: Sequence[Sample], episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch
     ) -> None:
-        """Store the measured value of the state before each step in its `step_info["measured_value"]`.
+        """Measure the value of the state before each step, and store it in `step_info["measured_value"]`.
 
-        The value is the mean score of `continuations` episodes that continue from there, or None if none of them is
-        scored. The first step has no value, because all episodes of its group start in the same state.
+        The value is the mean score of `continuations` episodes that continue from this state, or None if none of these
+        episodes is scored. The first step has no value, because all episodes in its group start in the same state.
         """
         assert isinstance(self.worker, RLRolloutWorker)
         seed = derive_seed("measure", self.run_seed, self.collected)
@@ -247,7 +247,7 @@ class Trainer:
         return credited
 
     def batch(self, episodes: Sequence[SingleAgentEpisode], credited: CreditBatch) -> TokenBatch:
-        """Build the rows of tokens and their advantages."""
+        """Build the token rows, including advantages."""
         with self.meter.time("batch"):
             self.meter.add_credit(credited)
             if self.kept is not None:
@@ -255,7 +255,7 @@ class Trainer:
             return build_rows(episodes, credited.steps, scores=credited.scores, pad_token_id=self.policy.pad_token_id)
 
     async def update(self, rows: TokenBatch) -> dict[str, float]:
-        """Learn from the rows in a thread, while sessions continue to use the published weights."""
+        """Learn from the rows in a thread while sessions continue to use the published weights."""
         with self.meter.time("update"):
             diagnostics = await anyio.to_thread.run_sync(lambda: self.learner.update(rows, version=self.version))
         if (kept := self.kept) is not None:
@@ -273,7 +273,7 @@ def trainable(policy: object) -> TrainablePolicy:
     """Return the policy if it can be trained.
 
     Raises:
-        ConfigError: If it cannot be trained. The message contains the reason.
+        ConfigError: If the policy cannot be trained. The message contains the reason.
     """
     if not isinstance(policy, TrainablePolicy):
         missing = [name for name in ("module", "pad_token_id", "publish") if not hasattr(policy, name)]

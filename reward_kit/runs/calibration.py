@@ -56,7 +56,7 @@ class Figure(NamedTuple):
 
 
 class LabelScale(NamedTuple):
-    """The levels of the labels in ascending order, or the edges of five bins for more than ten distinct labels."""
+    """The levels of the labels in ascending order or, for more than ten distinct labels, the edges of five bins."""
 
     levels: tuple[float, ...]
     is_binned: bool
@@ -133,9 +133,9 @@ _POINTWISE = {
     "kappa_quadratic": "Cohen's kappa with smaller weights for near misses",
     "spearman": "rank correlation of score and label",
     "kendall_tau_b": "concordant minus discordant pairs, adjusted for ties",
-    "mean_difference": "mean of score − label: above 0 the reward is too generous",
-    "length_correlation": "rank correlation of (score − label) and length: above 0 it favors long answers",
-    "length_gap": "mean of (score − label): longer half minus shorter half",
+    "mean_difference": "mean of score − label; above 0, the reward is too generous",
+    "length_correlation": "rank correlation of (score − label) and length; above 0, long answers are favored",
+    "length_gap": "mean of (score − label): longer answers minus shorter answers",
 }
 
 
@@ -172,9 +172,9 @@ _PAIRWISE = {
     "a_wins": "share of pairs that A wins, by the scores",
     "a_wins_labels": "share of pairs that A wins, by the labels",
     "length_correlation": "rank correlation between (preference − label) and the difference in length",
-    "length_gap": "preference for the longer answer, minus the labels'",
+    "length_gap": "preference for the longer answer, minus that of the labels",
 }
-_FIRST = {"first_place_wins": "share of comparisons that the first position wins: 0.5 without position bias"}
+_FIRST = {"first_place_wins": "share of comparisons won by the first position; 0.5 without position bias"}
 
 
 def pairwise_figures(rows: Pairwise, settings: Settings) -> list[Figure]:
@@ -210,7 +210,7 @@ def _thirds(values_N: Floats) -> Integers:
 
 
 def _gap(residuals_N: Floats, lengths_N: Floats) -> float:
-    """Return the mean residual of the longer half minus the mean residual of the shorter half.
+    """Return the mean residual of the rows longer than the median minus that of the shorter rows.
 
     Rows of median length are excluded.
     """
@@ -243,7 +243,7 @@ _LONGEST_SHOWN = 160
 
 
 class Disagreement(NamedTuple):
-    """A row on which the reward and the human disagree. Its texts are truncated."""
+    """A row on which the reward and the human disagree. The texts of the row are truncated."""
 
     where: str
     id: str

@@ -36,7 +36,7 @@ _PARTS = {"user": ("text", "image_url"), "assistant": ("text", "refusal")}
 
 
 class Unfit(RewardKitError):
-    """Raised if an episode cannot be written in the format. The message is the reason."""
+    """Raised if an episode cannot be written in the format. The message states the reason."""
 
 
 class Chat(NamedTuple):
@@ -47,7 +47,7 @@ class Chat(NamedTuple):
     dropped: Counter[str]
 
     def line(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the line for the file as ASCII text."""
+        """Return the line to write to the file, as ASCII text."""
         known = {tool["function"]["name"] for tool in tools}
         if unknown := sorted(self.called - known):
             raise Unfit(f"calls {unknown[0]!r}, which is not one of the tools")
@@ -84,7 +84,7 @@ def make_chat(messages: Sequence[Any]) -> Chat:
 def _message(message: Mapping[str, Any], dropped: Counter[str]) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if role not in _SPEAKERS:
-        raise Unfit(f"has the role {role!r}")
+        raise Unfit(f"has a message with the role {role!r}")
     if message.get("function_call"):
         raise Unfit("uses function_call, which the format no longer supports")
     for key, value in message.items():
@@ -94,12 +94,12 @@ def _message(message: Mapping[str, Any], dropped: Counter[str]) -> dict[str, Any
     if content is not None and not isinstance(content, str):
         for part in content:
             if part.get("type") not in _PARTS.get(role, ("text",)):
-                raise Unfit(f"has content of the type {part.get('type')!r} in a message of the {role}")
+                raise Unfit(f"has content of type {part.get('type')!r} in a message with the role {role}")
         content = content or None
     if role == "tool":
         return {"role": role, "tool_call_id": message.get("tool_call_id"), "content": content or ""}
     if content is None and not calls:
-        raise Unfit(f"has a message of the {role} without content")
+        raise Unfit(f"has a message with the role {role} and no content")
     return {
         "role": role,
         **({"content": content} if content is not None else {}),
@@ -112,7 +112,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function") or {}
     name, arguments = function.get("name"), function.get("arguments") or ""
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
-        raise Unfit(f"calls a tool by the name {name!r}, which the format does not allow")
+        raise Unfit(f"calls a tool named {name!r}, but the format does not allow that name")
     try:
         is_object = isinstance(json.loads(arguments), dict)
     except (TypeError, ValueError, RecursionError):

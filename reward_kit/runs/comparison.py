@@ -58,8 +58,8 @@ class Side:
         starts: the initial state keys of each sample, if the environment reports them.
         metrics: the values of each metric by sample and rollout; missing values are omitted.
         is_unit: True if every score is between 0 and 1.
-        scorers: the id and the first characters of the hash of each reward.
-        unfinished: the number of missing episodes of the run.
+        scorers: each reward's id, and the first characters of its hash.
+        unfinished: the number of episodes that are missing from the run.
     """
 
     path: Path
@@ -379,7 +379,7 @@ Verdict = Literal["better", "worse", "doubtful", "not shown"]
 
 
 class LeftOut(NamedTuple):
-    """The numbers of omitted samples: unscored in the baseline or the run, or missing from one of them.
+    """The number of omitted samples by reason: unscored in, or missing from, the baseline or the run.
 
     `no_rollout_in_both` counts samples that were scored in both runs but have no single rollout scored in both.
     """
@@ -623,9 +623,9 @@ def regression_gates(
     """Return a gate for each run except the baseline. A gate fails if its run is worse by more than `margin`.
 
     The gate checks the score or a metric. The gate fails if the upper bound of the difference (run minus baseline, 95%
-    interval) is below -`margin`, which happens by chance in 2.5% of cases. It also fails if there is no interval,
-    because the difference is then unknown, and if the number of episodes that ended with an error exceeds both the
-    number in the baseline and `error_limit`.
+    interval) is below -`margin`, an event that happens by chance in 2.5% of cases. It also fails if there is no
+    interval, because the difference is then unknown, and if the number of episodes that ended with an error exceeds
+    both the number in the baseline and `error_limit`.
 
     Raises:
         ConfigError: the baseline or a run does not have the metric.
@@ -653,7 +653,7 @@ def regression_gates(
 
 
 def _difference_of(baseline: Side, difference: Difference, metric: str | None) -> Interval | None:
-    """Return the interval of the difference of the score or a metric.
+    """Return the interval of the difference in the score or in a metric.
 
     Return None if no sample has a value of the metric in both runs.
     """

@@ -1,7 +1,7 @@
 """Counterfactual values of finished episodes: how likely was success before each step, and which step changed it?
 
-A policy continues the episode from a step, several times, and the reward of the task scores the continuations. The
-results are appended to `counterfactual.jsonl` of the run, one line per episode.
+A policy continues the episode from a step multiple times, and the task's reward scores the continuations. The results
+are written to the run's `counterfactual.jsonl`, one line per episode and continuing policy.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Counterfactual:
         rollout_id: the id of the episode.
         sample_id: the id of its sample.
         policy: the policy that acted in the episode.
-        continued_by: the policy that continued it.
+        continued_by: the policy that continued the episode.
         score: the score of the episode.
         passed: whether the episode passed.
-        actions: (T,) its actions as text.
-        seed: the seed of the continuations.
-        search: the search, with the values.
+        actions: (T,) the episode's actions as text.
+        seed: the random seed for the continuations.
+        search: the search, which contains the measured values.
         continuations: all continuations, in the order of measurement.
         cost: the cost of the continuations in US dollars, or None if it is unknown.
         stopped: the limit that stopped the search, or None.
@@ -96,12 +96,12 @@ class Counterfactual:
         return [self.search.values[step] for step in sorted(self.search.values)]
 
     def instead(self, change: Change) -> list[tuple[str, int]]:
-        """Return the first actions of the continuations that passed from before a change, with their numbers."""
+        """Return the first actions of the passing continuations from before a change, and how often each was taken."""
         first = (one.action for one in self.continuations if one.step == change.before.step and one.passed)
         return Counter(first).most_common()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the line of `counterfactual.jsonl`."""
+        """Return the line for `counterfactual.jsonl`."""
         changes = [
             {
                 "step": change.before.step,
@@ -146,7 +146,7 @@ class CounterfactualWorker:
         worker: the worker of the policy that continues.
         rewards: the open reward agent of the task.
         pass_threshold: the lowest score that passes.
-        seed: the seed of the continuations.
+        seed: the random seed for the continuations.
         max_concurrency: the maximum number of concurrent continuations.
     """
 
@@ -178,7 +178,7 @@ class CounterfactualWorker:
             measured: a function that is called with each value.
 
         Raises:
-            RewardKitError: If a continuation cannot start, or none of a step is scored.
+            RewardKitError: a continuation cannot start, or no continuation from a step is scored.
         """
         facts, is_passed = get_facts(episode), score >= self._threshold
         search = StepSearch(len(episode), is_passed, continuations)
@@ -205,7 +205,7 @@ class CounterfactualWorker:
                 episodes = await gather(partial(self._collect, branch), range(search.per_step))
                 if any(get_facts(one)["stop_reason"] == StopReason.RUN_LIMIT for one in episodes):
                     limit = self._worker.budget.exhausted()  # the outcomes of these continuations are unknown
-                    result.stopped = limit.text if limit is not None else "a limit of the run"
+                    result.stopped = limit.text if limit is not None else "a run limit"
                     break
                 found = await self._score(step, episodes)
                 result.continuations += found
@@ -259,7 +259,7 @@ class CounterfactualWorker:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEpisode:
-    """A finished and scored episode of a run, which can be measured."""
+    """A finished and scored episode of a run."""
 
     row: EpisodeRow
     score: float
@@ -269,10 +269,10 @@ class MeasuredEpisode:
 def choose_episodes(
     path: Path, header: RunHeader, rollout_id: str | None = None, limit: int | None = None
 ) -> list[MeasuredEpisode]:
-    """Return the episode with an id, or the first episodes of a run that did not pass.
+    """Return the episode with the given id or, without an id, the first episodes of a run that did not pass.
 
     Raises:
-        ConfigError: If the episode is unknown or unscored, or no scored episode failed.
+        ConfigError: the episode is unknown or unscored, or no scored episode failed.
     """
     index = index_results(path)
     scores, rows = {}, {}
@@ -307,7 +307,7 @@ async def open_measuring(
     """Yield a worker for each policy of a plan, keyed by label. They share the servers, the reward and the budget.
 
     Raises:
-        ConfigError: If the task has no reward.
+        ConfigError: the task has no reward.
     """
     if plan.reward is None:
         raise ConfigError(f"task {plan.definition.name!r} has no reward, so continuations cannot be scored")
@@ -339,7 +339,7 @@ async def open_measuring(
 
 
 def write_result(path: Path, result: Counterfactual, redaction: Redaction) -> None:
-    """Write the line of an episode to `counterfactual.jsonl`, instead of an earlier one for the same two policies."""
+    """Write an episode's line to `counterfactual.jsonl`, replacing an earlier line for the same two policies."""
     lines = [
         line
         for line in read_counterfactuals(path)

@@ -48,7 +48,7 @@ class _Change(_Fields):
 
 
 class SuccessCurve(_Fields):
-    """The fields of a line that a page shows: the success probability before the steps of an episode."""
+    """The fields in a line that a page shows: the success probabilities before the steps of an episode."""
 
     schema_version: Literal[1]
     rollout_id: str
@@ -65,7 +65,7 @@ class SuccessCurve(_Fields):
     def _check_steps(self) -> SuccessCurve:
         points = [*(value.step for value in self.values), self.steps]
         if any(step >= after for step, after in pairwise(points)):
-            raise ValueError("values must be sorted by step, and must be before the end of the episode")
+            raise ValueError("values must be sorted by step and precede the end of the episode")
         if any(value.passed > value.scored for value in self.values):
             raise ValueError("passed must be at most scored")
         if any((change.step, change.next) not in pairwise(points) for change in self.changes):
@@ -79,7 +79,7 @@ class SuccessCurve(_Fields):
 
 
 class RunCurves(NamedTuple):
-    """The curves of a run, keyed by rollout id; `problem` describes why a damaged file has none."""
+    """The curves of a run, keyed by rollout id. `problem` describes the damage if the file cannot be read."""
 
     curves: Mapping[str, Sequence[SuccessCurve]]
     problem: str | None = None

@@ -1,7 +1,7 @@
 """Compute the credit of each step of a run from its stored episodes and scores, and write `credit.jsonl`.
 
-All data comes from the files of the run, in which secrets are already redacted. The file is always replaced atomically.
-Its lines are ordered by group and rollout.
+All data comes from the run's files, where secrets are already redacted. The file is always replaced atomically. Its
+lines are ordered by group and rollout.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def credit_settings(path: Path) -> CreditModel | None:
 
 
 def reject_stored_code(path: Path, credit: CreditModel) -> None:
-    """Raise a ConfigError if stored settings name a function, which would be executed."""
+    """Raise a ConfigError if stored settings name a function, because the function would be executed."""
     if code := credit_code(credit):
         raise ConfigError(
             f"the credit settings of {path} refer to {code[0]!r}; a function named in a run's files is not executed. "
@@ -105,8 +105,10 @@ def reject_stored_code(path: Path, credit: CreditModel) -> None:
 
 def scores_digest(path: Path, credit: CreditModel) -> str:
     """Return the `scores_sha256` of the run's current scores."""
-    plain = CreditModel(step_rewards=credit.step_rewards)  # Other stored settings may refer to code
-    return _digest(_stored(path, make_assigner(plain), keeps_steps=False))
+    plain = {key: value for key, value in credit.model_dump().items() if key != "state_hash"}
+    if credit_code(CreditModel.model_validate(plain)):  # Stored settings may refer to code, which is not executed
+        plain = {"step_rewards": credit.step_rewards}
+    return _digest(_stored(path, make_assigner(CreditModel.model_validate(plain)), keeps_steps=False))
 
 
 def headline(section: Mapping[str, Any]) -> str:
@@ -115,17 +117,18 @@ def headline(section: Mapping[str, Any]) -> str:
     The line contains the estimator, the number of steps, and the share of steps in common states.
     """
     weights = {key: section["options"].get(key) for key in ("omega", "step_weight", "gamma")}
-    shown = ", ".join(f"{key} {value:g}" for key, value in weights.items() if value is not None)
+    shown = ", ".join(f"{key} {value:g}" for key, value in weights.items() if isinstance(value, int | float))
     share = section["diagnostics"].get("peer_share")
     peers = f", {share:.1%} of the scored ones share their state with another step" if share is not None else ""
     steps = f"{section['steps']:,} steps of {section['episodes']:,} episodes"
-    return f"Credit by {section['estimator']}{f' ({shown})' if shown else ''}: {steps}{peers}"
+    name = section["estimator"].rpartition("/")[2]  # A user's file is located by an absolute path
+    return f"Credit by {name}{f' ({shown})' if shown else ''}: {steps}{peers}"
 
 
 def extreme_steps(path: Path, count: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return lines about up to `count` steps with the highest advantages above 0.
+    """Return one line for each of up to `count` steps with the highest advantages above 0.
 
-    These are followed by lines about up to `count` steps with the lowest advantages below 0.
+    Lines for up to `count` steps with the lowest advantages below 0 follow.
     """
     key = operator.itemgetter("A")
     best = heapq.nlargest(count, (row for row in read_credit(path) if (row["A"] or 0.0) > 0.0), key=key)
@@ -219,7 +222,7 @@ def _lean(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, flags and names of an info dict; texts from tools and users are omitted."""
+    """Return the numbers, flags and names of an info dict; data from tools and users is omitted."""
     return {key: value for key, value in info.items() if not isinstance(value, dict | list) or TAG in value}
 
 

@@ -54,13 +54,13 @@ def summary_table(summaries: Sequence[PolicySummary], title: str) -> RenderableT
 
 
 class FigureTable:
-    """A table of figures for multiple policies or runs. Each is a column if all fit the console, and a row otherwise.
+    """A table of figures with one column per policy or run if all columns fit the console, otherwise one row for each.
 
     Args:
-        names: the names of the policies or runs, which may contain line breaks.
+        names: the names of the policies or runs. A name may contain line breaks.
         lines: the name of each figure, and a cell for each policy or run.
         title: the title above the table.
-        is_plain: omit lines, colors and the padding at the edges.
+        is_plain: whether to omit lines, colors and the padding at the edges.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ def small_table(
 
 
 def _tag_rows(summaries: Sequence[PolicySummary]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and rows of the table of tags, which has a row for each tag and policy."""
+    """Return the columns and rows of the table of tags. It has a row for each tag and policy."""
     tags = sorted({tag for one in summaries for tag in one.tags})
     found = [(tag, one.policy, one.tags[tag]) for tag in tags for one in summaries if tag in one.tags]
     rows = [[tag, policy, interval_text(part.score), f"{part.scored:,}"] for tag, policy, part in found]
@@ -397,7 +397,7 @@ class Display:
 
 
 def duration_text(seconds: float) -> str:
-    """Format a duration in seconds, for example as "3m05s"."""
+    """Format a duration in seconds in the form "3m05s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

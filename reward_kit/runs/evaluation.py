@@ -1,4 +1,4 @@
-"""Run a task or score transcripts from Python, for example in a script, a notebook or a test.
+"""Run a task or score transcripts from Python, such as in a script, a notebook or a test.
 
 The functions write the same files as the commands but print nothing. `evaluate` and `score_transcripts` block, even
 inside a running event loop; `evaluate_async` is asynchronous. API keys are read from the environment.
@@ -88,16 +88,16 @@ async def evaluate_async(
         models: one or more models, each as `PROVIDER/NAME`, such as `openai/NAME`.
         policies: one or more policies, or a dict from labels to policies; by default the task's policy. A policy is a
             built-in name, `file.py:Class` relative to the task file, `replay:RUN`, or an `AgentPolicy`: either a class
-            without required arguments or an instance, which is not closed after the run.
+            without required arguments, or an instance. An instance is not closed after the run.
         rollouts: the number of episodes per sample; by default the number in the task.
         limit: the number of samples to run; by default all.
         sample_ids: the ids of the samples to run; by default all.
-        seed: the seed of all random choices.
+        seed: the seed for all random choices.
         max_concurrency: the maximum number of concurrent episodes.
         overrides: the task keys to override; nested keys are dotted, such as `limits.wall_time_s`.
         base_url: the endpoint of the models.
-        cache: a file that contains model and judge responses from earlier runs and to which new ones are added.
-        log_dir: the directory in which the directory of the run is created.
+        cache: a file of model and judge responses from earlier runs. New responses are added to the file.
+        log_dir: the directory in which the run's directory is created.
 
     Raises:
         ConfigError: the task or an option is invalid; nothing was written.
@@ -157,10 +157,10 @@ def score_transcripts(
         reward: `file.py:function`.
         options: the options of the reward.
         overrides: values of `sandbox.KEY` and `limits.reward_time_s`, as in a task file.
-        pass_threshold: the lowest passing score; by default the threshold of the run from which the transcripts come,
-            otherwise 1.
+        pass_threshold: the lowest passing score; by default the threshold of the run that the transcripts come from, or
+            1 for other transcripts.
         folder: the directory to which the path of the reward is relative; by default the working directory.
-        log_dir: the directory in which the directory of the run is created.
+        log_dir: the directory in which the run's directory is created.
 
     Raises:
         ConfigError: the data has no rows, or the reward cannot be loaded or needs fields that the rows lack.
@@ -257,15 +257,15 @@ class Task:
 
     Args:
         name: the name of the task, which is also the prefix of its run directories.
-        reward: a reward function or class, which runs in this process without a sandbox; or `file.py:function`, which
-            runs in the sandbox.
-        rewards: instead of `reward`, a dict from names to rewards; a value is a reward, or a pair of a reward and its
-            weight. The score is their weighted mean, and the score of each reward is a metric with the name of the
-            reward.
+        reward: a reward function or class, or `file.py:function`. A function or class runs in this process without a
+            sandbox; `file.py:function` runs in the sandbox.
+        rewards: instead of `reward`, a dict from names to rewards. A value is a reward, or a pair of a reward and its
+            weight. The score is the weighted mean of the rewards, and each reward's score is also reported as a metric
+            under its name.
         policy: an `AgentPolicy` instance, or a class without required arguments; a built-in name; `openai/NAME`;
             `file.py:Class`; or the keys of a `policy:` block. A run can replace it.
-        tools: the task's own tools: a `ToolRegistry`, or the file that defines one. Or a list of the tools that the
-            agent sees, as in a task file; a `ToolRegistry` in the list stands for all its tools.
+        tools: the task's own tools, as a `ToolRegistry` or the file that defines one. Alternatively, a list of the
+            tools that the agent sees, as in a task file; a `ToolRegistry` in the list stands for all its tools.
         dataset: a list of rows, each of which is a dict; or the path of a JSONL, CSV or YAML file.
         resource: a built-in name, `file.py:Class`, or a subclass of `ForkableResource`.
         folder: the directory to which paths are relative; by default the working directory.
@@ -327,7 +327,7 @@ class Task:
 
     @property
     def definition(self) -> TaskDefinitionModel:
-        """The task definition, in which missing keys have their default values."""
+        """The task definition, with default values for missing keys."""
         return self._loaded.definition
 
     @property
@@ -364,7 +364,7 @@ class Task:
     def run(self, **options: Any) -> FinishedRun:
         """Run the task and score its episodes.
 
-        The method blocks, even inside a running event loop, for example in a notebook.
+        The method blocks, even inside a running event loop, such as that of a notebook.
 
         Args:
             **options: the options of `evaluate`.

@@ -1,4 +1,4 @@
-"""Log the events of a run with the logger `reward_kit.events`, and write the log file `run.log` of the run.
+"""Log the events of a run with the logger `reward_kit.events`, and write the run's log file, `run.log`.
 
 The logger is disabled unless logs are enabled on the command line. Its records have the level INFO and contain details
 as fields.
@@ -60,7 +60,7 @@ def _named(row: EpisodeRow) -> dict[str, str | int]:
 
 
 class _LogFile(logging.FileHandler):
-    """A handler for a log file. It ignores a full disk, which is reported by the run."""
+    """A handler for a log file. It ignores a full disk, because the run reports that problem."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError):  # the file is opened when the first record is logged

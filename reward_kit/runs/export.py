@@ -1,7 +1,7 @@
 """Export a run as tables of its episodes, scores and steps, in Parquet or CSV.
 
-A cell is a string, a number, an integer or a flag, or None if unknown. Structures are written as JSON, as they are in
-the files of the run.
+A cell is a string, a float, an integer or a flag, or None if unknown. Structures are written as JSON, in the same form
+as in the run's files.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Selection:
     Attributes:
         pass_threshold: the lowest passing score.
         min_score: the lowest score to export, or None to include unscored episodes.
-        only_passed: export only episodes that passed.
+        only_passed: whether to export only episodes that passed.
         policies: the policies to export; all if empty.
         left_out: the number of omitted episodes by reason, updated while episodes are read.
         seen: the policies of the run, updated while episodes are read.
@@ -90,7 +90,7 @@ def selected(run: Path, selection: Selection) -> Iterator[Result]:
 
 
 def read_header(run: Path) -> RunHeader:
-    """Return the header of a run, which must have episodes."""
+    """Return the header of a run. Raise a ConfigError if it is a training run, which has no episodes."""
     header = RunHeader.read_folder(run)
     if header.training is not None:
         raise ConfigError(f"{run} is a training run; its figures are in metrics.jsonl, one JSON object per line")
@@ -283,7 +283,7 @@ class TableWriter:
             or "parquet" (a row group for each batch).
         table: the table, including its columns.
         metadata: the run's metadata for the schema of a Parquet file.
-        is_raw: do not escape strings in CSV, even if a spreadsheet would evaluate them as formulas.
+        is_raw: whether to leave strings in CSV unescaped, even if a spreadsheet would evaluate them as formulas.
 
     Raises:
         ConfigError: pyarrow is not installed.

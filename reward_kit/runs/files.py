@@ -51,7 +51,7 @@ def refuse_links_out(run: Path) -> None:
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a directory; empty if the directory cannot be read, which its reader reports."""
+    """Return the entries of a directory, or none if it cannot be read; its reader reports the error."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -91,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_line(line: bytes) -> Any:
-    """Parse a line of JSON with the same result as `json.loads` in half the time."""
+    """Parse a line of JSON in half the time that `json.loads` takes. The result is the same."""
     try:
         return pydantic_core.from_json(line)
     except ValueError:  # such as lone surrogates, which `json` accepts

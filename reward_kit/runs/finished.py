@@ -24,11 +24,11 @@ class FinishedRun:
         path: the run's directory.
         title: the title of the table.
         status: "complete", or "interrupted" if a run limit stopped the run.
-        why_stopped: the reason why the run was stopped, or None if it is complete.
+        why_stopped: the reason why the run was stopped, or None if the run is complete.
         rows: one row per episode, in no particular order.
         policies: the summary of each policy.
         pass_threshold: the lowest passing score.
-        notes: notes for the user, for example that the reward ran without a sandbox.
+        notes: notes for the user, such as a note that the reward ran without a sandbox.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class FinishedRun:
             ConfigError: there is more than one policy.
         """
         if len(self.policies) > 1:
-            raise ConfigError(f"{self.path} has {len(self.policies)} policies; read the score of each from `policies`")
+            raise ConfigError(f"{self.path} has {len(self.policies)} policies; read their scores from `policies`")
         return self.policies[0].score.mean if self.policies and self.policies[0].score else None
 
     @property

@@ -113,9 +113,8 @@ def reward_files(reward: Reward) -> tuple[Path, ...]:
 def scorer_hash(reward: Reward) -> str:
     """Return the identity of a reward: the SHA-256 of its file if the reward depends on nothing else.
 
-    Otherwise, return the SHA-256 of the sorted SHA-256s of its files and options, one per line; for a reward behind
-    HTTP, the SHA-256 of its URL and the digest from its server; for multiple rewards, the SHA-256 of the name, weight
-    and SHA-256 of each.
+    Otherwise, return the SHA-256 of the sorted SHA-256s of its files and options, one per line. For a reward behind
+    HTTP, hash its URL and the digest from its server. For multiple rewards, hash the name, weight and SHA-256 of each.
     """
     if isinstance(reward, NamedRewards):
         parts = [[name, part.weight, scorer_hash(part.reward)] for name, part in reward.parts.items()]
@@ -195,7 +194,7 @@ def copy_inputs(
 ) -> None:
     """Copy the input files of a run into its directory; secrets are redacted.
 
-    Of directories and of files over 4 MiB, only the digest is recorded.
+    For directories and for files over 4 MiB, only the digest is recorded.
     """
     folder = store.path / FOLDER
     with wrap_os_errors("make", folder):

@@ -135,7 +135,7 @@ def _lock(descriptor: int) -> None:
 
 
 def display_label(labels: Mapping[int | None, Label]) -> tuple[str, str]:
-    """Return a short text for the labels of an episode, such as "pass" or "2 steps", and the text of its notes."""
+    """Return a short description of an episode's labels, such as "pass" or "2 steps", and the text of its notes."""
     own, steps = labels.get(None, Label(None)), sorted(step for step in labels if step is not None)
     word = own.value if isinstance(own.value, str) else "" if own.value is None else f"{own.value:g}"
     if not word:

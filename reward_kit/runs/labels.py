@@ -142,7 +142,7 @@ class _LabelReader:
                 raise ConfigError(f"{where}: {names.rollout}: the data has no rollout {row[names.rollout]!r}{near}")
             return LabeledRow(where, row_id, label, (ScoringRequest.from_episode(self.episodes[rollout]),))
         if names.rollout in row and not {names.messages, names.response} & row.keys():
-            raise ConfigError(f"{where}: {names.rollout}: pass the transcripts that contain the rollout with --data")
+            raise ConfigError(f"{where}: {names.rollout}: use --data to pass the transcripts that contain the rollout")
         messages = self._messages(row, names.messages, names.response, where)
         return LabeledRow(where, row_id, label, (self._request(row, f"{row_id}-{index}", row_id, messages, truth),))
 

@@ -35,7 +35,7 @@ _FLUSH_MS = 10_000
 
 
 def traces_endpoint(url: str) -> str:
-    """Return the URL to which spans are sent: `url`, to which `/v1/traces` is appended if it has no path.
+    """Return the URL to which spans are sent: `url`, followed by `/v1/traces` if `url` has no path.
 
     Raises:
         ConfigError: `url` is not an HTTP URL, or no endpoint is set in the environment.
@@ -116,7 +116,7 @@ def _span_list(spans: list[ReadableSpan]) -> SpanProcessor:
 def export_results(
     header: RunHeader, results: Iterator[Result], endpoint: str, progress: Callable[[int], None] = lambda _: None
 ) -> tuple[int, int]:
-    """Send the traces of episodes; the number of spans in memory is bounded.
+    """Send the traces of episodes. Only a bounded number of spans is kept in memory.
 
     Args:
         header: the header of the run.
@@ -128,8 +128,8 @@ def export_results(
         The number of episodes and the number of spans that were sent.
 
     Raises:
-        ProviderError: the collector did not accept spans. The message contains the number of episodes that were sent
-            before.
+        ProviderError: the collector did not accept spans. The message contains the number of episodes that were already
+            sent.
     """
     sender, waiting, count, complete = Sender(endpoint), list[Any](), 0, 0
     redaction = Redaction(known_secrets(header.task))
@@ -171,7 +171,7 @@ def export_results(
 
 @contextmanager
 def live_export(endpoint: str, run_id: str, task: str, redaction: Redaction) -> Iterator[None]:
-    """Send the spans of the block while it runs.
+    """Send the spans that are created in the block while the block runs.
 
     If the collector fails, warn once and report the number of dropped spans.
     """

@@ -55,7 +55,7 @@ class RunArgs:
     """The arguments of a run from the command line or Python. They are stored in `run.json` so the run can be resumed.
 
     Attributes:
-        task_path: the task file, or the placeholder of a task from Python.
+        task_path: the task file, or the placeholder path of a task from Python.
         overrides: the task keys to override; nested keys are dotted.
         models: the models, each as `PROVIDER/NAME`, such as `openai/NAME`.
         policies: the policies, as built-in names, `file.py:Class` or `replay:RUN`.
@@ -63,7 +63,7 @@ class RunArgs:
         rollouts: the number of episodes per sample, or None to use the number in the task.
         limit: the number of samples to run; None for all.
         sample_ids: the samples to run; empty for all.
-        seed: the seed of all random choices.
+        seed: the seed for all random choices.
     """
 
     task_path: Path
@@ -112,7 +112,7 @@ class RunPlan:
         policies: the policies, each of which runs every sample.
         samples: the selected samples.
         rollouts: the number of episodes per sample and policy.
-        seed: the seed of all random choices.
+        seed: the seed for all random choices.
         max_concurrency: the maximum number of concurrent episodes, and of concurrent scores.
         reward: the reward for all episodes, or None if episodes are only collected.
         tools: the task's own tools, or None.

@@ -1,4 +1,4 @@
-"""Redaction of secrets in the files of a run, and of any text by a hook of the task.
+"""Redaction of secrets, and of any text that the task's hook hides, in the files of a run.
 
 The hook is a function that maps a string to a string and is set by `redact:` in the task file. It is applied to all
 strings of a record before the record is written. A resumed run or a later rescoring therefore also uses the redacted
@@ -193,7 +193,7 @@ def _secrets_in(value: Any, is_secret: bool = False) -> Iterator[str]:
 
 
 def load_redaction(definition: TaskDefinitionModel, folder: Path) -> Redaction:
-    """Create the redaction of a run from the secrets of this process and the hook of the task."""
+    """Create a run's redaction from the secrets of this process and the task's hook."""
     return Redaction(known_secrets(definition.model_dump(mode="json")), load_hook(definition.redact, folder))
 
 

@@ -1,4 +1,4 @@
-"""Changes of the scores of a run when its episodes are scored by a different reward."""
+"""Changes in a run's scores when its episodes are scored by a different reward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _SAME = 1e-12  # rounding error
 
 
 class Counts(NamedTuple):
-    """The number of episodes by kind of change: `lost` are no longer scored, `gained` are newly scored."""
+    """The number of episodes by kind of change.
+
+    `lost` episodes are no longer scored; `gained` ones are newly scored.
+    """
 
     up: int
     down: int

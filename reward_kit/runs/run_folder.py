@@ -1,8 +1,8 @@
 """The directory of a `run`, `score` or `train` command: its header `run.json`, its lock and its append-only JSON lines.
 
-A run of a task has `episodes.jsonl`, `scores.jsonl`, and final states in `states/`, which are named by SHA-256. Each
-line is written by one `write`. If a killed process left an incomplete last line, the line is removed when the run is
-reopened. A training run has:
+A run of a task has `episodes.jsonl`, `scores.jsonl`, and final states in `states/`, where each file is named by its
+SHA-256. Each line is written by one `write`. If a killed process left an incomplete last line, the line is removed when
+the run is reopened. A training run has:
 
   metrics.jsonl   one line per update
   checkpoints/    the state for a resume: the latest and the best checkpoint
@@ -82,7 +82,7 @@ class TrainingHeader(pydantic.BaseModel):
         overrides: the overridden keys.
         config: the content of the file, with defaults filled in and secrets omitted.
         updates: the number of finished updates.
-        redacts: True if the task has a redaction hook, in which case token ids are not decoded.
+        redacts: True if the task has a redaction hook. Token ids are then not decoded.
     """
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
@@ -108,7 +108,7 @@ class RunHeader(pydantic.BaseModel):
         max_concurrency: the maximum number of concurrent episodes at the start.
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the `RunArgs`;
             `task_path` is `None` if only transcripts are scored.
-        from_python: references of Python objects, keyed by role; a run with such objects cannot be resumed. If it has
+        from_python: references to Python objects, keyed by role; a run with such objects cannot be resumed. If it has
             the key `task`, the task itself was defined in Python, and `task_path` only determines the directory of its
             files.
         data, reward: the transcript file and the reward of a run that scores transcripts.
@@ -293,7 +293,7 @@ class RunFolder:
 
     Attributes:
         header: the content of `run.json`, which is read while the lock is held.
-        checkpoints: the directory of checkpoints, in a training run.
+        checkpoints: the directory of a training run's checkpoints.
     """
 
     header: RunHeader
@@ -325,7 +325,7 @@ class RunFolder:
             try:
                 lock_file(lock)
             except OSError:
-                raise StoreError(f"{self.path} is open in another process; wait for it to end") from None
+                raise StoreError(f"{self.path} is open in another process; wait for that process to end") from None
             header = RunHeader.read(self.path)
             for name in ("episodes.jsonl", "scores.jsonl") if header.training is None else ():
                 with wrap_os_errors("open", self.path / name):
@@ -460,7 +460,7 @@ def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
 
 
 def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
-    """Return the episode of a record of the run at `path`, including its final state.
+    """Return the episode in a record of the run at `path`, including its final state.
 
     The record contains the digest of the file that stores the state or, in a training run, the state itself.
     """
@@ -473,7 +473,7 @@ def load_episode(path: Path, record: Mapping[str, Any]) -> SingleAgentEpisode:
                 file = state_file(path, episode.id_, stored)
                 payload = file.read_bytes()
                 if StateSnapshot(kind, payload).digest != digest:
-                    raise StoreError(f"episode {episode.id_}: its final state {file} was changed: its SHA-256 differs")
+                    raise StoreError(f"episode {episode.id_}: its final state {file} was changed (SHA-256 differs)")
             case _:
                 problem = "final_state must have a kind and either a sha256 or a payload; was the file edited by hand?"
                 raise StoreError(f"episode {episode.id_}: {problem}")

@@ -124,11 +124,11 @@ async def run(
         traffic: the provider session for all requests, or None if the run calls no models.
         listener: callbacks for every episode.
         watch: a factory of a context manager that is open while episodes are collected and scored.
-        error_limit: the number of errors after which the run stops or, if below 1, their share of all episodes.
+        error_limit: the number of errors after which the run stops. A value below 1 is a share of all episodes.
         only_failed: rerun only the episodes that ended with an error.
         engine: the object that collects and scores episodes; by default they are collected and scored in this process.
         given: existing episodes, which are only scored.
-        further: a function that receives the rows and returns additional keys of `summary.json`.
+        further: a function that receives the rows and returns additional keys for `summary.json`.
     """
     control = control or Control()
     warnings = RunWarnings()
@@ -415,7 +415,7 @@ class Run:
         return self._request(episode_at(self._store.path, offset))
 
     def _take(self, row: EpisodeRow) -> None:
-        """Register a stopped episode."""
+        """Register an episode that has stopped."""
         self.rows[row.rollout_id] = row
         if self._listener is not None:
             self._listener.episode_stopped(row)
@@ -460,7 +460,7 @@ class Run:
 
     @property
     def repeated_cost(self) -> float:
-        """The known cost in US dollars of replaced and unfinished attempts, which are not in `rows`."""
+        """The known cost, in US dollars, of replaced and unfinished attempts, which are not in `rows`."""
         return repeated_cost(self._budget.cost, list(self.rows.values())) if self._plan.policies else 0.0
 
     def _record_score(self, scored: Scored, record: Mapping[str, Any]) -> None:

@@ -42,11 +42,11 @@ _NOT_SAMPLE = ("messages", "ground_truth")
 
 
 def read_transcripts(path: Path) -> list[SingleAgentEpisode]:
-    """Read the episodes of a dataset of transcripts, of a run's `episodes.jsonl`, or of a stored training update.
+    """Read episodes from a dataset of transcripts, a run's `episodes.jsonl`, or a stored training update.
 
-    A row of a dataset has `messages`, and may have `id` (rows with the same id are rollouts of one sample),
-    `ground_truth` and `policy`. The whole row is passed to the reward function as `sample`. Of the episodes of a run,
-    only the latest attempts are read, and episodes that were cut off by a run limit are skipped.
+    A row of a dataset has `messages`, and may have `id`, `ground_truth` and `policy`. Rows with the same `id` are
+    rollouts of one sample. The whole row is passed to the reward function as `sample`. From a run, only the latest
+    attempts are read, and episodes that were cut off by a run limit are skipped.
     """
     rollouts: Counter[str] = Counter()
     lines: dict[tuple[str, int], str] = {}
@@ -128,7 +128,7 @@ _OF_REWARD = ("sandbox", "reward_options", "redact")
 
 
 class ScoreOrigin(NamedTuple):
-    """The task for which the episodes were collected, as task file keys, and the directory of its files."""
+    """The task for which the episodes were collected, in the form of task file keys, and the directory of its files."""
 
     task: Mapping[str, Any]
     folder: Path
@@ -245,7 +245,7 @@ class SourceRun:
 
     @property
     def redact(self) -> str | None:
-        """The redaction hook of the run, if any."""
+        """The redaction hook of the run, or None."""
         return self.header.task.get("redact")
 
 
@@ -254,7 +254,8 @@ def open_source_run(run: Path) -> SourceRun:
     header = RunHeader.read_folder(run)
     if header.training is not None:
         kept = list(episodes_files(run).values())
-        instead = f"score the kept ones: reward-kit score {kept[-1]}" if kept else "it kept none (logs.episodes_every)"
+        kept_none = "it kept no episodes (logs.episodes_every)"
+        instead = f"score its kept episodes: reward-kit score {kept[-1]}" if kept else kept_none
         raise ConfigError(f"{run} is a training run, which has no episodes.jsonl; {instead}")
     index = index_results(run)
     if not index.episodes:

@@ -44,7 +44,7 @@ class StoppedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ScoringUnit:
-    """Episodes that are scored in one call, in the order of the group; empty if all ended with an error.
+    """Episodes that are scored in one call, in the order of the group. Empty if all of them ended with an error.
 
     Attributes:
         episodes: the episodes that did not end with an error.
@@ -136,7 +136,7 @@ class RunClock:
     def timing(self, ticket: Ticket, index: int) -> dict[str, Any]:
         """Return the times of a result that has just been completed.
 
-        They are the time of its submission, and the start and end of each call.
+        These are the time of its submission, and the start and end of each call.
         """
         return ticket.timing(index, self._zero_s) | {"done_s": round(self._loop.time() - self._zero_s, 6)}
 
@@ -149,7 +149,7 @@ class UnitScoring:
         agent: the open agent of this reward.
         takers: the task group that receives the results.
         clock: the clock of the run.
-        record: a function that is called with each score and its line of `scores.jsonl`.
+        record: a function that is called with each score and its line for `scores.jsonl`.
         max_concurrency: the concurrency of the run.
     """
 

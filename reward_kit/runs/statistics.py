@@ -82,7 +82,7 @@ def safe_mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def mean_interval(scores: Sequence[float | None], clusters: Sequence[Hashable], confidence: float = 0.95) -> Interval:
-    """Return the mean of scores whose errors are shared within clusters, and its confidence interval.
+    """Return the mean of scores and its confidence interval. Errors may be correlated within clusters.
 
     For N scores x_i in G clusters with mean m, the standard error is sqrt(G/(G−1) · Σ_g (Σ_{i in g} (x_i − m))²) / N,
     and the interval is m ± t · SE with Student's t for G−1 degrees of freedom (Liang and Zeger 1986; Miller 2024,
@@ -355,9 +355,9 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
 
 def _check_counts(n: int, c: int, k: int) -> None:
     if not 0 <= c <= n:
-        raise ValueError(f"c must be between 0 and the {n} attempts, got {c}")
+        raise ValueError(f"c must be between 0 and n = {n}, got {c}")
     if not 1 <= k <= n:
-        raise ValueError(f"k must be between 1 and the {n} attempts, got {k}")
+        raise ValueError(f"k must be between 1 and n = {n}, got {k}")
 
 
 class SampleMean(NamedTuple):
@@ -514,7 +514,7 @@ class SignFlipTest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairedFigures:
-    """Statistics of the differences of the samples.
+    """Statistics of the differences between two sides, one difference per sample.
 
     Attributes:
         interval: the mean and Student's t interval.
@@ -541,17 +541,17 @@ def paired_figures(
     seed: int = 0,
     resamples: int = 10_000,
 ) -> PairedFigures:
-    """Return all statistics of the differences of the samples.
+    """Return all statistics of the differences, one difference per sample.
 
     Args:
         differences: (G,) the difference of each sample.
         reach: the largest possible difference, which is 1 for scores in [0, 1]; None if unknown.
         confidence: the confidence level of the intervals.
-        seed: the seed of the bootstrap and of sampled permutations.
+        seed: the random seed for the bootstrap and for sampled permutations.
         resamples: the number of bootstrap resamples.
 
     Raises:
-        ValueError: the differences are empty, or one of them is not finite.
+        ValueError: `differences` is empty or contains a non-finite value.
     """
     difference_G = _checked(differences)
     interval = difference_interval(difference_G, reach=reach, confidence=confidence)

@@ -1,8 +1,8 @@
 """`StepSearch`, which decides at which steps of an episode to measure the success probability.
 
 Each step is measured with a fixed number of continuations, and only the results of other steps decide whether it is
-measured. The continuations of different steps are independent, so the interval of each step holds although the search
-is adaptive. The number of continuations of a step must never depend on their results, or this would no longer be true.
+measured. The continuations of different steps are independent, so each step's interval is valid even though the search
+is adaptive. This requires that the number of a step's continuations never depends on their results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class StepValue(NamedTuple):
     """The success probability before a step, measured by continuations from there.
 
     Attributes:
-        step: the step, from 0. The number of steps of the episode stands for its end, where the outcome is known.
+        step: the index of the step, from 0. The number of steps of the episode stands for its end, where the outcome is
+            known.
         passed: the number of continuations that passed.
         scored: the number of continuations with a score.
     """
@@ -53,7 +54,7 @@ class Change:
 
     Attributes:
         before: the value before step `before.step`.
-        after: the value before step `after.step`, which is the next step unless the search ended before.
+        after: the value before step `after.step`, which is the next step unless the search ended earlier.
         p_value: the probability of a difference this large if both values were equal (Fisher's exact test), multiplied
             by the number of measured steps.
     """
@@ -64,7 +65,7 @@ class Change:
 
     @property
     def is_located(self) -> bool:
-        """True if a single step made the difference."""
+        """True if the change is attributed to a single step."""
         return self.after.step == self.before.step + 1
 
     @property
@@ -76,14 +77,14 @@ class StepSearch:
     """A search for the steps of an episode at which the success probability changes.
 
     It measures the first step, and then halves the parts of the episode over which the value changes. With the rest of
-    the budget, it halves the longest parts, in which a change may be hidden by a later one. Parts whose ends have both
-    the value 0, or both the value 1, come last.
+    the budget, it halves the longest parts, in which a change may be hidden by a later one. Parts whose ends both have
+    the value 0, or both have the value 1, come last.
 
     Args:
         steps: the number of steps of the episode.
         is_passed: whether the episode passed.
-        budget: the maximum number of continuations. Each measured step takes an equal share, from 8 to 64, which is
-            chosen such that two changes can be located.
+        budget: the maximum number of continuations. Each measured step gets an equal share of 8 to 64 continuations,
+            chosen so that two changes can be located.
 
     Attributes:
         per_step: the number of continuations per step.

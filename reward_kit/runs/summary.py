@@ -1,4 +1,4 @@
-"""The summary of a run: one row per policy, in which errors, failures and limits are distinguished.
+"""The summary of a run: one row per policy, with separate counts for errors, failures and limits.
 
 An *error* is an exception in an episode or reward; the episode then has no score. A *failure* is a scored episode whose
 score is below the pass threshold. A *limit* is an episode that was cut off; it may still be scored.
@@ -38,14 +38,14 @@ MOST_TAGS = 50
 
 
 class JudgeCall(NamedTuple):
-    """The usage of a judge for one score. Episodes that were judged together share one call."""
+    """A judge's usage for one score. Episodes that were judged together share one call."""
 
     scored_id: str  # the id of the group, or of the only episode
     usage: str
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> JudgeCall | None:
-        """Return the call of a record of `scores.jsonl`, or None if no judge was called."""
+        """Return the call in a record of `scores.jsonl`, or None if no judge was called."""
         usage = ((record.get("result") or {}).get("metrics") or {}).get(METRIC)
         if usage is None:
             return None
@@ -59,10 +59,10 @@ class JudgeCall(NamedTuple):
 
 @dataclass(slots=True)
 class EpisodeRow:
-    """The data of one episode that the summary needs.
+    """The data about one episode that the summary needs.
 
-    `score` is `None` if the episode is unscored, in which case it has no metrics. A metric that has no valid score is
-    `None`.
+    `score` is `None` if the episode is unscored. An unscored episode has no metrics. A metric that has no valid score
+    is `None`.
     """
 
     rollout_id: str
@@ -86,7 +86,7 @@ class EpisodeRow:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EpisodeRow:
-        """Create the row for a record of `episodes.jsonl`."""
+        """Create the row for a record in `episodes.jsonl`."""
         failure = record.get("failure") or {}
         return cls(
             rollout_id=record["rollout_id"],
@@ -126,7 +126,7 @@ class EpisodeRow:
         )
 
     def add_score(self, record: Mapping[str, Any]) -> None:
-        """Add the record of the episode's score in `scores.jsonl`."""
+        """Add the record of the episode's score from `scores.jsonl`."""
         failure = record.get("failure") or {}
         self.score = record.get("score")
         self.score_error = failure.get("class")
@@ -139,7 +139,7 @@ class EpisodeRow:
 
     @property
     def is_unfinished(self) -> bool:
-        """True if the budget of the run cut off the episode, which will then be run again on resume."""
+        """True if the run's budget cut off the episode. Such an episode is run again on resume."""
         return self.stop_reason == StopReason.RUN_LIMIT
 
     @property
@@ -164,8 +164,8 @@ class PolicySummary:
     """The column of a policy in the summary table. Figures exclude unscored episodes.
 
     `pass_at_1`, `pass_at_k` and `pass_hat_k` are means over the samples that have `k` scored episodes, where `k` is the
-    largest number of scored episodes of any sample. `pass_excluded` is the number of samples that have fewer because of
-    errors.
+    largest number of scored episodes of any sample. `pass_excluded` is the number of samples that have fewer than `k`
+    because of errors.
 
     `judge_cost` is in US dollars, or None if there is no judge or its price is unknown; `cost` does not include it.
     `metrics` contains the mean of each metric over the episodes that have the metric, or None if no episode has it;
@@ -209,7 +209,7 @@ class PolicySummary:
 
 
 def repeated_cost(spent: float, rows: Sequence[EpisodeRow]) -> float:
-    """Return the part of the cost of a run that is not included in these rows, in US dollars.
+    """Return the part of a run's cost, in US dollars, that these rows do not include.
 
     This part was spent on attempts that were replaced or are unfinished. Unknown costs count as 0.
     """
@@ -235,12 +235,12 @@ def _usage(usage: Mapping[str, float] | None, of_user: Mapping[str, float] | Non
 
 
 def _tool_errors(infos: Iterable[Mapping[str, Any] | None]) -> int:
-    """Count the tool calls that returned an error, for example for invalid arguments or an unknown tool."""
+    """Count the tool calls that returned an error because of, for example, invalid arguments or an unknown tool."""
     return sum("error" in tool for info in infos if info for tool in info.get("tools", ()))
 
 
 def metric_scores(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics of a stored result, excluding the usage of the judge. An invalid metric is `None`."""
+    """Return the metrics of a stored result, excluding the judge's usage. An invalid metric is `None`."""
     scores: dict[str, float | None] = {}
     for name, metric in (result.get("metrics") or {}).items():
         if name != METRIC:
@@ -306,7 +306,7 @@ def _summarize_policy(policy: str, rows: Sequence[EpisodeRow], threshold: float)
 
 
 def token_details(usages: Iterable[Mapping[str, float]]) -> dict[str, int]:
-    """Return the sum of each of `TOKEN_DETAILS` that is known and not 0 in any usage."""
+    """Return the total of each of `TOKEN_DETAILS`, omitting totals of 0."""
     usages = list(usages)
     sums = {key: int(sum(usage.get(key, 0) for usage in usages)) for key in TOKEN_DETAILS}
     return {key: count for key, count in sums.items() if count}
@@ -353,7 +353,7 @@ class Threshold(NamedTuple):
         return f"lower bound of the {mean}" if self.by_lower_bound else mean
 
     def value(self, summary: PolicySummary) -> float | None:
-        """Return the compared value, or None if it is unknown, in which case the gate fails."""
+        """Return the compared value, or None if it is unknown. The gate fails for an unknown value."""
         interval = summary.score if self.metric is None else summary.metrics.get(self.metric)
         return None if interval is None else interval.low if self.by_lower_bound else interval.mean
 

@@ -99,7 +99,7 @@ class LocatedYaml:
 
     @classmethod
     def from_values(cls, data: Mapping[str, Any], path: Path) -> LocatedYaml:
-        """Create a document, which has no file and no line numbers, from Python values."""
+        """Create a document from Python values. It has no file or line numbers."""
         made = object.__new__(cls)
         made.path, made.data, made._lines, made.is_written = path, dict(data), {}, False
         try:

@@ -174,7 +174,7 @@ def resource_reference(kind: Any) -> str:
 
 
 def copy_sources(objects: Mapping[str, Any]) -> dict[str, InputCopy]:
-    """Return copies of the source code of these objects if it is known."""
+    """Return copies of the source code of those objects for which it is available."""
     texts = {name: source_text(one) for name, one in objects.items()}
     return {name: InputCopy(".py", text.encode("utf-8", "backslashreplace")) for name, text in texts.items() if text}
 
@@ -186,5 +186,5 @@ def copy_rows(rows: Sequence[Mapping[str, Any]]) -> InputCopy:
 
 
 def placeholder_path(folder: Path | None, name: str) -> Path:
-    """Return a placeholder path for a task without a file. Its directory is the one to which paths are relative."""
+    """Return a placeholder path for a task without a file. Paths are relative to the placeholder's directory."""
     return (folder or Path()) / f"Task {name!r}".replace("/", "-").replace("\0", "")

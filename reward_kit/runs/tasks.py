@@ -236,7 +236,7 @@ def _resolve_one_reward(
 ) -> tuple[Reward | None, Sequence[str]]:
     """Load a reward and return it with notes.
 
-    `section` is the key of the reward in the task file. `live` is the reward object, if there is one.
+    `section` is the key of the reward in the task file. `live` is the reward object, or None.
     """
     path, options = definition.reward_function_path or "", definition.reward_options
     prefix = ".".join(map(str, section))
@@ -377,7 +377,7 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
             user_opens = user is not None and user.opens is not False
             has_observation = definition.resource_type is not None and definition.observation
             if not messages and not has_observation and not user_opens:
-                raise ConfigError(f"{located.path}: there is no first message; set messages or initial_user_prompt")
+                raise ConfigError(f"{located.path}: the task has no first message; set messages or initial_user_prompt")
     for problem, places in unfit.items():
         others = f" and {len(places) - 1:,} more" if len(places) > 1 else ""
         problems.append(f"{problem}{' In' if problem.endswith('?') else '; in'} {places[0]}{others}")
@@ -388,7 +388,7 @@ def _check_prompts(definition: TaskDefinitionModel, located: LocatedYaml, sample
     texts = [definition.initial_user_prompt or "", *(message.text for message in definition.messages)]
     braced = dict.fromkeys(name for text in texts for name in _SINGLE_BRACES.findall(text) if name in columns)
     return [
-        f"the prompt contains {{{name}}} in single braces, which is not a template; write {{{{ {name} }}}}"
+        f"the prompt contains {{{name}}} in single braces, which are not replaced; write {{{{ {name} }}}}"
         for name in braced
     ]
 
@@ -445,7 +445,7 @@ def complete_resource_config(
         elif len(takers) > 1:
             why = f"{' and '.join(names)} could start the server; move the key into the config of one of them"
         else:
-            why = "base_resource_config has its own" if "resource_server" in takers[0]["config"] else ""
+            why = "base_resource_config has its own resource_server" if "resource_server" in takers[0]["config"] else ""
         if why:
             raise ConfigError(f"{located.where(('resource_server',))}: resource_server has no effect: {why}")
         takers[0]["config"]["resource_server"] = server.model_dump(exclude_defaults=True)

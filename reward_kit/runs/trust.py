@@ -60,7 +60,7 @@ class PlannedCode:
 def plan_file_code(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> PlannedCode:
-    """Find the code that a task or train file would run. The code is not run."""
+    """Find the code that a task or train file would run, without running it."""
     typed, stored = typed or {}, stored or {}
     path, document = path.resolve(), LocatedYaml(path).data
     searches = []
@@ -76,7 +76,7 @@ def plan_file_code(
 
 
 def plan_reference_code(references: Sequence[str], folder: Path) -> PlannedCode:
-    """Find the code of `file.py:name` or `package.module:name`. The code is not run."""
+    """Find the code to which `file.py:name` or `package.module:name` refers, without running it."""
     search, folder = _Search(), folder.resolve()
     for reference in references:
         search.visit_text("code", reference, folder)
@@ -186,7 +186,7 @@ def _words(command: str) -> list[str]:
 
 
 def _find_module(location: str, folder: Path) -> tuple[str, Path] | None:
-    """Return the module in a dotted name and the file of the module, which is not imported."""
+    """Return the module in a dotted name and the module's file, without importing the module."""
     parts = location.split(".")
     if "/" in location or not all(parts):
         return None

@@ -1,8 +1,8 @@
 """JSON frames that the host and the sandboxed code exchange. Each call has a nonce.
 
-The harness in the child repeats the nonce of the host and answers a call with exactly one frame. Data before or after
-the frame, or a different nonce, invalidates the answer. Nothing is unpickled, and ambiguous JSON is rejected. The child
-imports this file, so the file has few imports.
+The harness in the child repeats the host's nonce and answers a call with exactly one frame. Data before or after the
+frame, or a different nonce, invalidates the answer. Nothing is unpickled, and ambiguous JSON is rejected. The child
+imports this file, so this file has few imports.
 """
 
 from __future__ import annotations

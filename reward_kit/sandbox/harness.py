@@ -256,7 +256,7 @@ def _left_behind(lowest: int, channel: int) -> list[str]:
 
 
 def prepare() -> None:
-    """Do the work that all children need, once, in the zygote."""
+    """Do the work that all children need. It is done only once, in the zygote."""
     for name in ("stdout", "stderr"):
         # The output is line-buffered, so output that was written before a limit was reached is kept.
         getattr(sys, name).reconfigure(errors="backslashreplace", line_buffering=True)

@@ -39,8 +39,8 @@ class Sandbox:
 
     Args:
         strength: "auto" uses the stronger of "namespaces" and "landlock" that is available on this machine, and raises
-            an error if neither is available. A name requires that strength. "process" only sets resource limits and
-            does not confine the code, so "auto" never selects it.
+            an error if neither is available. Any other value requires that strength. "process" only sets resource
+            limits and does not confine the code, so "auto" never selects it.
         slots: the maximum number of concurrent calls. The default is the number of CPUs.
 
     Raises:
@@ -407,7 +407,7 @@ def trial(_):
         pass
     try:
         open("/etc/passwd").close()
-        reached.append("a file of the host")
+        reached.append("a file on the host")
     except OSError:
         pass
     return reached

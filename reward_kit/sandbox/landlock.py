@@ -1,7 +1,7 @@
-"""Landlock (linux/landlock.h), which restricts access to files and, on newer kernels, TCP connections and signals.
+"""Landlock (linux/landlock.h). It restricts access to files and, on newer kernels, to TCP connections and signals.
 
-Landlock does not need namespaces. Each version adds restrictions: 1 files (Linux 5.13), 2 renaming across directories,
-3 truncation, 4 TCP, 5 device ioctls, 6 abstract sockets and signals.
+Landlock does not need namespaces. Each version adds restrictions: version 1 on files (Linux 5.13), 2 on renaming across
+directories, 3 on truncation, 4 on TCP, 5 on device ioctls, and 6 on abstract sockets and signals.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def handled(version: int) -> int:
 
 
 def work_folder_rights(version: int, *, may_execute: bool) -> int:
-    """Return the rights of the code in its work directory.
+    """Return the access rights that the code has in its work directory.
 
-    They include all rights except creating devices, sockets and named pipes.
+    They include all rights except those to create devices, sockets and named pipes.
     """
     return handled(version) & ~(_NEVER & ~(EXECUTE if may_execute else 0))
 

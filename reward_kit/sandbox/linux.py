@@ -1,6 +1,7 @@
-"""Linux system calls through ctypes, the drop of root privileges, and resource limits.
+"""Linux system calls through ctypes, dropping root privileges, and resource limits.
 
-Every error is raised as a `SetupError`. The zygote imports this file, so the file imports nothing else of the package.
+Every error is raised as a `SetupError`. The zygote imports this file, so this file imports nothing else from the
+package.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def audit_arch(name: str) -> int | None:
 
 
 def numbers(name: str) -> dict[str, int]:
-    """Return the numbers of the system calls of this architecture, keyed by name. If it is not supported, return {}."""
+    """Return this architecture's system call numbers, keyed by name. If it is not supported, return {}."""
     if name not in _COLUMNS:
         return {}
     rows = (entry.split(":") for entry in _TABLE.split())
@@ -174,7 +175,7 @@ class _Sets(ctypes.Structure):
 def keep_capabilities(*numbers: int) -> None:
     """Drop all capabilities of this thread except the given ones. The thread must have the given capabilities.
 
-    `execve` also drops them.
+    The given capabilities are lost on `execve`.
     """
     mask = sum(1 << number for number in numbers)
     header = _Header(_VERSION_3, 0)
@@ -221,7 +222,7 @@ SPARE_TASKS = 1_024
 
 
 def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_files: int, tasks: int) -> None:
-    """Set the resource limits of this process, in the units of the kernel.
+    """Set the resource limits of this process, in the kernel's units.
 
     `tasks` limits the number of processes and threads of the user id. 0 means no limit.
     """

@@ -1,4 +1,4 @@
-"""The outcome of a call. The host determines it from the bytes it received and from the counters of the kernel."""
+"""The outcome of a call. The host determines it from the bytes that it received and from the kernel's counters."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ OutcomeKind = (
 )
 MEANINGS: Final[dict[OutcomeKind, str]] = {
     "ok": "The function returned a value.",
-    "wall": "The call ran longer than its limit of wall time.",
-    "cpu": "The call used more CPU time than its limit.",
-    "memory": "The call needed more memory than its limit.",
+    "wall": "The call exceeded its wall time limit.",
+    "cpu": "The call exceeded its CPU time limit.",
+    "memory": "The call exceeded its memory limit.",
     "disk": "The work directory exceeds its limit.",
     "open_files": "The code opened more files than the limit.",
     "processes": "The code started more processes or threads than the limit. By default, it must not start any.",
@@ -51,15 +51,15 @@ MEANINGS: Final[dict[OutcomeKind, str]] = {
     "type": "The result contains a value that JSON cannot represent.",
     "cycle": "The result contains itself.",
     "setup": "The sandbox could not be set up, so the code was not run. `reward-kit doctor` shows the reason.",
-    "zygote": "The process that starts the children of the sandbox ended. The call can be retried.",
+    "zygote": "The process that starts the sandbox's children ended. The call can be retried.",
     "no_result": "The process ended before it returned a result.",
     "forged_frame": "The answer was not written by the harness.",
     "truncated_frame": "The answer is incomplete.",
     "extra_frame": "More than one answer was written.",
     "result_size": "The result is larger than the limit.",
     "not_json": "The answer is not JSON.",
-    "non_finite": "The result contains NaN or an infinity.",
-    "huge_integer": "The result contains an integer of more than a thousand digits.",
+    "non_finite": "The result contains NaN or infinity.",
+    "huge_integer": "The result contains an integer with more than a thousand digits.",
     "duplicate_key": "A mapping in the result has a duplicate key.",
     "nesting": "The result is nested too deeply.",
     "surrogate": "A string in the result is not valid Unicode.",
@@ -122,7 +122,7 @@ class Outcome:
 
     @staticmethod
     def class_of(kind: OutcomeKind) -> FailureClass:
-        """Return the failure class of a type of failure."""
+        """Return the failure class for a type of failure."""
         return _CLASSES.get(kind, "crash")
 
 
@@ -176,14 +176,12 @@ def judge(evidence: Evidence, limits: Limits, level: Level, strength: Strength) 
 
 def _value(evidence: Evidence, limits: Limits) -> Any:
     if evidence.how == "lost":
-        raise _CallFailed(
-            "zygote", "the process that starts the children of the sandbox ended; the call can be retried", ""
-        )
+        raise _CallFailed("zygote", "the process that starts the sandbox's children ended; the call can be retried", "")
     if not evidence.is_ready and evidence.how != "late":
         detail = evidence.stderr.decode("utf-8", "replace").strip() or f"exit status {evidence.exit}"
         raise _CallFailed("setup", f"the sandbox could not be set up, so the code was not run: {detail[:500]}", "")
     if evidence.how == "late":
-        raise _CallFailed("wall", f"the call ran longer than {limits.wall_s:g} s of wall time{_raise('wall_s')}", "")
+        raise _CallFailed("wall", f"the call took more than {limits.wall_s:g} s of wall time{_raise('wall_s')}", "")
     if evidence.how == "cpu":
         raise _beyond_cpu(limits)
     if evidence.how == "disk":
@@ -226,7 +224,7 @@ def _checked(answer: Any, limits: Limits) -> Any:
 
 
 def _with_limit(kind: str, message: str, limits: Limits) -> str:
-    """Append the limit that was reached, if there is one, and how to increase it."""
+    """Append the limit that was reached, if any, and how to raise it."""
     texts = {
         "memory": (f"the call needed more than {limits.memory_mb:,} MiB of memory", "memory_mb"),
         "disk": (f"the work directory is limited to {limits.disk_mb:,} MiB", "disk_mb"),

@@ -35,13 +35,13 @@ class Program:
         form: "reward" calls `function(messages=…, ground_truth=…, …)` and converts a result model to JSON. "plain"
             passes the argument and the result unchanged.
         imports: the modules to import once, before the first call. They are imported without secrets. If there are
-            namespaces, they are also imported without network and without files of the host. The limits and the filter
-            of a call do not apply yet, so list only trusted modules.
-        read_paths: further readable files and directories. The paths are absolute, on the machine where the program
+            namespaces, they are also imported without network access and without the host's files. The limits and the
+            filter for calls do not apply yet, so list only trusted modules.
+        read_paths: additional readable files and directories. The paths are absolute, on the machine where the program
             runs.
         search_paths: directories from which the program may import and read.
-        last_call: for the form "plain": the argument, as JSON, of a last call that a warm child gets before it ends
-            normally. Its answer is ignored. "" means that there is no last call.
+        last_call: for the form "plain", the JSON argument of a final call that a warm child receives before it ends
+            normally. The answer to this call is ignored. "" means that there is no final call.
     """
 
     source: str
@@ -97,7 +97,7 @@ def zygote_spec_for(program: Program, *, may_start_processes: bool) -> ZygoteSpe
         if os.geteuid() == 0:
             wanted = 0o005 if os.path.isdir(path) else 0o004  # noqa: PTH112
             if os.stat(path).st_mode & wanted != wanted:  # noqa: PTH116
-                raise ConfigError(f"{path} is not readable by the user of the sandbox; run chmod o+rX {path}")
+                raise ConfigError(f"{path} is not readable by the sandbox user; run chmod o+rX {path}")
     library = library_path()
     paths = [*library, str(_PACKAGE), f"{sys.base_prefix}/lib", *_LIBRARIES, *_TIME_ZONES]
     if may_start_processes:

@@ -3,7 +3,7 @@
 Namespaces alone are not enough. For example, `socket` is not allowed, because AF_VSOCK sockets reach the hypervisor and
 netlink sockets reach the kernel, even in a separate network namespace. Some calls are allowed only with certain
 arguments. The kernel runs the filter on a `struct seccomp_data` (linux/seccomp.h). The filter searches the call numbers
-in a tree, which takes about eight steps per call. A list would take about a hundred steps.
+in a tree, which takes about eight steps per call. A linear search would take about a hundred steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The zygote, a program that imports the modules that all calls need, confines itself, and forks a child for each call.
 
 It is started as `python -I -S zygote.py CONTROL`, with an empty environment and one socket. It never receives any part
-of a program, a request or a result, so a child cannot inherit data of other calls in its memory. It runs one call at a
-time. When the socket is closed, it ends along with all its children.
+of a program, a request or a result, so a child cannot inherit data from other calls in its memory. It runs one call at
+a time. When the socket is closed, it ends along with all its children.
 """
 
 from __future__ import annotations

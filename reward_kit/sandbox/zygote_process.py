@@ -1,4 +1,4 @@
-"""The host side, which starts and controls zygotes and their children.
+"""The host side of the sandbox. It starts and controls zygotes and their children.
 
 A zygote is started with one socket, starts one child at a time on request, and ends when the socket is closed. A child
 has a channel for frames, and stdout and stderr. All bytes that a child sends are untrusted.

@@ -1,4 +1,4 @@
-"""Convert episodes to training rows in NumPy arrays: tokens, masks, log-probabilities and advantages."""
+"""Conversion of episodes to training rows as NumPy arrays: tokens, masks, log-probabilities and advantages."""
 
 from reward_kit.tokens.batch import TokenBatch, TokenItem
 from reward_kit.tokens.columns import Columns

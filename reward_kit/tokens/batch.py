@@ -1,9 +1,9 @@
 """Training rows in the layout of verl's `DataProto`, with the operations that trainers use.
 
-`meta_info["padding"]` names the side of the padding: "right", "left", or "outer". With "outer", prompts are padded on
-the left and completions on the right, so that all completions begin in the same column. Each array lies on one of three
-axes: P for the prompts, C for the completions, or T for both together. With "outer", T = P + C. Batches can be
-concatenated if they have the same keys and no conflicting values in `meta_info`.
+`meta_info["padding"]` is the padding side: "right", "left", or "outer". With "outer", prompts are padded on the left
+and completions on the right, so all completions begin in the same column. The columns of each array form one of three
+axes: P for prompts, C for completions, or T for both. With "outer", T = P + C. Batches can be concatenated if they have
+the same keys and no conflicting values in `meta_info`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _IDS = (*_PROMPT, *_COMPLETION, "input_ids")
 
 
 class Widths(NamedTuple):
-    """The number of columns on each axis, or None if no array in the batch lies on that axis."""
+    """The number of columns on each axis, or None if no array in the batch has that axis."""
 
     prompt: int | None
     completion: int | None
@@ -58,7 +58,7 @@ class Widths(NamedTuple):
 
 
 def get_axis(key: str, meta_info: Mapping[str, Any]) -> Axis:
-    """Return the axis on which the array named `key` lies."""
+    """Return the axis formed by the columns of the array named `key`."""
     if key in _PROMPT:
         return "prompt"
     if key in _COMPLETION or (meta_info.get("names") == "verl" and key not in _BOTH_IN_VERL):
@@ -67,14 +67,14 @@ def get_axis(key: str, meta_info: Mapping[str, Any]) -> Axis:
 
 
 def fill_value(key: str, meta_info: Mapping[str, Any]) -> int:
-    """Return the padding value of the array named `key`."""
+    """Return the padding value for the array named `key`."""
     if key in _IDS:
         return int(meta_info.get("pad_token_id", 0))
     return -1 if key == "policy_versions" else 0
 
 
 def get_widths(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
-    """Return the width of each axis of a batch."""
+    """Return the width of each axis in a batch."""
     widths: dict[str, int] = {}
     for key in (*_PROMPT, *_COMPLETION, "input_ids", "attention_mask"):
         if key in batch:
@@ -83,7 +83,7 @@ def get_widths(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widt
 
 
 def concat_arrays(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str, Any]) -> dict[str, Array]:
-    """Concatenate the arrays of multiple batches that have the same keys, after padding them to a common width."""
+    """Pad the arrays of multiple batches with the same keys to a common width, and concatenate them."""
     widths = [get_widths(batch, meta_info) for batch in batches]
     return {
         key: np.concatenate(_widened(key, [batch[key] for batch in batches], widths, meta_info)) for key in batches[0]
@@ -91,7 +91,7 @@ def concat_arrays(batches: Sequence[Mapping[str, Array]], meta_info: Mapping[str
 
 
 def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info: Mapping[str, Any]) -> list[Array]:
-    """Pad the arrays that multiple batches have for one key to a common width."""
+    """Pad the arrays for one key in multiple batches to a common width."""
     shapes = {array.shape[1:] for array in arrays}
     axis, padding = get_axis(key, meta_info), meta_info.get("padding", "right")
     outer_both = padding == "outer" and axis == "both"
@@ -120,7 +120,7 @@ def _widened(key: str, arrays: list[Array], all_widths: list[Widths], meta_info:
 
 
 def _needed(batch: Mapping[str, Array], meta_info: Mapping[str, Any]) -> Widths:
-    """Return the smallest width of each axis that holds all tokens."""
+    """Return the smallest width of each axis at which all tokens fit."""
     if "attention_mask" not in batch:
         raise ConfigError("the batch has no 'attention_mask', so the position of its padding is unknown")
     is_token, old = batch["attention_mask"] != 0, get_widths(batch, meta_info)
@@ -157,7 +157,7 @@ class TokenBatch:
     Every operation returns a new batch and leaves the original unchanged.
 
     Attributes:
-        batch: arrays whose first axis is the row; see `tokens.layout`.
+        batch: arrays whose first axis is the row axis; see `tokens.layout`.
         non_tensor_batch: (B,) arrays of arbitrary objects; see `tokens.connectors`.
         meta_info: values that apply to the whole batch, such as `pad_token_id` and `padding`.
 
@@ -182,7 +182,7 @@ class TokenBatch:
     @overload
     def __getitem__(self, index: RowIndex) -> TokenBatch: ...
     def __getitem__(self, index: int | np.integer[Any] | RowIndex) -> TokenItem | TokenBatch:
-        """Return a `TokenItem` for an int, or a batch for a slice, a list of ints or a boolean mask.
+        """Return a `TokenItem` if `index` is an int, or a batch if it is a slice, a list of ints or a boolean mask.
 
         Raises:
             IndexError: If a row is out of range, the length of a mask differs from the number of rows, or `index` has
@@ -199,7 +199,7 @@ class TokenBatch:
         return (self[index] for index in range(len(self)))
 
     def lengths(self) -> Ints:
-        """Return the number of tokens in each row, of shape (B,).
+        """Return the number of tokens in each row as a (B,) array.
 
         Raises:
             ConfigError: If the batch has no `attention_mask`.
@@ -214,7 +214,7 @@ class TokenBatch:
         non_tensor_keys: Sequence[str] | None = None,
         meta_info_keys: Sequence[str] | None = None,
     ) -> TokenBatch:
-        """Return a batch with only the given keys. None keeps all keys.
+        """Return a batch that contains only the given keys. None keeps all keys.
 
         Raises:
             ConfigError: If a key is unknown.
@@ -238,18 +238,20 @@ class TokenBatch:
         _check_known(names, {**self.batch, **self.non_tensor_batch}, "batch")
         new = [names.get(key, key) for key in (*self.batch, *self.non_tensor_batch)]
         if doubled := sorted({key for key in new if new.count(key) > 1}):
-            raise ConfigError(f"two arrays would be named {doubled[0]!r}; give each array a different name")
+            raise ConfigError(f"two arrays would be named {doubled[0]!r}; give each array a unique name")
         parts = [{names.get(key, key): v for key, v in part.items()} for part in (self.batch, self.non_tensor_batch)]
         return TokenBatch(parts[0], parts[1], dict(self.meta_info))
 
     def union(self, other: TokenBatch) -> TokenBatch:
-        """Return a batch with the keys of both batches, which must have the same rows.
+        """Return a batch that contains the keys of both batches. Both must have the same rows in the same order.
 
         Raises:
-            ConfigError: If the batches have different numbers of rows, or different values for a common key.
+            ConfigError: If the batches have different numbers of rows, or different values for a key that both contain.
         """
         if len(self) != len(other):
-            raise ConfigError(f"both batches of a union must have the same rows, got {len(self)} and {len(other)} rows")
+            raise ConfigError(
+                f"the two batches in a union must have the same number of rows, got {len(self)} and {len(other)}"
+            )
         parts = []
         for part_name in ("batch", "non_tensor_batch"):
             first, second = getattr(self, part_name), getattr(other, part_name)
@@ -263,7 +265,7 @@ class TokenBatch:
 
     @staticmethod
     def concat(batches: Sequence[TokenBatch]) -> TokenBatch:
-        """Concatenate the rows of all batches, padded to a common width, and merge their `meta_info`.
+        """Concatenate the rows of all batches, pad them to a common width, and merge `meta_info`.
 
         Raises:
             ConfigError: If the list is empty, the batches have different keys or conflicting values in `meta_info`, or
@@ -295,7 +297,7 @@ class TokenBatch:
         """Return the rows in a new order.
 
         Raises:
-            ConfigError: If `order` does not contain the index of every row exactly once.
+            ConfigError: If `order` does not contain each row index exactly once.
         """
         indices = np.asarray(order)
         if not np.array_equal(np.sort(indices), np.arange(len(self))):
@@ -308,14 +310,14 @@ class TokenBatch:
         """Split the batch into parts of `size` rows. The last part may be smaller.
 
         Raises:
-            ConfigError: If `size` is below 1.
+            ConfigError: If `size` is less than 1.
         """
         if size < 1:
             raise ConfigError(f"size must be at least 1, got {size}")
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     def chunk(self, chunks: int) -> list[TokenBatch]:
-        """Split the batch into the given number of parts, whose sizes differ by at most one row.
+        """Split the batch into the given number of parts. Their sizes differ by at most one row.
 
         Raises:
             ConfigError: If a part would be empty.
@@ -328,7 +330,7 @@ class TokenBatch:
         """Remove the columns that contain only padding, for example after selecting short rows.
 
         Raises:
-            ConfigError: If the masks that mark the padding are missing.
+            ConfigError: If the masks that identify the padding are missing.
         """
         old, new = get_widths(self.batch, self.meta_info), _needed(self.batch, self.meta_info)
         padding = self.meta_info.get("padding", "right")
@@ -348,7 +350,7 @@ class TokenBatch:
 
 
 def _rows(index: Any) -> int | np.integer[Any] | slice | Array:
-    """Return an index for NumPy. Reject values that NumPy would interpret differently, such as True as a new axis."""
+    """Return an index for NumPy, and reject values that NumPy would interpret differently. True would be a new axis."""
     if isinstance(index, slice) or (isinstance(index, int | np.integer) and not isinstance(index, bool)):
         return index
     rows = np.asarray(index)

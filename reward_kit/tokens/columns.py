@@ -1,4 +1,4 @@
-"""The rows of many episodes as flat columns, which connectors can process without loops over tokens."""
+"""The rows of multiple episodes as flat columns, which connectors can process without loops over tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The rows of a batch of episodes before they are padded or packed: E episodes, S steps, B rows, N tokens.
+    """The rows of a batch of episodes before padding or packing: E episodes, S steps, B rows, N tokens.
 
     A connector receives a `Columns` and returns a new one (see `with_columns`, `with_rows` and `select_rows`). It does
     not modify any array or episode.
@@ -31,13 +31,13 @@ class Columns:
         step_data: the steps of each episode, or None if they were not passed.
         scores_E: the score of each episode, or NaN if it is unscored.
         step_starts_E: the index in `steps` at which each episode begins, followed by S.
-        steps: columns of shape (S,), with the episodes one after another.
-        tokens: columns of shape (N,), with the rows one after another. The column `step` is the index in `steps` of the
-            step to which a token belongs, or -1 if the policy did not sample the token.
+        steps: columns of shape (S,), in which the steps of all episodes are concatenated.
+        tokens: columns of shape (N,), in which the tokens of all rows are concatenated. The column `step` contains the
+            index in `steps` of each token's step, or -1 if the policy did not sample the token.
         rows: columns of shape (B,), which become the `non_tensor_batch` of the batch.
         lengths_B: the number of tokens in each row.
-        prompt_lengths_B: the number of tokens in each row before the completion.
-        episodes_B: the index in `episodes` of the episode that each row belongs to.
+        prompt_lengths_B: the number of tokens before the completion in each row.
+        episodes_B: the index in `episodes` of each row's episode.
     """
 
     episodes: Sequence[SingleAgentEpisode]
@@ -62,7 +62,7 @@ class Columns:
 
         Raises:
             ConfigError: If the number of step lists or scores differs from the number of episodes, or `episodes`
-                contains anything but episodes.
+                contains an object that is not an episode.
         """
         if not all(isinstance(episode, SingleAgentEpisode) for episode in episodes):
             raise ConfigError(
@@ -88,7 +88,7 @@ class Columns:
         tokens: Mapping[str, Array] | None = None,
         rows: Mapping[str, Array] | None = None,
     ) -> Columns:
-        """Return a copy in which some columns are added or replaced.
+        """Return a copy with columns added or replaced.
 
         Raises:
             ConfigError: If a column has the wrong length.
@@ -107,13 +107,13 @@ class Columns:
         )
 
     def with_rows(self, lengths_B: Ints, prompt_lengths_B: Ints, episodes_B: Ints) -> Columns:
-        """Replace the current rows by new rows that have no columns yet."""
+        """Return a copy in which new rows, which have no columns yet, replace the current rows."""
         return replace(
             self, tokens={}, rows={}, lengths_B=lengths_B, prompt_lengths_B=prompt_lengths_B, episodes_B=episodes_B
         )
 
     def select_rows(self, rows: Sequence[int] | Array) -> Columns:
-        """Return only some of the rows, given as a list of indices or as a boolean mask."""
+        """Return a copy that contains only the rows selected by a list of indices or a boolean mask."""
         chosen = np.asarray(rows)
         chosen = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen.astype(np.int64)
         lengths = self.lengths_B[chosen]
@@ -129,7 +129,7 @@ class Columns:
 
 
 def ranges(starts: Ints, lengths: Ints) -> Ints:
-    """Return the concatenation of the ranges from `start` to `start + length - 1`."""
+    """Return the concatenated ranges from each `start` to `start + length - 1`."""
     ends = np.cumsum(lengths)
     indices: Ints = np.repeat(starts - (ends - lengths), lengths)
     indices += np.arange(len(indices))
@@ -137,7 +137,7 @@ def ranges(starts: Ints, lengths: Ints) -> Ints:
 
 
 def row_positions(lengths: Ints) -> npt.NDArray[np.int32]:
-    """Return the concatenation of the ranges from 0 to `length - 1`."""
+    """Return the concatenated ranges from 0 to each `length - 1`."""
     indices = np.arange(int(lengths.sum()), dtype=np.int32)
     indices -= np.repeat((np.cumsum(lengths) - lengths).astype(np.int32), lengths)
     return indices

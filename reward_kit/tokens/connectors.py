@@ -1,4 +1,4 @@
-"""Connectors: small functions from `Columns` to `Columns` that convert episodes to rows step by step."""
+"""Connectors: small functions that convert episodes to rows step by step. They take and return `Columns`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STD_FLOOR = 1e-6
 
 
 class _Stream(NamedTuple):
-    """The concatenated tokens of all episodes, in which every segment is contiguous."""
+    """The concatenated tokens of all episodes. The tokens of each segment are contiguous."""
 
     tokens: dict[str, Array]  # (N,)
     starts: Ints  # of each segment
@@ -40,7 +40,7 @@ class _Stream(NamedTuple):
 
 
 def segment_rows(columns: Columns) -> Columns:
-    """Create one row for each segment that contains an action. Its completion is `a1 o1 a2 o2 … aN`.
+    """Create one row for each segment that contains an action. The completion of a row is `a1 o1 a2 o2 … aN`.
 
     The completion begins at the first action; everything before it is the prompt. The connector adds the token columns
     `input_ids`, `completion_mask`, `action_mask`, `logprobs`, `policy_versions` and `step`, and the row columns
@@ -62,11 +62,11 @@ def segment_rows(columns: Columns) -> Columns:
 
 
 def action_rows(columns: Columns) -> Columns:
-    """Create one row for each action. Its prompt is everything before the action in the segment.
+    """Create one row for each action. The prompt of a row is everything before the action in its segment.
 
-    Earlier actions are part of the prompt, and the masks of sampled tokens are 0 there, so that each sampled token is
-    trained on in exactly one row. An action without tokens gets no row. The connector adds the columns of
-    `segment_rows` and the row column `step`, the index of the action in its episode.
+    Earlier actions are part of the prompt, where the masks of sampled tokens are 0, so each sampled token is trained on
+    in exactly one row. An action without tokens gets no row. The connector adds the columns of `segment_rows` and the
+    row column `step`, the index of the action in its episode.
 
     Raises:
         EpisodeError: If an episode has tokens for a step that is not among its steps.
@@ -89,9 +89,9 @@ def action_rows(columns: Columns) -> Columns:
 
 
 def _allowed(columns: Columns, owners_B: Ints, begins_B: Ints, starts_B: Ints, stops_B: Ints) -> Array:
-    """Return the ids that were allowed at the tokens `start:stop` of each row, of shape (B,).
+    """Return, for each row (B,), the ids that were allowed at the tokens `start:stop`.
 
-    The arguments are indices into the stream. The positions in the result are relative to `begin`.
+    The arguments are indices into the stream. Positions in the result are relative to `begin`.
     """
     recorded = [episode.tokens for episode in columns.episodes]
     allowed_B = np.full(len(owners_B), None, dtype=object)
@@ -155,7 +155,7 @@ def _actions(columns: Columns, recorded: list[EpisodeTokens], offsets: Ints, fir
 
 
 def _sampled(recorded: list[EpisodeTokens], actions: dict[str, Ints]) -> dict[str, Array]:
-    """Return the token columns of all episodes, of shape (N,)."""
+    """Return the token columns (N,) of all episodes."""
     # `np.concatenate` copies. With a view, the episode's arrays could not grow.
     ids = np.concatenate([np.zeros(0, np.int32), *(np.asarray(tokens.ids) for tokens in recorded)])
     logprobs = np.concatenate([np.zeros(0), *(np.asarray(tokens.logprobs) for tokens in recorded)])
@@ -172,7 +172,7 @@ def _sampled(recorded: list[EpisodeTokens], actions: dict[str, Ints]) -> dict[st
 
 
 def step_values(columns: Columns) -> Columns:
-    """Add the step columns `advantage`, `return_to_go` and `base_reward`, in which NaN marks a missing value.
+    """Add the step columns `advantage`, `return_to_go` and `base_reward`. NaN marks a missing value.
 
     If a critic estimated the value of any step, the connector also adds `policy_value_estimate`.
     """
@@ -194,8 +194,8 @@ def standardized_advantages(columns: Columns) -> Columns:
     The advantages are divided by their unbiased standard deviation plus 1e-6. If all advantages are equal, they become
     0.
 
-    This connector is not in the default pipeline, because most advantage estimators already normalize. Insert it after
-    `step_values`, where each action counts once, regardless of its number of tokens.
+    This connector is not in the default pipeline, because most advantage estimators already normalize advantages.
+    Insert it after `step_values`. There, each action counts once, regardless of its number of tokens.
     """
     advantages_S = columns.steps["advantage"]
     known_S = advantages_S[~np.isnan(advantages_S)]
@@ -218,8 +218,8 @@ def credit_on_tokens(columns: Columns) -> Columns:
 
     If a critic estimated values, it also adds:
 
-    - `values`, on all tokens of an action, or NaN if the critic did not estimate the value of the action
-    - `value_mask`, which is 1 on the first token of each action that has a return, because the estimate of the critic
+    - `values`, on all tokens of an action; NaN if the critic did not estimate the action's value
+    - `value_mask`, which is 1 on the first token of each action that has a return, because the critic's estimate
       precedes the action
     """
     step = columns.tokens["step"]
@@ -252,7 +252,7 @@ def _placed(size: int, positions: Ints, values: Floats) -> Floats:
 
 
 def identities(columns: Columns) -> Columns:
-    """Add the ids of the episode that each row belongs to.
+    """Add the ids of each row's episode.
 
     The row columns are:
 
@@ -275,18 +275,18 @@ def identities(columns: Columns) -> Columns:
 
 
 def episode_facts(columns: Columns) -> Columns:
-    """Add the data about each episode that reward managers read.
+    """Add the episode data that reward managers read.
 
     The row columns are:
 
     - `episode_rewards`: the score, or NaN if the episode is unscored
     - `episode_lengths`: the number of actions of the policy
     - `data_source`: the data source of the sample, or "unknown"
-    - `extra_info`: the extra info of the sample, with `sample_id` and `stop_reason`
+    - `extra_info`: the extra info of the sample, including `sample_id` and `stop_reason`
     - `reward_model`: a dict with the `ground_truth`
     - `success`: the last success flag that the environment reported, or None
     - `tool_callings`: the number of tool calls
-    - `message_parts`: a dict from each type of non-text content in the messages to a list of that content
+    - `message_parts`: a dict that maps each type of non-text content in the messages to a list of that content
     """
     owners = columns.episodes_B
     lengths_E = np.array([len(episode) for episode in columns.episodes], dtype=np.int64)
@@ -328,16 +328,17 @@ def _facts(episode: SingleAgentEpisode) -> dict[str, Any]:
 
 
 class ImageInputs:
-    """A connector that adds `multi_modal_inputs`, the pictures of each row as arrays for a vision model.
+    """A connector that adds `multi_modal_inputs`: the images of each row, as arrays for a vision model.
 
-    A row contains what the image processor returns for the pictures in the messages before its last action, such as
-    `pixel_values` and `image_grid_thw`, or an empty dict if there are none. Append it to a pipeline. It needs Pillow.
+    The column contains, for each row, the image processor's output for the images in the messages before the row's last
+    action, such as `pixel_values` and `image_grid_thw`. If there are no such images, it contains an empty dict. Append
+    the connector to a pipeline. It requires Pillow.
 
     Args:
-        image_processor: an image processor of `transformers`, or a function with its signature.
+        image_processor: an image processor from `transformers`, or a function with the same signature.
 
     Raises:
-        ConfigError: If a picture is not a data URL with base64, such as an HTTP URL, which is not fetched.
+        ConfigError: If an image is not a base64 data URL. HTTP URLs are not fetched.
     """
 
     name = "multi_modal_inputs"
@@ -366,17 +367,17 @@ def _image(url: str, rollout_id: str) -> Any:
 
     head, _, data = url.partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise ConfigError(f"episode {rollout_id}: a picture must be a data URL with base64, got {url!r:.80}")
+        raise ConfigError(f"episode {rollout_id}: an image must be a base64 data URL, got {url!r:.80}")
     return Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
 
 
 def _objects(values: list[Any]) -> Array:
-    """Return an array of objects of shape (B,). `np.array` would split lists."""
+    """Return a (B,) array of objects. `np.array` would split lists."""
     return np.fromiter(values, dtype=object, count=len(values))
 
 
 def check_complete(columns: Columns) -> None:
-    """Raise a ConfigError if a column that padding and packing need is missing."""
+    """Raise a ConfigError if a column that padding or packing requires is missing."""
     if not isinstance(columns, Columns):
         raise ConfigError(f"columns must be the Columns that a RowPipeline returns, got {type_name(columns)}")
     missing = [key for key in ("input_ids", "completion_mask") if key not in columns.tokens]

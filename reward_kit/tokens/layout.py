@@ -1,17 +1,17 @@
-"""The layout of rows for a model: padded to a common width, or packed into one long row without padding.
+"""The layout of a model's input rows: padded to a common width, or packed into one long row without padding.
 
     prompt_ids      (B,P)  the tokens before the first action
-    completion_ids  (B,C)  the tokens from the first action on
-    input_ids       (B,T)  both without a gap: the input of the model
+    completion_ids  (B,C)  the tokens from the first action onward
+    input_ids       (B,T)  both without a gap: the model's input
     other arrays    (B,T)  on the axis of `input_ids`
 
 `attention_mask` is 1 on tokens and 0 on padding, `completion_mask` is 1 on the completion, and `action_mask` is 1 on
-sampled tokens. `loss_mask` is the product of `completion_mask` and `action_mask`, but 0 if the action has no advantage.
-`position_ids` count from 0. `logprobs` are those of the sampler, and 0.0 on tokens that were not sampled.
-`step_rewards` are on the last token of each action; `advantages` and `returns` are on all tokens of an action.
-`returns` are the targets of a critic. If a critic estimated values, `values` contains its estimates, and `value_mask`
-is 1 on the first token of each action that has a return. `policy_versions` are -1 on tokens that were not sampled. A
-token column added by a custom connector becomes a (B,T) array.
+sampled tokens. `loss_mask` is the product of `completion_mask` and `action_mask`, except that it is 0 for actions
+without an advantage. `position_ids` count from 0. `logprobs` are the sampler's log-probabilities, and 0.0 on tokens
+that were not sampled. `step_rewards` are on the last token of each action; `advantages` and `returns` are on all tokens
+of an action. `returns` are the targets for a critic. If a critic estimated values, `values` contains its estimates, and
+`value_mask` is 1 on the first token of each action that has a return. `policy_versions` are -1 on tokens that were not
+sampled. A token column added by a custom connector becomes a (B,T) array.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right")
     Args:
         columns: the columns that a `RowPipeline` returned.
         pad_token_id: the token id used as padding.
-        padding: the side of the padding: "right", "left" or "outer". With "outer", prompts are padded on the left and
-            completions on the right, so that all completions begin in the same column, as in verl and TRL.
+        padding: the padding side: "right", "left" or "outer". With "outer", as in verl and TRL, prompts are padded on
+            the left and completions on the right, so all completions begin in the same column.
 
     Raises:
         ConfigError: If `padding` or `pad_token_id` is invalid, or the pipeline has no connector that creates rows.
@@ -68,7 +68,7 @@ def pad_rows(columns: Columns, *, pad_token_id: int, padding: Padding = "right")
 
 
 def _laid(values: Array, positions: Ints, shape: tuple[int, int], fill: int) -> Array:
-    """Return an array that contains `values` at the given positions of its flattened form, and `fill` elsewhere."""
+    """Return an array that contains `values` at the given flat positions and `fill` elsewhere."""
     # `np.zeros` does not touch the memory before the first write.
     flat = np.full(shape, fill, dtype=values.dtype) if fill else np.zeros(shape, dtype=values.dtype)
     flat.reshape(-1)[positions] = values
@@ -76,7 +76,7 @@ def _laid(values: Array, positions: Ints, shape: tuple[int, int], fill: int) -> 
 
 
 def _token_columns(columns: Columns) -> dict[str, Array]:
-    """Return the (N,) columns of a batch. The internal column `step` is omitted."""
+    """Return the (N,) columns of a batch, except for the internal column `step`."""
     positions = row_positions(columns.lengths_B)
     shown: dict[str, Array] = {"attention_mask": np.ones(len(positions), dtype=np.int8), "position_ids": positions}
     return shown | {key: values for key, values in columns.tokens.items() if key != "step"}
@@ -84,15 +84,15 @@ def _token_columns(columns: Columns) -> dict[str, Array]:
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Rows concatenated into a single long row, without padding.
+    """Rows concatenated into a single long row without padding.
 
     Attributes:
         batch: arrays of shape (1,N), with the keys of a padded batch except `prompt_ids`, `completion_ids` and
-            `attention_mask`. `position_ids` restart at 0 in each row. `row_ids` contains the index of the row of each
-            token; attention must not cross rows.
-        cu_seqlens: the start of each row, followed by N, as int32 of shape (B+1,). Variable-length attention kernels
+            `attention_mask`. `position_ids` restart at 0 in each row. `row_ids` contains the row index of each token;
+            attention must not cross rows.
+        cu_seqlens: a (B+1,) int32 array with the start of each row, followed by N. Variable-length attention kernels
             take it as an argument.
-        prompt_lengths: the number of tokens in each row before its completion, of shape (B,).
+        prompt_lengths: (B,) the number of tokens before the completion in each row.
         non_tensor_batch: (B,) arrays of arbitrary objects.
         meta_info: values that apply to the whole batch.
     """
@@ -133,17 +133,18 @@ VERL_NAMES = {
 
 
 def verl_batch(rows: TokenBatch) -> TokenBatch:
-    """Convert rows to the names and axes that verl uses.
+    """Convert rows to verl's names and axes.
 
-    `prompts` (B,P) are padded on the left and `responses` (B,C) on the right. `input_ids`, `attention_mask` and
+    `prompts` (B,P) are padded on the left, and `responses` (B,C) on the right. `input_ids`, `attention_mask` and
     `position_ids` (B,P+C) cover both. All other arrays, such as `response_mask`, `rollout_log_probs` and `advantages`,
-    are (B,C). verl's mask includes every sampled token, so first remove the rows whose `loss_mask` is all 0.
+    have the shape (B,C). verl's mask includes every sampled token, so first remove all rows whose `loss_mask` is 0
+    everywhere.
 
     Args:
-        rows: the batch that `build_rows(…, padding="outer")` returned.
+        rows: the batch returned by `build_rows(…, padding="outer")`.
 
     Raises:
-        ConfigError: If the rows have a different padding, or `prompt_ids` are missing.
+        ConfigError: If the rows have different padding, or `prompt_ids` is missing.
     """
     padding = rows.meta_info.get("padding")
     if padding != "outer" or "prompt_ids" not in rows.batch:
@@ -163,21 +164,21 @@ def verl_batch(rows: TokenBatch) -> TokenBatch:
 def micro_batches(
     lengths: Sequence[int] | Array, max_tokens: int, *, padded: bool = False, multiple_of: int = 1
 ) -> list[Ints]:
-    """Split rows into parts of at most `max_tokens` tokens. Equal lengths always give the same parts.
+    """Split rows into parts of at most `max_tokens` tokens. The result depends only on the arguments.
 
-    First-fit decreasing determines the number of parts, which is at most 11/9 of the minimum, plus 1. Packed rows are
-    then balanced: each row, longest first, is assigned to the part with the fewest tokens. If this makes a part exceed
-    `max_tokens`, the parts of first-fit decreasing are kept.
+    First-fit decreasing determines the number of parts, which is at most 11/9 of the minimum plus 1. Packed rows are
+    then balanced: each row, longest first, is assigned to the part with the fewest tokens. If a part would then exceed
+    `max_tokens`, the parts from first-fit decreasing are kept.
 
     Args:
-        lengths: the number of tokens in each row, of shape (B,); see `TokenBatch.lengths`.
+        lengths: (B,) the number of tokens in each row; see `TokenBatch.lengths`.
         max_tokens: the maximum number of tokens in a part.
-        padded: True if rows are padded to the longest row in their part, so that padding counts as tokens; False if
-            rows are packed.
+        padded: True if rows are padded to the longest row in their part, in which case padding counts as tokens; False
+            if rows are packed.
         multiple_of: a divisor of the number of parts, for workers that run in lockstep.
 
     Returns:
-        The indices of the rows of each part, in ascending order. `restored_order` restores the original order.
+        The row indices in each part, in ascending order. `restored_order` restores the original order of the rows.
 
     Raises:
         ConfigError: If `lengths` are invalid, a row is longer than `max_tokens`, or there are fewer rows than parts.
@@ -233,7 +234,7 @@ def _first_fit(sizes: Ints, max_tokens: int, padded: bool) -> list[Ints]:
 
 
 def _lightest_first(sizes: Ints, count: int) -> list[Ints]:
-    """Put each row, longest first, into the part with the fewest tokens. Ties go to the part with the fewest rows."""
+    """Put each row, longest first, into the part with the fewest tokens or, if tied, the fewest rows."""
     load, rows = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     parts: list[list[int]] = [[] for _ in range(count)]
     for row in _descending(sizes).tolist():

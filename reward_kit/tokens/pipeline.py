@@ -1,4 +1,4 @@
-"""The conversion of episodes to training rows: `build_rows`, and pipelines of connectors that users can modify."""
+"""Conversion of episodes to training rows: `build_rows`, and modifiable pipelines of connectors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ RowPer = Literal["segment", "action"]
 class RowPipeline:
     """A sequence of connectors, each with a unique name.
 
-    The default name of a connector is its `name` attribute or, for a function, its `__name__`. An object that has
-    neither is named after its class. Methods raise a ConfigError if a name is unknown or already taken.
+    The default name of a connector is its `name` attribute or, for a function, its `__name__`. An object with neither
+    attribute is named after its class. Methods raise a ConfigError if a name is unknown or already taken.
     """
 
     def __init__(self, connectors: Iterable[Connector] = ()) -> None:
@@ -56,11 +56,11 @@ class RowPipeline:
         self._insert(len(self._parts), connector, name)
 
     def insert_before(self, target: str, connector: Connector, name: str | None = None) -> None:
-        """Insert a connector before the connector named `target`."""
+        """Insert a connector before the one named `target`."""
         self._insert(self._find(target), connector, name)
 
     def insert_after(self, target: str, connector: Connector, name: str | None = None) -> None:
-        """Insert a connector after the connector named `target`."""
+        """Insert a connector after the one named `target`."""
         self._insert(self._find(target) + 1, connector, name)
 
     def remove(self, name: str) -> Connector:
@@ -91,7 +91,7 @@ class RowPipeline:
             (candidate for candidate in candidates if isinstance(candidate, str)), type(connector).__name__
         )
         if name in self.names:
-            raise ConfigError(f"the pipeline already has a connector named {name!r}; pass another name")
+            raise ConfigError(f"the pipeline already has a connector named {name!r}; pass a different name")
         self._parts.insert(position, (name, connector))
 
     def _find(self, name: str) -> int:
@@ -101,7 +101,7 @@ class RowPipeline:
 
 
 def default_pipeline(per: RowPer = "segment") -> RowPipeline:
-    """Return a new pipeline with the default connectors of `build_rows`.
+    """Return a new pipeline that contains the default connectors of `build_rows`.
 
     Args:
         per: "segment" for one row per segment, or "action" for one row per action.
@@ -142,13 +142,13 @@ def build_rows(
 
     Args:
         episodes: the collected episodes.
-        step_data_lists: the steps of each episode with `advantage`, `return_to_go` and `base_reward`. The `loss_mask`
-            of a step without an advantage is 0. If None, no step has an advantage.
+        step_data_lists: the steps of each episode, with `advantage`, `return_to_go` and `base_reward` set. The
+            `loss_mask` is 0 for a step without an advantage. If None, no step has an advantage.
         pad_token_id: the token id used as padding.
-        scores: the score of each episode, or None for an episode that is unscored.
+        scores: the score of each episode, or None for an unscored episode.
         padding: "right", "left", or "outer"; see `tokens.layout.pad_rows`.
         per: "segment" for one row per segment, or "action" for one row per action. The prompt of an action is
-            everything before it.
+            everything before the action in its segment.
         pipeline: the connectors. If None, `default_pipeline(per)` is used.
 
     Raises:

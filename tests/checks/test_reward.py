@@ -347,7 +347,7 @@ def reward(messages: list[Message], ground_truth: str) -> EvaluateResult:
 def test_slow_pattern_is_reported_with_matching_advice(tmp_path: Path, pattern: str, code: str, told: str) -> None:
     report = checked(written(tmp_path, REPEATS.replace("PATTERN", pattern)))
     (finding,) = [finding for finding in report.findings if finding.kind.endswith("-regex")]
-    assert finding.kind == code and told in finding.message and "over 1 s on" in finding.evidence[0]
+    assert finding.kind == code and told in finding.message and "more than 1 s on" in finding.evidence[0]
 
 
 QUOTES = """

@@ -325,7 +325,10 @@ def rewrite(path: Path, change: Callable[[list[Any]], None]) -> None:
         ("-O", "omega=0.3"),
         ("-O", "combination=additive", "-O", "step_weight=0.5"),
         ("--estimator", "g2po", "-O", "step_weight=0.5"),
-        *(("--estimator", name) for name in ("grpo", "rloo", "discounted_returns", "turn_level_grpo", "hgpo", "g2po")),
+        *(
+            ("--estimator", name)
+            for name in ("grpo", "rloo", "discounted_returns", "turn_level_grpo", "hgpo", "g2po", "graphgpo")
+        ),
     ],
 )
 def test_advantage_must_match_the_credit_options(tmp_path: Path, options: tuple[str, ...]) -> None:

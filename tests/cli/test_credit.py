@@ -334,7 +334,7 @@ def test_estimator_may_be_a_function_in_a_file(tmp_path: Path) -> None:
     assert [abs(row["A"]) for row in rows] == [pytest.approx(1.0)] * 8 and {row["anchor"] for row in rows} == {None}
     assert estimates(run) == (f"{tmp_path}/advantage.py:scaled", {"scale": 2})
     again = project.call("credit", str(run), "-O", "scale=4")
-    assert again.returncode == 0, again.stderr
+    assert again.returncode == 0 and "Credit by advantage.py:scaled: 8 steps" in again.stdout, again.stderr
     assert [abs(row["A"]) for row in read_credit(run)] == [pytest.approx(2.0)] * 8
     assert project.call("check", str(run)).returncode == 0
     (tmp_path / "advantage.py").write_text(ADVANTAGE + "# changed\n")

@@ -103,6 +103,10 @@ def test_results_are_replaced_per_episode_and_policy(tmp_path: Path) -> None:
         assert shown["rollout_id"] == episode
     lines = list(read_counterfactuals(run))
     assert [(line["continued_by"], line["seed"]) for line in lines] == [("agent.py:Walker", 1), ("expert", 0)]
+    (run / "counterfactual.jsonl").write_text("{\n")
+    done = call(tmp_path, "why", str(run), episode)
+    assert done.returncode != 0 and "counterfactual.jsonl:1: not JSON" in done.stderr
+    assert "continuations passed" not in done.stderr, "it is reported before measuring"
 
 
 def call_json(run: Path) -> list[str]:

@@ -260,3 +260,33 @@ def g2po(given: ScoredBatch, normalization: str = "std", **options: object) -> l
             step = relative(reached[b][k], peers, normalization) + relative(gains[b][k], everywhere, normalization)
             rows[-1].append(episode(b) + 0.75 * step)
     return rows
+
+
+def graphgpo(given: ScoredBatch, normalization: str = "std", success: float = 1.0) -> list[list[float]]:
+    """A = A_E + 0.75 A_S."""
+
+    def transitions(b: int) -> list[tuple[object, object]]:
+        states = [item.observation_data for item in given.batch[b]]
+        return list(zip(states, [*states[1:], "success" if given.scores[b] >= success else "unknown"], strict=True))
+
+    def reached(b: int) -> dict[object, float]:
+        """Return 0.125 to the power of the distance of each state from success."""
+        edges = [edge for c in scored(given, b) for edge in transitions(c)]
+        distances = {state: math.inf for edge in edges for state in edge} | {"success": 0.0}
+        for _ in edges:
+            for state, after in edges:
+                distances[state] = min(distances[state], distances[after] + 1.0)
+        far = max(d for d in distances.values() if d < math.inf) + 1.0
+        return {state: 0.125 ** (d if d < math.inf else far) for state, d in distances.items()}
+
+    episode = gigpo_episode(given, normalization, by_step=False)
+    rows: list[list[float]] = []
+    for b in range(len(given.batch)):
+        rows.append([])
+        if given.scores[b] is None:
+            continue
+        values = reached(b)
+        for state, after in transitions(b):
+            peers = [values[t] for c in scored(given, b) for s, t in transitions(c) if s == state]
+            rows[-1].append(episode(b) + 0.75 * relative(values[after], peers, normalization))
+    return rows

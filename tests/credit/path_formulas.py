@@ -141,6 +141,33 @@ def group_graph(group: Sequence[Path], measure: Callable[[Sequence[float]], list
     return [[score + value for value in row] for score, row in zip(scores, steps, strict=True)]
 
 
+def steps_to_success(group: Sequence[Path], success_score: float) -> dict[str, float]:
+    """Return the smallest number of turns from each state to a success, or one more than any if there is none."""
+    edges = [
+        (turn.state, after or ("success" if path.score >= success_score else "unknown"))
+        for path in group
+        for turn, after in zip(path.turns, next_states(path), strict=True)
+    ]
+    distances = {"success": 0.0, "unknown": math.inf} | {state: math.inf for state, _ in edges}
+    for _ in edges:
+        for state, after in edges:
+            distances[state] = min(distances[state], distances[after] + 1.0)
+    far = max(d for d in distances.values() if d < math.inf) + 1.0
+    return {state: min(d, far) for state, d in distances.items()}
+
+
+def graph_distances(group: Sequence[Path], success_score: float = 1.0) -> list[list[float]]:
+    """Add the score and the closeness of the next state to success among actions in the same state."""
+    distances = steps_to_success(group, success_score)
+    visits = []
+    for path in group:
+        end = "success" if path.score >= success_score else "unknown"
+        visits += [(t.state, 0.1 ** distances[s or end]) for t, s in zip(path.turns, next_states(path), strict=True)]
+    peers = {state: iter(unit([value for s, value in visits if s == state])) for state, _ in visits}
+    steps = turn_by_turn(group, [next(peers[state]) for state, _ in visits])
+    return [[score + x for x in row] for score, row in zip(unit([p.score for p in group]), steps, strict=True)]
+
+
 def less_the_mean(values: Sequence[float]) -> list[float]:
     return [value - mean_of(values) for value in values]
 

@@ -45,7 +45,7 @@ def test_peers_anchors_and_zeros_are_counted():
 def test_peers_within_one_trajectory_are_counted_separately():
     found = credit_diagnostics(credit([1.0, 0.0, -1.0, 0.5], [4, 4, 5, 5]), [2, 2], [1.0, 0.0])
     assert (found.steps_with_peer, found.steps_with_other_peer) == (4, 0)
-    assert "no two trajectories of a group share a state" in found.warnings()[0]
+    assert "no two trajectories in a group share a state" in found.warnings()[0]
 
 
 def test_unscored_trajectories_are_left_out():

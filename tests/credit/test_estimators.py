@@ -33,7 +33,10 @@ class Setting(NamedTuple):
         return "-".join([self.name, *map(str, self.loop_options.values())])
 
     def credit(self, rows: ScoredBatch) -> StepCredit:
-        shared = {"gigpo": GIGPO, "g2po": {"step_weight": 0.75, **RETURNS}}.get(self.name, RETURNS)
+        graph = {"step_weight": 0.75, **RETURNS}
+        shared = {"gigpo": GIGPO, "g2po": graph, "graphgpo": {"distance_discount": 0.125, **graph}}.get(
+            self.name, RETURNS
+        )
         return ESTIMATORS[self.name](rows.batch, rows.scores, group_ids=rows.ids, **{**shared, **self.options})
 
     def loop(self, rows: ScoredBatch) -> list[list[float]]:
@@ -85,6 +88,8 @@ BY_STATE = [
 GRAPH = [
     *(measured("g2po", normalization) for normalization in ("std", "mean", "constant", "leave_one_out")),
     Setting("g2po", {"episode_statistics": "step"}, {"by_step": True}),
+    *(measured("graphgpo", normalization) for normalization in ("std", "mean", "leave_one_out")),
+    Setting("graphgpo", {"success_score": 0.25}, {"success": 0.25}),
 ]
 BY_BOTH += GRAPH
 EVERY = [*BY_SCORE, *BY_STEP, *BY_BOTH, *BY_STATE]
@@ -128,7 +133,7 @@ def test_estimator_agrees_with_its_reference_loop(rows: ScoredBatch) -> None:
 def test_parts_add_up_and_are_float64(rows: ScoredBatch) -> None:
     for setting in noted(EVERY):
         credit = setting.credit(rows)
-        weights = {"gigpo": (0.25, 0.75), "g2po": (1.0, 0.75)}.get(setting.name, (1.0, 1.0))
+        weights = {"gigpo": (0.25, 0.75), "g2po": (1.0, 0.75), "graphgpo": (1.0, 0.75)}.get(setting.name, (1.0, 1.0))
         combined = weights[0] * credit.episode_advantages_S + weights[1] * credit.step_advantages_S
         np.testing.assert_array_equal(combined, credit.advantages_S)
         assert {part.dtype for part in credit[:4]} == {np.dtype(np.float64)}
@@ -288,6 +293,8 @@ BAD_OPTIONS = [
     (Setting("gagpo"), {"lam": -0.5}),
     (Setting("g2po"), {"step_weight": float("inf")}),
     (Setting("g2po"), {"episode_statistics": "episode"}),
+    (Setting("graphgpo"), {"distance_discount": 1.5}),
+    (Setting("graphgpo"), {"success_score": float("nan")}),
     (Setting("gigpo"), {"episode_statistics": "episode"}),
     (Setting("gigpo"), {"min_anchor_group_size": 0}),
     (Setting("gigpo"), {"min_anchor_group_size": 2.5}),

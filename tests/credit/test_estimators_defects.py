@@ -119,7 +119,7 @@ def test_gae_skips_unscored_trajectories_without_values() -> None:
 
 def test_gae_names_the_step_without_a_value() -> None:
     batch = [critic_row(ending={}), critic_row(ending={}, values=(1.0, None))]
-    with pytest.raises(ConfigError, match="trajectory 1, step 1 has the policy_value_estimate None"):
+    with pytest.raises(ConfigError, match="trajectory 1, step 1: policy_value_estimate is None"):
         advantages("gae", batch, [0.0, 0.0], gamma=0.5, lam=0.5)
     with pytest.raises(ConfigError, match=r"trajectory 0, step 1: step_info\['bootstrap_value'\]"):
         bad = critic_row(ending={"truncated": True, "bootstrap_value": "8"})

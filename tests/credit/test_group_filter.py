@@ -70,8 +70,8 @@ def test_unscored_members_are_ignored_or_drop_their_group():
         ({"band": 5}, "band must be two numbers"),
         ({"band": ("0", "1")}, "band must be two numbers"),
         ({"unscored": "dropp"}, "did you mean 'drop'"),
-        ({"keep_step_signal": True}, "keep_step_signal needs the step_advantages of 2 trajectories, got none"),
-        ({"keep_step_signal": True, "step_advantages": [[0.0]]}, "of 2 trajectories, got 1"),
+        ({"keep_step_signal": True}, "keep_step_signal needs step_advantages for 2 trajectories, got none"),
+        ({"keep_step_signal": True, "step_advantages": [[0.0]]}, "for 2 trajectories, got 1"),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments, message):

@@ -92,7 +92,7 @@ def test_rows_of_a_trajectory_form_one_episode() -> None:
         ({"action_mask": [[2, 0, 0, 0]] * 3}, "action_mask must be a .B, T. array of 0 and 1"),
         ({"action_mask": [1, 0, 1]}, "action_mask must be a .B, T. array"),
         ({"uid": "uu"}, "'uid' has 2 items, but there are 3 rows"),
-        ({"step_rewards": REWARDS[:, :3]}, r"step_rewards has the shape \(3, 3\), but action_mask has \(3, 4\)"),
+        ({"step_rewards": REWARDS[:, :3]}, r"step_rewards has shape \(3, 3\), but action_mask has shape \(3, 4\)"),
         ({"step_rewards": REWARDS[:, [0, 2, 1, 3]]}, r"step_rewards\[0, 2\] is 0.5, but the token is not part of an"),
         ({"step_rewards": [[1.0], [1.0, 2.0], []]}, r"step_rewards\[0\] must be a list with one item for each of the"),
         ({"step_rewards": [[None, 1.0], [1.0, 2.0], []]}, "step_rewards has no reward for some actions"),

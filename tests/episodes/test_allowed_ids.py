@@ -79,7 +79,7 @@ def test_sampled_token_outside_its_set_and_missing_entries_are_rejected():
     before = tokens.get_state()
     with pytest.raises(EpisodeError, match="sampled token 4 is not among the 2 allowed ids"):
         tokens.add_turn(1, [1, 2, 9], [4], [0.0], allowed_ids=[[3, 5]])
-    with pytest.raises(EpisodeError, match="2 token ids but 1 entries of allowed_ids"):
+    with pytest.raises(EpisodeError, match="2 token ids but 1 entries in allowed_ids"):
         tokens.add_turn(1, [1, 2, 9], [4, 4], [0.0, 0.0], allowed_ids=[None])
     assert tokens.get_state() == before
 
@@ -101,5 +101,5 @@ def test_mismatched_offsets_are_rejected():
 
 
 def test_state_with_a_missing_set_is_rejected():
-    with pytest.raises(EpisodeError, match="a position refers to a missing set"):
+    with pytest.raises(EpisodeError, match="a place refers to a missing set"):
         AllowedTrack.from_state({"places": [0], "which": [1], "sets": [[1]]})

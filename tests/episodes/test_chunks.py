@@ -118,7 +118,7 @@ class TestSlice:
     @pytest.mark.parametrize("step", [2, 3, -1])
     def test_slice_step_is_rejected_for_any_length(self, step):
         # In RLlib ep[::2] works and ep[::3] of ten steps fails in an assertion.
-        with pytest.raises(EpisodeError, match=f"a slice of an episode must not have a step, got {step}"):
+        with pytest.raises(EpisodeError, match=f"the step of an episode slice must be 1, got {step}"):
             built(10)[::step]
 
     def test_writing_to_a_chunk_leaves_the_whole_unchanged(self):
@@ -145,7 +145,7 @@ class TestCut:
     def test_invalid_cut_reports_the_reason(self):
         over = built(1)
         over.add_env_step(2, 1, 1.0, terminated=True)
-        with pytest.raises(EpisodeError, match=r"is over and cannot be cut"):
+        with pytest.raises(EpisodeError, match=r"is over .*and cannot be cut"):
             over.cut()
         with pytest.raises(EpisodeError, match="the lookback must not be negative, got -1"):
             built().cut(-1)

@@ -204,7 +204,8 @@ class TestValidation:
         with pytest.raises(EpisodeError, match="agent 'b' is done"):
             episode.add_env_step({"b": 2}, {}, {})
         with pytest.raises(
-            EpisodeError, match="add_env_reset must be called once, before any step; the episode has 1 steps, not over"
+            EpisodeError,
+            match="add_env_reset must be called once, before any step; the episode already has 1 steps, not over",
         ):
             episode.add_env_reset(observations={"a": 0})
         episode.add_env_step({"a": 1}, {}, {}, terminateds={"__all__": True})
@@ -247,7 +248,7 @@ class TestValidation:
             with pytest.raises(EpisodeError, match="the next chunk must have the same id and begin there"):
                 first.concat_episode(second)
             assert pickle.loads(before) == first
-        with pytest.raises(EpisodeError, match="a slice of an episode must not have a step, got 2"):
+        with pytest.raises(EpisodeError, match="the step of an episode slice must be 1, got 2"):
             whole[::2]
         with pytest.raises(TypeError, match="for one step, call get_observations"):
             whole[1]
@@ -406,7 +407,7 @@ def test_state_of_another_version_or_without_a_field_is_rejected():
     with pytest.raises(EpisodeError, match="version 9, but this release reads only version 1"):
         MultiAgentEpisode.from_state({**state, "schema_version": 9})
     del state["modules"]
-    with pytest.raises(EpisodeError, match="episode state: missing modules"):
+    with pytest.raises(EpisodeError, match="the episode state is missing modules"):
         MultiAgentEpisode.from_state(state)
 
 

@@ -111,9 +111,9 @@ def test_step_before_the_reset_is_rejected() -> None:
     [
         (
             {"terminateds": {"__al__": True}},
-            "terminateds ends unknown agent '__al__'; did you mean '__all__'",
+            "terminateds contains the unknown agent '__al__'; did you mean '__all__'",
         ),
-        ({"truncateds": {"bbo": True}}, "truncateds ends unknown agent 'bbo'; did you mean 'bob'"),
+        ({"truncateds": {"bbo": True}}, "truncateds contains the unknown agent 'bbo'; did you mean 'bob'"),
     ],
 )
 def test_flag_of_an_unknown_agent_is_rejected(flags: dict[str, Any], match: str) -> None:

@@ -132,7 +132,7 @@ class TestSegments:
 
 class TestInvalidTurns:
     def test_mismatched_lengths_are_rejected(self):
-        with pytest.raises(EpisodeError, match="step 0: 2 token ids but 1 log-probabilities"):
+        with pytest.raises(EpisodeError, match="step 0 has 2 token ids but 1 log-probabilities"):
             EpisodeTokens().add_turn(0, [1], [2, 3], [-1.0])
 
     @pytest.mark.parametrize("step", [0, 1])

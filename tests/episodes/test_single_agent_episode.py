@@ -56,7 +56,8 @@ class TestBuilding:
         with pytest.raises(EpisodeError, match="call add_env_reset before add_env_step"):
             SingleAgentEpisode().add_env_step(0, 0, 0.0)
         with pytest.raises(
-            EpisodeError, match="add_env_reset must be called once, before any step; the episode has 2 steps, not over"
+            EpisodeError,
+            match="add_env_reset must be called once, before any step; the episode already has 2 steps, not over",
         ):
             built(2).add_env_reset(0)
 
@@ -333,7 +334,7 @@ class TestState:
     def test_missing_field_is_named(self, name):
         state = built().get_state()
         del state[name]
-        with pytest.raises(EpisodeError, match=f"episode state: missing {name}"):
+        with pytest.raises(EpisodeError, match=f"the episode state is missing {name}"):
             SingleAgentEpisode.from_state(state)
 
     def test_version_1_can_be_loaded(self):

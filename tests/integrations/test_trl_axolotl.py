@@ -70,7 +70,7 @@ def with_trl(**keys: Any) -> dict[str, Any]:
 
 def test_ineffective_configuration_key_is_rejected(tmp_path: Path) -> None:
     wrong = {
-        "rl: 'dpo' uses other trainers": {**GOOD, "rl": "dpo"},
+        "rl: 'dpo' uses a different trainer": {**GOOD, "rl": "dpo"},
         "trl.rollout_func is missing": {"rl": "grpo", "trl": {"num_generations": 2}},
         "trl.reward_funcs has no effect": with_trl(reward_funcs=["rewards.accuracy"]),
         "trl.async_prefetch applies only to Axolotl's asynchronous trainer": with_trl(async_prefetch=True),

@@ -351,7 +351,7 @@ def test_tool_calls_of_trl_get_ids_and_arguments_as_text() -> None:
 
 
 def test_invalid_conversation_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="a completion of TRL must be a string or a list of messages, got"):
+    with pytest.raises(ConfigError, match="a TRL completion must be a string or a list of messages, got"):
         make_conversation("hi", 3)
     with (
         as_trl_reward(choosy) as reward,

@@ -131,8 +131,8 @@ def test_old_log_probabilities_are_the_sampled_ones(trl: Peer) -> None:
         ({"importance_sampling_level": "sequence"}, "over its whole row; set it to 'token'"),
         ({"top_k": 5}, "top_k=5 has no effect, because the policy samples instead of TRL"),
         ({"generation_kwargs": {"num_beams": 2}}, "generation_kwargs={'num_beams': 2} has no effect"),
-        ({"temperature": 0.7}, "the policy samples at 1, but GRPOConfig has 0.7"),
-        ({"num_generations": 16}, "8 prompts do not form groups of 16 equal prompts"),
+        ({"temperature": 0.7}, "the policy samples at 1, but TRL divides logits by the temperature in GRPOConfig, 0.7"),
+        ({"num_generations": 16}, "8 prompts do not form groups of 16 identical prompts"),
     ],
 )
 def test_ineffective_option_is_rejected(trl: Peer, options: dict[str, Any], told: str) -> None:

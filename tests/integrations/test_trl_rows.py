@@ -202,7 +202,8 @@ def test_equal_prompts_form_groups() -> None:
     assert group_prompts([messages, list(messages)], 2) == [messages]
     with pytest.raises(
         ConfigError,
-        match=r"3 prompts do not form groups of 2 equal prompts \(the runs of equal prompts have the lengths \[3\]\)",
+        match=r"3 prompts do not form groups of 2 identical prompts \(the runs of identical prompts have the lengths "
+        r"\[3\]\)",
     ):
         group_prompts(["a", "a", "a"], 2)
     with pytest.raises(ConfigError, match="share"):

@@ -172,14 +172,14 @@ def test_episode_without_a_valid_trace_is_rejected() -> None:
     with pytest.raises(EpisodeError, match="there are tokens after the last action of a segment"):
         episode_to_trace(episode)
     for wrong in ({}, 3, {"trajectory": []}):
-        with pytest.raises(EpisodeError, match="a trace of verifiers v1 must have nodes"):
+        with pytest.raises(EpisodeError, match="a verifiers v1 trace must have nodes"):
             trace_to_episode(wrong)
 
 
 def test_modified_trace_is_rejected() -> None:
     trace = episode_to_trace(spoken("user", "assistant", "user"))
     trace["nodes"][2]["sampled"] = True
-    with pytest.raises(EpisodeError, match=r"of its model messages are \[1, 2\], but were \[1\]"):
+    with pytest.raises(EpisodeError, match=r"of its model messages are \[1, 2\], but they were \[1\]"):
         trace_to_episode(trace)
 
 

@@ -245,7 +245,7 @@ def test_verl_reward_penalty_is_included() -> None:
         ({"step_rewards": ["ab", ["a"], ["a"]]}, r"step_rewards\[0\] must be a list"),
         (
             {"action_lengths": [[2], [1], [1]]},
-            r"row 0: action_lengths \[2\] have a total of 2 tokens, but the row's mask has 3",
+            r"row 0: action_lengths \[2\] add up to 2 tokens, but the row's mask has 3",
         ),
         ({"steps": [[1, 2], [0], [0]]}, r"has the steps \[1, 2\] in this batch; credit needs whole trajectories"),
     ],

@@ -98,7 +98,7 @@ def test_rows_have_the_configured_width_and_are_not_truncated() -> None:
     for key in ("responses", "response_mask", "rollout_log_probs", "rm_scores"):
         np.testing.assert_array_equal(rows.batch[key][:, :4], narrow.batch[key])
     with pytest.raises(
-        ConfigError, match="response_length is 3, but a row has 4 tokens there, and rows are never truncated"
+        ConfigError, match="response_length is 3, but a row needs 4 tokens, and rows are never truncated"
     ):
         verl_rows([LONG, SHORT], pad_token_id=0, response_length=3)
 

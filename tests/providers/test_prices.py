@@ -54,7 +54,7 @@ def test_equal_cached_price_makes_caching_irrelevant(prompt, completion, cached)
     "text, said",
     [
         ("m: {input: 1}", "m.output: missing"),
-        ("m: {input: -1, output: 1}", "m.input: expected a price of at least 0 in US dollars per million tokens"),
+        ("m: {input: -1, output: 1}", "m.input: expected a non-negative price in US dollars per million tokens"),
         ("m: {input: '1', output: 1}", "got '1'"),
         ("m: {input: true, output: 1}", "got True"),
         ("m: {input: .nan, output: 1}", "got nan"),

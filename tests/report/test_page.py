@@ -207,7 +207,7 @@ def test_only_latest_attempts_count_and_episodes_cut_off_by_a_limit_do_not(tmp_p
     lines = [episode("r"), cut, episode("r", attempt=1)]
     page = page_of(make_run(tmp_path, lines, [score("r", 0.0), score("r", 1.0, attempt=1)], total=2))
     assert page.column("episodes", "score") == [1.0]
-    assert "1 attempts were replaced" in page.text and "1 episodes were cut off by a limit of the run" in page.text
+    assert "1 attempts were replaced" in page.text and "1 episodes were cut off by a run limit" in page.text
 
 
 def test_scores_of_any_magnitude_are_shown(tmp_path: Path) -> None:

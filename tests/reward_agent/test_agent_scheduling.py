@@ -182,8 +182,7 @@ class TestRetries:
             chunk = await agent.get(100)
             assert (down.calls, agent.stats.retries) == (100 + 50 + SPARE, 50 + SPARE)
             assert all(
-                "the retry budget of the agent is used up (max_share)" in one.failure.message
-                for one in chunk.extra_infos
+                "the agent's retry budget is used up (max_share)" in one.failure.message for one in chunk.extra_infos
             )
             await asyncio.sleep(70.0)  # the budget is of the calls of the last minute
             await agent.submit(requests("later"))
@@ -204,7 +203,7 @@ class TestRetries:
             held.answer("a")
             chunk = await agent.get(2)
         assert chunk.rewards == [1.0, None]
-        expected = "b failed; 1 attempt: its Retry-After of 61 s exceeds the time that is left of budget_s=60"
+        expected = "b failed; 1 attempt: its Retry-After of 61 s exceeds the time left in budget_s=60"
         assert chunk.extra_infos[1].failure.message == expected
 
     def test_permanent_failures_are_not_retried(self):

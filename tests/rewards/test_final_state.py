@@ -251,7 +251,7 @@ def test_invalid_options_are_rejected() -> None:
         final_state_matches([], None, {})
     with pytest.raises(ConfigError, match="tolerance"):
         judge(SHOP, {"empty": []}, tolerance=-1.0)
-    with pytest.raises(ConfigError, match="several resources"):
+    with pytest.raises(ConfigError, match="multiple resources"):
         judge(SHOP, {"empty": []}, match={"db": "equal"})
     with pytest.raises(ConfigError, match="JSON states"):
         judge(SHOP, {"empty": []}, match="paths")

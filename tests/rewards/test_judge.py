@@ -174,7 +174,7 @@ BAD = {
     "unknown option of the client": ({"client": {"tempreature": 1}}, "tempreature"),
     "negative temperature": ({"client": {"temperature": -1}}, "temperature"),
     "a key of ours": ({"client": {"extra_body": {"messages": []}}}, "is set by the judge"),
-    "votes without seeds": ({"client": {"seed": None}, "votes": 3}, "need a seed"),
+    "votes without seeds": ({"client": {"seed": None}, "votes": 3}, "require a seed"),
     "a URL with a password": ({"base_url": "http://me:secret@host/v1"}, "user name or password"),
     "no price file": ({"client": {"price_file": "nowhere.yaml"}}, "nowhere.yaml"),
 }

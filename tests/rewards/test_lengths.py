@@ -78,7 +78,7 @@ def test_length_within_reproduces_the_soft_overlong_punishment(length, punishmen
     ("options", "problem"),
     [
         ({}, "set at_least, at_most or both"),
-        ({"at_least": 2, "at_most": 1}, "greater than at_most"),
+        ({"at_least": 2, "at_most": 1}, "greater than 'at_most'"),
         ({"at_most": -1}, "at_most"),
         ({"at_most": 1, "above": -1}, "above"),
         ({"at_most": 1, "unit": "tokens"}, "unit"),

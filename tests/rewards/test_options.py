@@ -37,14 +37,14 @@ REFUSED = [
     ("sql_result", {"max_rows": 0}, "option 'max_rows'"),
     ("sql_result", {"tolerance": -1}, "option 'tolerance'"),
     ("final_state_matches", {"tolerance": 1}, "option 'tolerance'"),
-    ("environment_score", {"low": 2}, "option 'low' must be less than high, got 2 and 1"),
+    ("environment_score", {"low": 2}, "option 'low' must be less than 'high', got 2 and 1"),
     ("environment_score", {"high": float("inf")}, "option 'high': .*finite"),
     ("few_steps", {"best": 0}, "option 'best' must be at least 1"),
-    ("few_steps", {"best": 50}, "option 'best' must be .*less than worst, got 50 and 50"),
+    ("few_steps", {"best": 50}, "option 'best' must be .*less than 'worst', got 50 and 50"),
     ("milestones", {}, "option 'reach' must have at least one"),
     ("milestones", {"reach": [{"name": "a", "tool": "x"}, {"name": "a", "tool": "y"}]}, "option 'reach': two"),
     ("length_within", {}, "option 'at_most': no bound is set; set at_least"),
-    ("length_within", {"at_least": 5, "at_most": 3}, "option 'at_least' must not be greater than at_most, got 5 and 3"),
+    ("length_within", {"at_least": 5, "at_most": 3}, "option 'at_least' must not be greater than 'at_most'"),
     ("tag_format", {"tags": ["<think>"]}, "option 'tags': '<think>' is not a name; write names without angle brackets"),
     ("tag_format", {"tags": ["a", "a"]}, "option 'tags'"),
     ("regex_format", {"pattern": "("}, "option 'pattern': .*not a regular expression"),
@@ -72,7 +72,7 @@ def test_default_options_are_valid(name):
 
 def test_invalid_options_of_a_task_are_rejected_at_loading():
     choice = SandboxChoice(level="in_process")
-    with pytest.raises(ConfigError, match="option 'at_least' must not be greater than at_most, got 5 and 3"):
+    with pytest.raises(ConfigError, match="option 'at_least' must not be greater than 'at_most', got 5 and 3"):
         load_reward("reward_kit.rewards:length_within", choice=choice, options={"at_least": 5, "at_most": 3})
     with pytest.raises(ConfigError, match="option 'reach' must have at least one"):
         load_reward("reward_kit.rewards:milestones", choice=choice)

@@ -427,7 +427,7 @@ def test_invalid_tool_specifications_are_rejected() -> None:
         (call("get_weather", city="Oslo"), 'argument "unit" is missing, but "celsius" was expected'),
         (call("get_weather", **ARGUMENTS, day=1), 'argument "day" is 1, but it was not expected'),
         (OTHER, '"get_weather" was not called, but "get_time" was'),
-        ([FLAT, OTHER], 'a call of "get_time" was not expected'),
+        ([FLAT, OTHER], 'a call to "get_time" was not expected'),
         ({"name": "get_weather", "arguments": "{"}, "its arguments cannot be read: it is not JSON"),
         ([], '"get_weather" was not called'),
     ],

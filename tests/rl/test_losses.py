@@ -306,10 +306,10 @@ ONES = torch.ones(2, 3)
     [
         (
             lambda: ppo_clip_loss(ONES, ONES, torch.ones(2), ONES),
-            r"advantages has the shape \(2,\), but loss_mask has \(2, 3\)",
+            r"advantages has shape \(2,\), but loss_mask has shape \(2, 3\)",
         ),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, torch.ones(3)), r"two axes, row and token, but its shape is \(3,\)"),
-        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=torch.ones(2)), "sequence_ids has the shape"),
+        (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=torch.ones(2)), "sequence_ids has shape"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, sequence_ids_BT=ONES),
             r"sequence_ids must be integers, got torch.float32",
@@ -326,7 +326,7 @@ ONES = torch.ones(2, 3)
         (lambda: ppo_clip_loss(ONES, ONES, ONES, math.nan * ONES), "loss_mask must contain only 0 and 1"),
         (
             lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, global_batch=GlobalBatch(0, 0)),
-            "global_batch must also count the 6 tokens of these rows",
+            "global_batch must also count the 6 tokens in these rows",
         ),
         (lambda: token_logprobs(torch.ones(2, 3, 4), torch.ones(2, 4).long()), r"got \(2, 3, 4\) and \(2, 4\)"),
         (lambda: ppo_clip_loss(ONES, ONES, ONES, ONES, clip_low=1.5), r"clip_low must be in \[0, 1\], got 1.5"),

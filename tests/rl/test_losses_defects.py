@@ -159,7 +159,7 @@ def test_the_kl_coefficient_never_turns_negative() -> None:
 def test_advantages_per_row_are_rejected() -> None:
     # A (2,) tensor beside (2,2) ones would be taken as one advantage per column.
     ones = torch.ones(2, 2)
-    with pytest.raises(ConfigError, match="advantages has the shape"):
+    with pytest.raises(ConfigError, match="advantages has shape"):
         ppo_clip_loss(ones, ones, torch.tensor([1.0, 2.0]), ones)
 
 

@@ -157,7 +157,7 @@ def test_diagnostics_do_not_hold_the_graph(name: str) -> None:
 @pytest.mark.parametrize("kind", ["mean", "min", "max", "effective"])
 def test_merging_different_kinds_under_the_same_name_is_rejected(kind: Kind) -> None:
     parts = [Diagnostics({"a": Statistic(found, torch.ones(2))}) for found in ("total", kind)]  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=f"is a total in one part, but a {kind} in another"):
+    with pytest.raises(ConfigError, match=f"is a total statistic in one part but a {kind} statistic in another"):
         merge_diagnostics(parts)
 
 

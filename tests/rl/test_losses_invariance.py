@@ -263,7 +263,7 @@ def test_turn_ids_must_be_integers_of_the_shape_of_the_mask() -> None:
     tensors = [case[key] for key in ("trained", "old", "advantages", "mask")]
     with pytest.raises(ConfigError, match="turn_ids must be integers"):
         turn_clip_loss(*tensors, case["turn_ids"].double())
-    with pytest.raises(ConfigError, match="turn_ids has the shape"):
+    with pytest.raises(ConfigError, match="turn_ids has shape"):
         turn_clip_loss(*tensors, case["turn_ids"][:1])
 
 

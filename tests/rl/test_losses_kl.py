@@ -163,7 +163,7 @@ ONES = torch.ones(1, 1)
             lambda: AdaptiveKLCoefficient(0.1, target=1.0, horizon=1).load_state_dict({}),
             "the state's value must be a finite",
         ),
-        (lambda: kl_loss(ONES, ONES, ONES, weights_BT=torch.ones(1)), r"weights has the shape \(1,\)"),
+        (lambda: kl_loss(ONES, ONES, ONES, weights_BT=torch.ones(1)), r"weights has shape \(1,\)"),
         (lambda: AdaptiveKLCoefficient(math.inf, target=1.0, horizon=1), "coefficient must be a finite number"),
     ],
 )

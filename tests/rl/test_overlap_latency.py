@@ -43,10 +43,10 @@ def test_spread_of_a_lognormal_latency_is_on_the_log_scale() -> None:
         ("uniform:1", "latency uniform needs 2 numbers; write it as uniform:LOW:HIGH"),
         ("uniform:1:x", "uniform needs numbers; write it as uniform:LOW:HIGH"),
         ("uniform:40:1", "LOW must be at most HIGH, got 40 and 1"),
-        ("constant:-1", "-1 is not a finite number of at least 0"),
-        ("exponential:inf", "inf is not a finite number of at least 0"),
+        ("constant:-1", "-1 is not a finite non-negative number"),
+        ("exponential:inf", "inf is not a finite non-negative number"),
         ("uniform:1e308:1e308", "1e+308 is above the maximum, 1e+08 seconds"),
-        ("constant:nan", "nan is not a finite number of at least 0"),
+        ("constant:nan", "nan is not a finite non-negative number"),
     ],
 )
 def test_impossible_latency_is_rejected(text: str, message: str) -> None:

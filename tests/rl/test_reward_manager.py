@@ -363,7 +363,7 @@ def test_mismatched_step_rewards_are_rejected() -> None:
         manager(step_rewards=True)(with_actions(**rewards))
     data = with_actions(**rewards)
     data.batch["step_rewards"] = torch.zeros(2)
-    with pytest.raises(ConfigError, match=r"step_rewards has the shape \(2,\), but the mask of actions has \(2, 5\)"):
+    with pytest.raises(ConfigError, match=r"step_rewards has shape \(2,\), but the action mask has shape \(2, 5\)"):
         manager(step_rewards=True)(data)
 
 

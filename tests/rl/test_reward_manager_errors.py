@@ -155,14 +155,14 @@ def test_missing_episode_rewards_are_rejected(others: dict[str, Any], told: str)
         (
             "attention_mask",
             torch.ones(1, 5),
-            r"'attention_mask' has the shape \(1, 5\); in a batch with 'responses', it must be \(2, 2\), or",
+            r"'attention_mask' has shape \(1, 5\); in a batch with 'responses', it must be \(2, 2\), or",
         ),
         (
             "attention_mask",
             torch.ones(2, 4),
-            r"has the shape \(2, 4\); .* it must be \(2, 2\), or \(2, 5\) including the prompts",
+            r"has shape \(2, 4\); .* it must be \(2, 2\), or \(2, 5\) including the prompts",
         ),
-        ("response_mask", torch.ones(2, 1), r"'response_mask' has the shape \(2, 1\)"),
+        ("response_mask", torch.ones(2, 1), r"'response_mask' has shape \(2, 1\)"),
         ("response_mask", np.full((2, 2), None), "'response_mask' cannot be converted"),
         (
             "response_mask",
@@ -205,7 +205,7 @@ def test_batch_without_a_mask_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"needs 'responses' with .* the batch has ids"):
         manager()(proto({"ids": torch.zeros(1, 1)}, episode_rewards=[1.0]))
     with pytest.raises(
-        ConfigError, match=r"'attention_mask' has the shape \(1, 1\); in a batch with 'responses', it must be \(1, 2\)$"
+        ConfigError, match=r"'attention_mask' has shape \(1, 1\); in a batch with 'responses', it must be \(1, 2\)$"
     ):
         short = {"responses": torch.zeros(1, 2), "attention_mask": torch.ones(1, 1)}
         manager()(proto(short, episode_rewards=[1.0]))

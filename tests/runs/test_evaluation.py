@@ -93,7 +93,7 @@ def test_policies_have_separate_summaries(task: Path, tmp_path: Path) -> None:
     )
     run = evaluate(task, policies=["always.py:Rome", "scripted"], limit=1, rollouts=1, log_dir=tmp_path / "runs")
     assert {policy.policy: policy.pass_at_1 for policy in run.policies} == {"always.py:Rome": 0.0, "scripted": 1.0}
-    with pytest.raises(ConfigError, match="has 2 policies; read the score of each"):
+    with pytest.raises(ConfigError, match="has 2 policies; read their scores"):
         _ = run.score
 
 

@@ -67,7 +67,7 @@ def test_rollout_column_refers_to_transcripts(write, tmp_path):
     assert texts(row.requests[0])[1] == ("assistant", "4") and row.requests[0].ground_truth == "4"
     with pytest.raises(ConfigError, match=r"labels.csv:2: rollout_id: the data has no rollout 'nobody'"):
         read_labels(write(["rollout_id", "label"], ["nobody", "1"]), data=data)
-    with pytest.raises(ConfigError, match=r"labels.csv:2: rollout_id: pass the transcripts .* --data"):
+    with pytest.raises(ConfigError, match=r"labels.csv:2: rollout_id: use --data to pass the transcripts"):
         read_labels(path)
 
 

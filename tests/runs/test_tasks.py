@@ -320,7 +320,7 @@ def test_column_in_single_braces_is_noted(tmp_path: Path) -> None:
     prompt = '{order} {{order}} {{ order }} {other} {\\"order\\": 1}'
     (tmp_path / "t.yaml").write_text(f'name: t\ndataset_path: rows.jsonl\ninitial_user_prompt: "{prompt}"\n')
     assert load_task(tmp_path / "t.yaml").notes == (
-        "the prompt contains {order} in single braces, which is not a template; write {{ order }}",
+        "the prompt contains {order} in single braces, which are not replaced; write {{ order }}",
     )
 
 

@@ -154,7 +154,7 @@ def test_union_rejects_conflicting_values() -> None:
         small().union(other)
     with pytest.raises(ConfigError, match=r"non_tensor_batch\['uid'\] differs"):
         small().union(TokenBatch({}, {"uid": np.array(["u0", "u1", "x"], dtype=object)}))
-    with pytest.raises(ConfigError, match="both batches of a union must have the same rows, got 3 and 2"):
+    with pytest.raises(ConfigError, match="the two batches in a union must have the same number of rows, got 3 and 2"):
         small().union(small(2))
 
 

@@ -190,7 +190,7 @@ def test_pictures_at_urls_are_not_fetched() -> None:
     made.messages[0].content[1]["image_url"]["url"] = "https://example.com/a.png"
     pipeline = default_pipeline()
     pipeline.append(ImageInputs(lambda **_: {}))
-    with pytest.raises(ConfigError, match="episode r: a picture must be a data URL with base64, got 'https://example"):
+    with pytest.raises(ConfigError, match="episode r: an image must be a base64 data URL, got 'https://example"):
         build_rows([made], pad_token_id=PAD, pipeline=pipeline)
 
 

@@ -43,7 +43,7 @@ logger = logging.getLogger("reward_kit.integrations.ray")
 
 
 class Usage(NamedTuple):
-    """The number of tokens, the number of steps and the cost in US dollars of all episodes so far."""
+    """The tokens, steps and cost (in US dollars) of all episodes so far."""
 
     tokens: int = 0
     cost: float = 0.0
@@ -57,14 +57,14 @@ class Usage(NamedTuple):
 
 
 class RunUsage(NamedTuple):
-    """The total usage of all other processes of a run, and the time that the run has taken."""
+    """The total usage of a run's other processes, and the time that the run has taken."""
 
     spent: Usage
     seconds: float
 
 
 class ActorBudget(RunBudget):
-    """The budget of a run in one of its processes.
+    """A run's budget in one of its processes.
 
     The usage of this process (`own`) counts immediately. The usage of the other processes counts when the driver
     reports it.
@@ -123,7 +123,7 @@ class Reply(NamedTuple):
 
 
 class Process:
-    """The state of the process of an actor.
+    """The state of an actor's process.
 
     Each call runs in a separate task. One additional task opens and closes the objects that all calls share.
 
@@ -152,7 +152,7 @@ class Process:
             await self._holder  # This raises the error that prevented the opening.
 
     async def hold(self) -> None:
-        """Return only when this process ends. The caller therefore notices the end immediately."""
+        """Wait until this process ends, so that the caller notices the end immediately."""
         await self._leave.wait()
 
     async def close(self) -> None:
@@ -163,7 +163,7 @@ class Process:
 
 
 class CollectedLogs(logging.Handler):
-    """A logging handler that stores the records of the package. The records do not reach the log files of Ray."""
+    """A logging handler that stores the package's records. The records do not reach Ray's log files."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ def unpickle_setup(driver: str, packed: bytes) -> Any:
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """An actor of a pool. It has a Ray handle, a slot number and pending calls."""
+    """An actor in a pool, with its Ray handle, slot number and pending calls."""
 
     handle: Any
     number: int
@@ -341,8 +341,8 @@ async def _end(member: Member) -> None:
 async def start_actor(kind: type, setup: Any, resources: Mapping[str, Any]) -> Any:
     """Start an actor, call its `prepare(version, packed)`, and return its handle when it is ready.
 
-    The settings may contain secrets. They are therefore passed in a call, which goes directly to the process. Ray would
-    store the arguments of a constructor.
+    The settings may contain secrets. They are therefore passed in a call, which goes directly to the process, because
+    Ray would store the arguments of a constructor.
 
     Raises:
         ConfigError: If the actor cannot work in its process.

@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster. It is opened once per run, without the log output and telemetry of Ray."""
+"""The connection to a Ray cluster. It is opened once per run, without Ray's log output and telemetry."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ray_module() -> ModuleType:
 
 
 class Connection:
-    """A context manager for the connection of a run to a cluster.
+    """A context manager for a run's connection to a cluster.
 
     The first user opens the connection, and the last user closes it. If the program itself has opened a connection,
     that connection stays open.
@@ -50,7 +50,7 @@ class Connection:
         ship: a directory to copy to the nodes. On the nodes, it becomes the working directory of every worker.
 
     Attributes:
-        is_own: True if the cluster was started here and has only the resources of this machine.
+        is_own: True if the cluster was started here and has only this machine's resources.
 
     Raises:
         ClusterError: If no cluster responds at the address.
@@ -142,7 +142,7 @@ def _take_signals_back() -> None:
 
 
 def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
-    """Return how many processes with these reservations fit on the cluster.
+    """Return the number of processes with these reservations that fit on the cluster.
 
     `taken` is the number of CPUs that are already in use.
     """
@@ -153,11 +153,11 @@ def workers_that_fit(cpus: float, gpus: float, taken: float = 0.0) -> int:
 
 
 def workers_to_start(options: RayOptions, is_own: bool, option: str) -> int:
-    """Return how many processes should collect episodes.
+    """Return the number of processes that should collect episodes.
 
-    The number is `options.workers`. If that is not set, it is the number of processes that fit beside the processes
-    that call rewards. If `is_own` is true, the cluster cannot get further nodes. `option` is the format in which
-    messages show an option, such as "-E {}".
+    The number is `options.workers`. If that is not set, it is the number of processes that fit in addition to those
+    that call rewards. If `is_own` is true, the cluster cannot get further nodes. `option` is the format for options in
+    messages, such as "-E {}".
     """
     if workers_that_fit(options.cpus, options.gpus, options.reward_workers) < 1 and (is_own or options.workers is None):
         beside = f" in addition to {options.reward_workers} that call the reward" if options.reward_workers else ""

@@ -1,8 +1,8 @@
-"""The engine of `reward-kit run --engine ray`, which runs episodes in processes on a cluster.
+"""The engine for `reward-kit run --engine ray`. It runs episodes in processes on a cluster.
 
-Everything else runs in the driver. A process needs the files of the task, either at the same path as in the driver or
-copied by Ray. Both sides compare the files. A process needs neither the dataset nor the reward: samples are sent with
-each episode, and the reward is called elsewhere.
+Everything else runs in the driver. A process needs the task's files, either at the same path as in the driver or copied
+by Ray. Both sides compare the files. A process needs neither the dataset nor the reward: samples are sent with each
+episode, and the reward is called elsewhere.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RayEngine:
 
 @dataclass(frozen=True, slots=True)
 class TaskWorkers:
-    """A factory (`actors.Build`) that creates the workers of a task in a process. There is one worker per policy.
+    """A factory (`actors.Build`) that creates a task's workers in a process. There is one worker per policy.
 
     If `is_shipped` is true, the directory of the task is the working directory of the process.
     """
@@ -170,7 +170,7 @@ def divide_rates(definition: TaskDefinitionModel, processes: int) -> TaskDefinit
 
 
 def max_processes(definition: TaskDefinitionModel) -> int:
-    """Return how many processes can share the connection limits of the task.
+    """Return the number of processes that can share the task's connection limits.
 
     If there are no limits, the result is a very large number.
     """
@@ -180,7 +180,7 @@ def max_processes(definition: TaskDefinitionModel) -> int:
 
 
 def environment_for(definition: TaskDefinitionModel, asked: Iterable[str]) -> dict[str, str]:
-    """Return the environment variables that the processes need for endpoints and for the task, and those from `env`.
+    """Return the variables in `env` and the environment variables that the endpoints and the task need.
 
     Raises:
         ConfigError: If a requested variable is not set.

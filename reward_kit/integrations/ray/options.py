@@ -1,4 +1,4 @@
-"""The options of the workers on a cluster. They are parsed and checked before anything is started."""
+"""The options for the workers on a cluster. They are parsed and checked before anything is started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RATES = ("requests_per_minute", "tokens_per_minute", "max_connections")
 
 
 class RayOptions(pydantic.BaseModel):
-    """The options of the workers of a run.
+    """The options for a run's workers.
 
     Attributes:
         address: the address of a running cluster, or "auto" for the cluster of this machine. If None, a cluster is
@@ -29,7 +29,7 @@ class RayOptions(pydantic.BaseModel):
             driver calls the reward.
         ship: whether to copy the directory of the task to the nodes. If False, the directory must exist on the nodes at
             the same path.
-        env: further environment variables of the driver to pass to the workers.
+        env: additional environment variables of the driver to pass to the workers.
         worker_wait_s: the time in seconds after which the run fails if there is no worker.
     """
 

@@ -1,8 +1,8 @@
-"""`RayAsyncRewardAgent`, the reward agent as an actor, for trainers that call it from multiple processes.
+"""`RayAsyncRewardAgent`: the reward agent as an actor, for trainers that call it from multiple processes.
 
 Its two main methods have the same names as in verl. `compute_reward_pipeline` submits a batch and returns its size.
-`get` waits for a part of a batch, which consists of whole groups. The actor uses an `AsyncRewardAgent`: batches are
-scored concurrently and never mixed, an exception affects only the rollout that caused it, and a request that cannot be
+`get` waits for part of a batch and returns whole groups. The actor uses an `AsyncRewardAgent`: batches are scored
+concurrently and never mixed, an exception affects only the rollout that caused it, and a request that cannot be
 fulfilled raises an error immediately.
 """
 
@@ -39,7 +39,7 @@ class _RequestColumns(NamedTuple):
 
 
 class RewardChunk(_RequestColumns):
-    """A part of a batch, in the order of the batch. It unpacks as (data_idxs, rewards, extra_infos).
+    """Part of a batch, in the order of the batch. It unpacks as (data_idxs, rewards, extra_infos).
 
     Attributes:
         data_idxs: the indices in the batch, in ascending order.
@@ -63,7 +63,7 @@ class RewardChunk(_RequestColumns):
         return chunk
 
     def placed(self, width: int) -> npt.NDArray[np.float32]:
-        """Return an array (B, width) of zeros in which each reward is at the last token of its response.
+        """Return a (B, width) array that contains each reward at the last token of its response and is 0 elsewhere.
 
         The reward of an unscored response is NaN.
 
@@ -167,7 +167,7 @@ class RewardAgentProcess(Process):
             **kwargs: keyword arguments for `hook_func`.
 
         Returns:
-            A `RewardChunk`, or its three columns if the batch has the `batch_format`. For a `DataProto`, the columns
+            A `RewardChunk`, or its three columns if the batch is in the `batch_format`. For a `DataProto`, the columns
             are the indices of the rows, the reward tensor, and a dict of lists. See `ScoredRows` in
             `integrations.verl`.
 

@@ -39,7 +39,7 @@ _CALLS_AT_A_TIME = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RewardSetup:
-    """The settings of a process, which are a sandboxed reward or the reference to a reward without a sandbox."""
+    """The settings of a process: a sandboxed reward, or a reference to a reward without a sandbox."""
 
     confined: SandboxedReward | None
     reference: str = ""
@@ -60,7 +60,10 @@ class RewardSetup:
 
 
 class RewardActor(Process):
-    """The actor of a process that calls the reward. It accepts many calls at the same time. The sandbox limits them."""
+    """The actor of a process that calls the reward. It accepts many concurrent calls.
+
+    The sandbox limits how many of them run.
+    """
 
     async def prepare(self, driver: str, packed: bytes) -> str:
         """Open the reward of a pickled `RewardSetup`, and return the name of the machine."""
@@ -82,14 +85,14 @@ class RewardActor(Process):
 
 
 class RayScorer:
-    """A `Scorer` that calls the reward in processes of the cluster to which this program is connected.
+    """A `Scorer` that calls the reward in processes on the cluster to which this program is connected.
 
     If a process is lost, its calls are repeated in a different process. A class with `post_process_scores` has an
     instance in each process, and any of these instances may run `finish_group`.
 
     Args:
         reward: the reward that `load_reward` returned.
-        reference: the reference of the reward.
+        reference: the reward's reference.
         folder: the directory for a relative path in the reference.
         workers: the number of processes.
         cpus: the number of CPUs that each process reserves.
@@ -97,11 +100,11 @@ class RayScorer:
             limits.
         env: environment variables for the processes, such as the key of a judge.
         wait_s: the time in seconds after which calls fail if there is no process.
-        connection: the connection to the cluster, which is opened before the processes are started. If None, the
-            program must already be connected.
+        connection: the connection to the cluster. It is opened before the processes are started. If None, the program
+            must already be connected.
 
     Attributes:
-        rates, retries: the values from the class of a custom reward, for the reward agent.
+        rates, retries: the values from a custom reward's class, for the reward agent.
 
     Raises:
         ConfigError: If the reward limits its rates. Multiple processes cannot share such limits.

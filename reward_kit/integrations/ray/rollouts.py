@@ -112,7 +112,7 @@ class RolloutActor(Process):
         return self._budget.own
 
     async def publish(self, version: int, weights: Any) -> None:
-        """Call `publish(version, weights)` of every policy. From then on, the policies use these weights."""
+        """Call `publish(version, weights)` on every policy. From then on, the policies use these weights."""
         for worker in self._workers.values():
             policy: Any = worker.agent_policy
             await CallTurn(policy.publish(version, weights), self.context)
@@ -177,7 +177,7 @@ class RolloutPool:
         return RayRolloutWorker(self, label)
 
     async def publish(self, version: int, weights: Any) -> None:
-        """Call `publish(version, weights)` of all policies. From then on, the policies use these weights.
+        """Call `publish(version, weights)` on all policies. From then on, the policies use these weights.
 
         The weights are put into the object store once, and each machine fetches them once.
 
@@ -261,9 +261,9 @@ class RolloutPool:
         return RunUsage(total.since(self._booked.get(member, Usage())), self.budget.seconds)
 
     async def _exchange(self) -> None:
-        """Regularly send each process the usage of the others.
+        """Regularly send each process the other processes' usage.
 
-        All processes then stop soon after a limit is reached.
+        As a result, all processes stop soon after a limit is reached.
         """
 
         async def exchange_with(member: Member) -> None:
@@ -350,7 +350,7 @@ class RayGroup:
         await self.pool.close_group(self)
 
     def assignment(self, rollout_index: int) -> Assignment:
-        """Return the request to collect one of the episodes of the group."""
+        """Return the request to collect one of the group's episodes."""
         worker = self.worker or self.label
         return Assignment(worker, self.sample, self.run_seed, self.id, rollout_index, self.keeps_start)
 

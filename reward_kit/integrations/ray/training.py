@@ -211,7 +211,7 @@ class ActingPolicy(AgentPolicy):
         return output
 
     async def publish(self, version: int, weights: Mapping[str, PackedTensor]) -> None:
-        """Use these weights from the next forward pass on."""
+        """Use these weights starting with the next forward pass."""
         if self._publishes:
             await self._policy.publish(version, unpack_weights(weights))
 
@@ -247,7 +247,7 @@ class ClusterPolicy:
 
 
 class ClusterWorker(RayRolloutWorker):
-    """A worker that collects episodes for training or evaluation, with the worker `name` of each process."""
+    """A worker that collects episodes for training or evaluation, using the worker `name` in each process."""
 
     def __init__(self, pool: RolloutPool, name: str, policy: ClusterPolicy) -> None:
         # The label is part of ids and seeds. It is the same for all workers, as in a single process.
@@ -263,9 +263,8 @@ def train_loop(config: Mapping[str, Any]) -> None:
 
     Args:
         config: the `train_loop_config`. Its keys are `train_file`, `run` and `overrides`. `train_file` is a path that
-            exists on every node. `run` is the directory of the run, on a disk that the first worker can read after a
-            restart.
-            `overrides` contains the keys to override.
+            exists on every node. `run` is the run directory, which must be on a disk that the first worker can still
+            read after a restart. `overrides` contains the keys to override.
 
     Raises:
         ConfigError: If the file is invalid, or if the directory contains a run that was started with different

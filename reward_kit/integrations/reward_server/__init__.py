@@ -1,1 +1,1 @@
-"""The server of `reward-kit serve`, which provides reward functions over HTTP."""
+"""The server behind `reward-kit serve`. It provides reward functions over HTTP."""

@@ -29,7 +29,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "S
 
 
 class Keys:
-    """The keys of a server. A request needs one of them.
+    """A server's keys. Each request needs one of them.
 
     Raises:
         ConfigError: If there are no keys, or if a key is too short or cannot be sent in a header.
@@ -57,7 +57,7 @@ class Keys:
 
 
 def _digest(text: str) -> bytes:
-    """Hash a key. All keys are then compared at the same length."""
+    """Hash a key, so that all compared values have the same length."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -73,7 +73,7 @@ def check_key(key: str, where: str) -> None:
 
 
 def read_keys(file: Path | None) -> tuple[list[str], str]:
-    """Return the configured keys, of which there may be none, and a warning about the key file or "".
+    """Return the configured keys (possibly none), and a warning about the key file or "" if there is none.
 
     The file contains one key per line. Lines that start with # are ignored. If there is no file, the key is read from
     the environment or, if it is not set there, from `.env`.
@@ -114,10 +114,10 @@ class ServerOptions:
     Attributes:
         host: the address to listen on.
         port: the port to listen on. If 0, a free port is selected.
-        max_concurrency: the maximum number of concurrent calls of each reward. For a sandboxed reward, there is at most
+        max_concurrency: the maximum number of concurrent calls to each reward. For a sandboxed reward, there is at most
             one call per CPU.
-        max_pending: the maximum number of rollouts of each reward that are accepted but not answered. Further requests
-            are rejected.
+        max_pending: for each reward, the maximum number of rollouts that are accepted but not answered. Further
+            requests are rejected.
         max_batch: the maximum number of rollouts in a request.
         max_messages: the maximum number of messages in a rollout.
         max_body_mb: the maximum size of a request body in MiB.
@@ -177,7 +177,7 @@ class RefusedError(RewardKitError):
 
 
 def busy(message: str, wait_s: float) -> RefusedError:
-    """Return the error of a server that is overloaded. The client may retry after `wait_s` seconds, rounded up."""
+    """Return the error for an overloaded server. The client may retry after `wait_s` seconds, rounded up."""
     return RefusedError(429, "too_many", message, {"Retry-After": str(math.ceil(max(1.0, wait_s)))}, closes=True)
 
 

@@ -73,14 +73,14 @@ class NamedReward(NamedTuple):
 def load_named_rewards(
     references: Sequence[str], folder: Path, choice: SandboxChoice, options: Mapping[str, Any]
 ) -> list[NamedReward]:
-    """Load rewards. Each reward is named by its id or by the name in its reference.
+    """Load rewards. Each reward is named after its id or has the name given in its reference.
 
     Args:
         references: the rewards, as `file.py:function` or `name=file.py:function`.
         folder: the directory for relative file paths.
-        choice: the sandbox settings of the user.
-        options: the options of the reward. If there are multiple rewards, each option is prefixed with the name of its
-            reward and a dot.
+        choice: the user's sandbox settings.
+        options: the options of the reward. If there are multiple rewards, each option is prefixed with its reward's
+            name and a dot.
 
     Raises:
         ConfigError: If a reward cannot be loaded, if two rewards have the same name, or if an option belongs to no
@@ -135,7 +135,7 @@ class Histogram:
 
 
 def _family(name: str, kind: str, description: str, samples: Iterable[tuple[str, Labels, float]]) -> str:
-    """Return a metric in the text format of Prometheus."""
+    """Return a metric in Prometheus's text format."""
     name = f"reward_kit_serve_{name}"
     lines = [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
     for suffix, labels, value in samples:
@@ -146,7 +146,7 @@ def _family(name: str, kind: str, description: str, samples: Iterable[tuple[str,
 
 
 class ServedReward:
-    """A reward that scores the requests of many clients.
+    """A reward that scores requests from many clients.
 
     `pending` is the number of rollouts that have been accepted but not answered.
     """
@@ -457,7 +457,7 @@ class Service:
         pending = [("", labels, reward.pending) for reward, labels, _ in named]
         yield _family("pending", "gauge", "Rollouts that have been accepted but not answered.", pending)
         flying = [("", labels, stats.in_flight) for _, labels, stats in named]
-        yield _family("calls_in_flight", "gauge", "Calls of a reward that are in flight.", flying)
+        yield _family("calls_in_flight", "gauge", "Calls to a reward that are in flight.", flying)
         cost = [("", labels, stats.cost_usd) for _, labels, stats in named if stats.cost_usd is not None]
         yield _family("cost_usd_total", "counter", "Cost of scores in US dollars, as reported.", cost)
         calls = (one for reward, labels, _ in named for one in reward.call_seconds.samples(labels))

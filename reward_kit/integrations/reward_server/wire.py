@@ -45,7 +45,7 @@ _LONGEST_FIELD = 200
 
 
 class StateBody(BaseModel):
-    """The final state of a resource, as it is stored."""
+    """A resource's final state in its stored form."""
 
     model_config = ConfigDict(strict=True, extra="forbid", title="State")
 
@@ -69,7 +69,7 @@ class RolloutBody(BaseModel):
         description="For each step, the index of its message. By default, every assistant message is a step.",
     )
     sample: dict[str, Any] = Field(default_factory=dict, description="The row of the sample.")
-    environment_return: float | None = Field(None, description="The sum of the rewards of the environment.")
+    environment_return: float | None = Field(None, description="The sum of the environment's rewards.")
     stop_reason: str | None = Field(None, description="The reason why the episode ended.")
     state: StateBody | None = Field(None, description="The final state, for rewards with a parameter final_state.")
     episode: dict[str, Any] | None = Field(
@@ -80,7 +80,7 @@ class RolloutBody(BaseModel):
         ),
     )
     extra: dict[str, Any] = Field(
-        default_factory=dict, description="Further values, keyed by name, such as goal_description."
+        default_factory=dict, description="Additional values, keyed by name, such as goal_description."
     )
 
 
@@ -278,7 +278,7 @@ def _request(body: RolloutBody, index: int, wants_episode: bool) -> ScoringReque
 
 
 def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
-    """Reject lists that are too long, before their items are validated."""
+    """Reject lists that are too long before validating their items."""
     messages = rollout.get("messages") if isinstance(rollout, dict) else None
     if not isinstance(messages, list):
         return
@@ -293,7 +293,7 @@ def _check_sizes(rollout: Any, options: ServerOptions, prefix: str) -> None:
 
 
 def _describe(error: pydantic.ValidationError, prefix: str) -> str:
-    """Describe the errors of a body per field. Values are shortened."""
+    """Describe the errors in a body, field by field. Values are shortened."""
     problems = error.errors(include_url=False)
     lines = []
     for problem in problems[:_MOST_PROBLEMS]:

@@ -40,10 +40,11 @@ class StepCreditPlugin(BasePlugin):
         """
         trl = cfg.get("trl") or {}
         if cfg.get("rl") != "grpo":
-            raise ConfigError(f"rl: {cfg.get('rl')!r} uses other trainers; StepCreditPlugin requires rl: grpo")
+            raise ConfigError(f"rl: {cfg.get('rl')!r} uses a different trainer; StepCreditPlugin requires rl: grpo")
         if not trl.get("rollout_func"):
             raise ConfigError(
-                "trl.rollout_func is missing; set it to the result of as_rollout_func, such as my_rollouts.rollouts"
+                "trl.rollout_func is missing; set it to the import path of the function that as_rollout_func returned, "
+                "for example my_rollouts.rollouts"
             )
         if cfg.get("trainer_cls") not in (None, TRAINER):
             raise ConfigError(

@@ -1,8 +1,8 @@
-"""An `environment_factory` for `GRPOTrainer`. It lets TRL's own loop call the tools of a resource.
+"""An `environment_factory` for `GRPOTrainer`. It lets TRL's own loop call a resource's tools.
 
 TRL expects an object with `reset(**row)`, a method for each tool, and `get_reward()`. All episodes of a row start from
-forks of the same resource. Advantages for each step, and reward-kit's rules for the end of an episode, are only
-available with `rollouts.as_rollout_func`.
+forks of the same resource. Advantages for each step, and reward-kit's rules for the end of an episode, are available
+only with `rollouts.as_rollout_func`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LIMIT = "time_limit_s"
 
 
 def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], str]) -> Callable[..., str]:
-    """Create a method for a tool. Its signature and its docstring are derived from the schema of the tool.
+    """Create a method for a tool. Its signature and its docstring are derived from the tool's schema.
 
     The arguments are passed on unchanged, and the environment checks them.
 
@@ -65,7 +65,7 @@ def tool_method(spec: ToolSpec, call: Callable[[Any, str, Mapping[str, Any]], st
         raise ConfigError(f"tool {name!r} cannot become a method of a TRL environment; rename it")
     if wrong := next((each for each in properties if not _is_name(each) or each == "self"), None):
         raise ConfigError(
-            f"tool {name!r}: parameter {wrong!r} cannot become a parameter of a method of a TRL environment; rename it"
+            f"tool {name!r}: parameter {wrong!r} cannot become a method parameter of a TRL environment; rename it"
         )
 
     def method(self: Any, **arguments: Any) -> str:
@@ -138,9 +138,9 @@ def environment_factory(
 
     Args:
         resource: the name of a built-in resource, `module:Class`, `file.py:Class`, or the class.
-        config: the configuration, as in the `base_resource_config` of a task.
+        config: the configuration, as in a task's `base_resource_config`.
         example: a row for which the resource is set up once to determine its tools. The default is an empty row.
-        run_seed: the seed of all random choices.
+        run_seed: the seed for all random choices.
         gives_reward: whether to add the sum of the environment's rewards as a TRL reward, in addition to
             `reward_funcs`.
         time_limit_s: the time limit of a call to the environment in seconds. If None, no limit applies.
@@ -213,7 +213,7 @@ class EnvironmentFactory:
     The resources of a row are forks of one resource.
 
     Attributes:
-        environment_class: the class of the environments, which has a method for each tool.
+        environment_class: the class of the environments. It has a method for each tool.
         tools: the tools of the example row in OpenAI format.
     """
 
@@ -238,7 +238,9 @@ class EnvironmentFactory:
         try:
             self.tools = self.thread.run(self._read_tools(example))
             if not self.tools:
-                raise ConfigError(f"{name} has no tools in this configuration, but TRL acts only through tools")
+                raise ConfigError(
+                    f"{name} has no tools in this configuration, but in TRL, a model acts only through tools"
+                )
             methods: dict[str, Any] = {
                 spec["function"]["name"]: tool_method(spec, Environment._call) for spec in self.tools
             }

@@ -1,7 +1,7 @@
-"""Reward functions that have the signature that TRL expects.
+"""Reward functions with the signature that TRL expects.
 
 The signature is `(prompts, completions, completion_ids, **columns) -> list[float | None]`. The reward agent calls a
-reward concurrently, in the sandbox level that the command line would choose. An unscored completion gets None, never
+reward concurrently, at the sandbox level that the command line would choose. An unscored completion gets None, never
 0.0, and TRL excludes it from the baseline.
 """
 
@@ -61,7 +61,7 @@ def make_conversation(prompt: Any, completion: Any) -> TrlConversation:
     parts: list[Any] = []
     for given, role, what in ((prompt, "user", "prompt"), (completion, "assistant", "completion")):
         if not isinstance(given, str | list):
-            raise ConfigError(f"a {what} of TRL must be a string or a list of messages, got {type_name(given)}")
+            raise ConfigError(f"a TRL {what} must be a string or a list of messages, got {type_name(given)}")
         parts.append([{"role": role, "content": given}] if isinstance(given, str) else given)
     messages, first = _validated([*parts[0], *parts[1]]), len(parts[0])
     turns = [index for index, message in enumerate(messages) if message.role == "assistant" and index >= first]
@@ -118,24 +118,23 @@ def as_trl_reward(
     max_concurrency: int = 16,
     group_size: int | None = None,
 ) -> TRLReward:
-    """Return a reward function for `reward_funcs` of `GRPOTrainer` and of other TRL trainers.
+    """Return a reward function for the `reward_funcs` of `GRPOTrainer` and other TRL trainers.
 
     Args:
-        reward: a `@reward_function`, a plain function with the same signature, or a `compute_score` as in verl, which
-            runs in this process. Alternatively, a reference such as `file.py:function`.
-        columns: the parameter names for columns of the dataset, such as `{"answer": "ground_truth"}`. Other columns
-            keep their names. The reward receives the columns that it names as parameters. `sample` contains all
-            columns.
+        reward: a `@reward_function`, a plain function with the same signature, or a `compute_score` as in verl. Each of
+            these runs in this process. Alternatively, a reference such as `file.py:function`.
+        columns: the parameter names for dataset columns, such as `{"answer": "ground_truth"}`. Other columns keep their
+            names. The reward receives the columns that it names as parameters. `sample` contains all columns.
         is_async: whether to return a coroutine function, which TRL awaits together with its other asynchronous rewards.
             The calls of a batch run concurrently in both cases.
-        name: the name in the logs of TRL. The default is the id of the reward.
+        name: the name in TRL's logs. The default is the id of the reward.
         options: keyword arguments that are always passed to the reward.
         sandbox: the sandbox level of a reference. The default is the level that the command line would choose.
         folder: the directory for relative file paths. The default is the working directory.
         deadline_s: the time limit of a call in seconds. If a call takes longer, its completion is unscored.
         max_concurrency: the maximum number of concurrent calls.
-        group_size: the number of completions in a group of a batch reward. By default, consecutive completions with
-            equal prompts form a group.
+        group_size: the number of completions in a group for a batch reward. By default, consecutive completions with
+            identical prompts form a group.
 
     Raises:
         ConfigError: If the reward cannot be loaded, or if an option would have no effect.
@@ -153,7 +152,7 @@ def as_trl_reward(
 
 
 class TRLReward:
-    """A reward that has the interface that TRL expects. `as_trl_reward` creates it.
+    """A reward with the interface that TRL expects. `as_trl_reward` creates it.
 
     The first call opens the reward agent.
 
@@ -192,11 +191,11 @@ class TRLReward:
     ) -> Any:
         """Return a score for each completion, or None if the completion is unscored.
 
-        `columns` contains the columns of the dataset and further arguments of TRL.
+        `columns` contains the dataset columns and additional arguments from TRL.
 
         Raises:
-            ConfigError: If a column is missing that is listed in `columns` or that the reward requires, or if a prompt
-                or a completion is not a conversation.
+            ConfigError: If a column that is listed in `columns` or required by the reward is missing, or if a prompt or
+                a completion is not a conversation.
         """
         return self.scores(prompts, completions, columns)
 
@@ -340,7 +339,7 @@ def rollout_scores(
         completions: unused.
         score: the score of each rollout, or None if it is unscored.
         failure: the reason why a rollout is unscored.
-        **columns: further arguments of TRL.
+        **columns: additional arguments from TRL.
 
     Raises:
         ConfigError: If the rollouts have no scores.

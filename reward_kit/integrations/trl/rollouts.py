@@ -1,9 +1,9 @@
-"""Multi-turn rollouts as a `rollout_func` of TRL. The model that is being trained acts in the episodes of a task.
+"""Multi-turn rollouts as a `rollout_func` for TRL. The model that is being trained acts in a task's episodes.
 
-TRL passes each prompt once for each of its generations, and expects a row for each generation. A prompt is the id of a
-sample of the task. The G episodes of a prompt form a group and start from forks of one state. Before each generation,
-the policy receives the weights of the trainer. If the task has a reward, groups are scored while other groups are still
-being collected. The rows then contain an advantage for each step, which a `StepCreditTrainer` uses.
+TRL passes each prompt once for each of its generations, and expects a row for each generation. A prompt is the id of
+one of the task's samples. The G episodes of a prompt form a group and start from forks of one state. Before each
+generation, the policy receives the trainer's weights. If the task has a reward, groups are scored while other groups
+are still being collected. The rows then contain an advantage for each step, which a `StepCreditTrainer` uses.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ def as_rollout_func(
     Args:
         task: the task, or its file. `runs.tasks.load_task` also loads everything to which a file refers.
         policy: the policy that chooses the actions. It is an `HFAgentPolicy` with the same model, or a different
-            `TrainablePolicy` whose module is the module of the trainer. The policy receives the weights of the trainer
-            before each generation.
-        reward: the reward to use instead of the reward of the task. If None and the task has no reward, the
-            `reward_funcs` of the trainer compute the scores.
-        credit: the credit assigner to use instead of the `credit` of the task.
-        samples: the samples to use instead of the samples of the task.
-        sample_of: a function that returns the sample for a prompt, for a dataset with different prompts. By default, a
-            prompt is the id of a sample, as in `Rollouts.rows`.
-        run_seed: the seed of all random choices that the seed of the trainer does not determine.
+            `TrainablePolicy` whose module is the trainer's module. The policy receives the trainer's weights before
+            each generation.
+        reward: the reward to use instead of the task's reward. If None and the task has no reward, the `reward_funcs`
+            of the trainer compute the scores.
+        credit: the credit assigner to use instead of the task's `credit`.
+        samples: the samples to use instead of the task's samples.
+        sample_of: a function that returns the sample for a prompt, for datasets whose prompts are not sample ids. By
+            default, a prompt is the id of a sample, as in `Rollouts.rows`.
+        run_seed: the seed for all random choices that the trainer's seed does not determine.
         max_concurrency: the maximum number of concurrent episodes. If None, all episodes of a generation run
             concurrently.
         reward_concurrency: the maximum number of concurrent reward calls.
@@ -102,7 +102,7 @@ def as_rollout_func(
     known = list(samples) if samples is not None else list(getattr(loaded, "samples", [Sample.from_task(definition)]))
     if sample_of is not None and samples is not None:
         raise ConfigError(
-            "samples have no effect with sample_of, which returns the sample of a prompt; remove one of them"
+            "samples have no effect with sample_of, which returns the sample for a prompt; remove one of them"
         )
     scoring = None
     if scored_by is not None:
@@ -211,7 +211,7 @@ class Rollouts:
     def _with_seeds(self, samples: Sequence[Sample], mode: str, trainer: Any) -> list[tuple[Sample, int]]:
         """Give each sample the seed of its group.
 
-        It differs between groups and stays the same if training is resumed.
+        The seed differs between groups and stays the same if training is resumed.
         """
         step = int(trainer.state.global_step)
         number = self._generation[2] + 1 if self._generation[:2] == (mode, step) else 0
@@ -262,12 +262,12 @@ class Rollouts:
 
 
 def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
-    """Return one prompt for each group of `size` equal consecutive prompts."""
+    """Return one prompt for each group of `size` identical consecutive prompts."""
     cut = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     if any(len(group) != size or any(prompt != group[0] for prompt in group) for group in cut):
         lengths = [len(list(same)) for _, same in groupby(prompts)]
         raise ConfigError(
-            f"{len(prompts)} prompts do not form groups of {size} equal prompts (the runs of equal prompts "
+            f"{len(prompts)} prompts do not form groups of {size} identical prompts (the runs of identical prompts "
             f"have the lengths {lengths}), but a group shares one initial state; make per_device_train_batch_size × "
             "steps_per_generation, and per_device_eval_batch_size, multiples of the number of generations"
         )
@@ -275,7 +275,7 @@ def group_prompts(prompts: Sequence[Any], size: int) -> list[Any]:
 
 
 def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
-    """Reject options of the trainer that would have no effect, and weights that the policy cannot use."""
+    """Reject trainer options that would have no effect, and weights that the policy cannot use."""
     args = trainer.args
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:
@@ -283,13 +283,13 @@ def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
     sampling = getattr(policy, "sampling", None)
     if sampling is not None and sampling.temperature != trainer.temperature:
         raise ConfigError(
-            f"temperature: the policy samples at {sampling.temperature:g}, but GRPOConfig has "
-            f"{trainer.temperature:g}, by which TRL divides logits; set both to the same value"
+            f"temperature: the policy samples at {sampling.temperature:g}, but TRL divides logits "
+            f"by the temperature in GRPOConfig, {trainer.temperature:g}; set both to the same value"
         )
     deepspeed = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
     if getattr(trainer, "is_fsdp_enabled", False) or (deepspeed is not None and deepspeed.zero_stage == 3):
         raise ConfigError(
-            "the trainer's weights are sharded, but the policy needs whole weights; train without FSDP and ZeRO-3"
+            "the trainer's weights are sharded, but the policy needs full weights; train without FSDP and ZeRO-3"
         )
     if getattr(trainer, "tools", None):
         raise ConfigError(
@@ -298,7 +298,7 @@ def check_trainer(trainer: Any, policy: AgentPolicy) -> None:
 
 
 async def publish(policy: TrainablePolicy, trainer: Any) -> None:
-    """Set the weights of the policy to the weights of the trainer. Their version is the number of optimizer steps."""
+    """Set the policy's weights to the trainer's weights. Their version is the number of optimizer steps."""
     version, module = int(trainer.state.global_step), trainer.accelerator.unwrap_model(trainer.model)
     takes: Any = policy.publish
     if "state_dict" in inspect.signature(takes).parameters:

@@ -1,7 +1,7 @@
-"""Conversion of episodes to the result of a `rollout_func`, which has one row for each episode.
+"""Conversion of episodes to the result of a `rollout_func`, with one row for each episode.
 
 A row contains a segment `a1 o1 a2 o2 … aN` of the episode with exactly the token ids that the model read and sampled.
-It also contains their mask, their log-probabilities, and further columns. TRL's `env_mask` is reward-kit's
+It also contains their mask, their log-probabilities, and additional columns. TRL's `env_mask` is reward-kit's
 `action_mask`: 1 for tokens that the policy sampled.
 """
 

@@ -30,20 +30,20 @@ _UNUSED: Mapping[str, tuple[Any, ...]] = {
 
 
 class StepCreditLoss:
-    """A mixin for a `GRPOTrainer`. List the mixin before the class of the trainer.
+    """A mixin for a `GRPOTrainer`. List the mixin before the trainer class.
 
-    The advantages are those that the `credit` of the rollouts assigns. All tokens of a step have the same advantage.
-    The old log-probabilities are those of the sampler. A generation can therefore be used for multiple optimizer steps
-    and can be older than the weights. Rows and tokens without an advantage, such as those of unscored episodes, are
-    excluded from the loss and from its divisor. (A loss that is a mean over rows is divided by the number of rows of
-    the generation. This is exact if an optimizer step uses all of these rows, as it does by default.)
+    The advantages are those that the rollouts' `credit` assigns. All tokens of a step have the same advantage. The old
+    log-probabilities are the sampler's. A generation can therefore be used for multiple optimizer steps and can be
+    older than the weights. Rows and tokens without an advantage, such as those of unscored episodes, are excluded from
+    the loss and from its divisor. A loss that is a mean over rows is divided by the number of rows in the generation.
+    This is exact if an optimizer step uses all of these rows, as it does by default.
 
     Args:
         model: the model to train. It is the model of the rollouts' policy or an identical model.
         reward_funcs: None or `rewards.rollout_scores`, because the rollouts compute the scores.
         args: the `GRPOConfig`.
         rollout_func: the result of `as_rollout_func` with a reward and credit.
-        **options: further options of `GRPOTrainer`. `train_dataset=Dataset.from_list(rollouts.rows())` contains the
+        **options: additional options of `GRPOTrainer`. `train_dataset=Dataset.from_list(rollouts.rows())` contains the
             samples of the rollouts.
 
     Raises:
@@ -70,8 +70,8 @@ class StepCreditLoss:
         given = reward_funcs if isinstance(reward_funcs, Sequence) else [reward_funcs]
         if [one for one in given if one not in (None, rollout_scores)]:
             raise ConfigError(
-                "reward_funcs would be logged but have no effect, because advantages come from the reward of the "
-                "rollouts; pass the reward to as_rollout_func, and remove reward_funcs"
+                "reward_funcs would be logged but have no effect, because advantages come from the rollouts' "
+                "reward; pass the reward to as_rollout_func, and remove reward_funcs"
             )
         if unused := [name for name in ("tools", "environment_factory") if options.get(name) is not None]:
             raise ConfigError(f"{unused[0]} has no effect with a rollout_func; remove it")
@@ -125,7 +125,7 @@ class StepCreditTrainer(StepCreditLoss, GRPOTrainer):
 
 
 def _padded(rows: Sequence[Sequence[float]], completion_ids_BT: Tensor) -> Tensor:
-    """Return the rows as a tensor of shape (B, T). The rows are padded with 0 on the right, as the completions are."""
+    """Return the rows as a (B, T) tensor. Like the completions, the rows are padded on the right, with 0."""
     padded_BT = torch.zeros(completion_ids_BT.shape, dtype=torch.float32)
     for index, row in enumerate(rows):
         if len(row) > padded_BT.shape[1]:
@@ -142,8 +142,7 @@ def _check_options(trainer: Any) -> None:
     for name, values in _UNUSED.items():
         if (value := getattr(args, name, values[0])) not in values:
             raise ConfigError(
-                f"{name}={value!r} has no effect, because the credit of the rollouts determines advantages; set "
-                "it there"
+                f"{name}={value!r} has no effect, because the rollouts' credit determines the advantages; set it there"
             )
     if trainer.importance_sampling_level != "token":
         raise ConfigError(

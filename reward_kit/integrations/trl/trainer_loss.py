@@ -1,4 +1,4 @@
-"""The advantages and the loss of a TRL trainer, as a loss for `check_trainer`."""
+"""A TRL trainer's advantages and loss, wrapped as a loss for `check_trainer`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def trl_loss(trainer: GRPOTrainer) -> Callable[[dict[str, Any]], Tensor]:
         sizes = {groups.count(group) for group in groups}
         if len(sizes) > 1 or len(set(batch["traj_uid"])) < len(groups) or sorted(groups) != groups:
             raise NotImplementedError(
-                "in TRL, groups are consecutive rows of one size, and there is one row per episode"
+                "in TRL, groups are consecutive rows and have the same size, and there is one row per episode"
             )
         (trainer.num_generations,) = sizes
         trainer.args.steps_per_generation = trainer.args.gradient_accumulation_steps = len(parts)

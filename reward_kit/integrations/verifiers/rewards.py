@@ -1,8 +1,8 @@
-"""Conversion of a taskset of verifiers (v1) to a dataset and a reward function for `reward-kit run`.
+"""Conversion of a verifiers (v1) taskset to a dataset and a reward function for `reward-kit run`.
 
 The rows contain the data of the tasks. The reward function creates a trace from the conversation and scores the trace
-with the `@vf.reward` methods and the judges of the task. Tasks that need a container (`runtime`), such as many tasks
-about code, are rejected. Otherwise, verifiers would skip such a reward without an error.
+with the `@vf.reward` methods and the judges of the task. Tasks that need a container (`runtime`), such as many coding
+tasks, are rejected. Otherwise, verifiers would skip their rewards without an error.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def dataset_rows(taskset: vf.Taskset) -> Iterator[dict[str, Any]]:
         data = task.data
         if data.prompt is None:
             raise ConfigError(
-                f"task {data.idx} has no prompt, because its user starts the conversation; run it in an Env of "
-                "verifiers"
+                f"task {data.idx} has no prompt, because its user starts the conversation; run it in a verifiers Env"
             )
         if task.NEEDS_CONTAINER or data.image is not None:
             raise ConfigError(f"task {data.idx} needs a container; run it with verifiers")
@@ -59,8 +58,8 @@ def write_samples(taskset: vf.Taskset, path: Path) -> int:
 def as_reward_function(taskset: vf.Taskset) -> Function:
     """Return a reward function that computes the rewards of a taskset, for rows from `dataset_rows`.
 
-    The score is the weighted sum, as in verifiers. Each reward and each metric in [0, 1] is also a metric of the
-    result.
+    As in verifiers, the score is the weighted sum of the rewards. Each reward and each metric in [0, 1] is also a
+    metric of the result.
 
     Raises:
         ConfigError: If a reward or a metric needs a runtime, or if the taskset has no reward.
@@ -76,7 +75,7 @@ def as_reward_function(taskset: vf.Taskset) -> Function:
     for hook in (*rewards, *example.hooks("metric")):
         parameter = inspect.signature(hook).parameters.get("runtime")
         if parameter is not None and parameter.default is inspect.Parameter.empty:
-            raise ConfigError(f"{hook.__qualname__} needs a runtime, but only rollouts of verifiers have a runtime")
+            raise ConfigError(f"{hook.__qualname__} needs a runtime, but only verifiers rollouts have a runtime")
 
     @reward_function(id=type(taskset).__name__)
     async def rewards_of_verifiers(

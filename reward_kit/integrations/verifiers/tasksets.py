@@ -1,4 +1,4 @@
-"""A task file as a taskset of verifiers (v1). Each sample becomes a task, and the reward of the file scores the tasks.
+"""A task file as a verifiers (v1) taskset. Each sample becomes a task, and the file's reward scores the tasks.
 
     from reward_kit.integrations.verifiers.tasksets import TaskFileTaskset
 
@@ -7,11 +7,11 @@
 
     __all__ = ["Arithmetic"]
 
-Rollouts use the harness, limits and retries of verifiers. Keys of the file that would have no effect in verifiers are
+Rollouts use verifiers' harness, limits and retries. Keys of the file that would have no effect in verifiers are
 rejected. `ResourceTaskset` provides the resource and the tools of a task.
 
-`as_verifiers_reward` converts a reward function to a reward of verifiers. verifiers has no unscored rollouts and
-cannot handle None, so a failed reward raises an error.
+`as_verifiers_reward` converts a reward function to a verifiers reward. verifiers has no unscored rollouts and cannot
+handle None, so a failed reward raises an error.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def as_verifiers_reward(
 
     Args:
         reward: a reward function or `compute_score`, which runs in this process. Alternatively, a reference
-            (`file.py:function` or `module:function`), which runs in the sandbox level that the command line would
+            (`file.py:function` or `module:function`), which runs at the sandbox level that the command line would
             choose.
         ground_truth: the field of the task's data that is passed as `ground_truth`. All fields are passed as `sample`.
         folder: the directory for a relative path in a reference.
@@ -148,7 +148,7 @@ def loaded(task_file: str, overrides: dict[str, Any]) -> tuple[LoadedTask, Persi
 
 
 class SampleTask(vf.Task[SampleData]):
-    """A task of verifiers for a sample. Its messages are the prompt, and its score is the only reward."""
+    """A verifiers task for a sample. Its messages are the prompt, and its score is the only reward."""
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
@@ -158,12 +158,12 @@ class SampleTask(vf.Task[SampleData]):
         return await _score(scorer, await self.request(request, trace), trace)
 
     async def request(self, request: ScoringRequest, trace: vf.Trace) -> ScoringRequest:
-        """Return the scoring request with the fields of the sample."""
+        """Return the scoring request with the sample's fields."""
         return replace(request, ground_truth=self.data.ground_truth, sample=self.data.sample)
 
     @vf.stop
     async def step_limit(self, trace: vf.Trace) -> bool:
-        """Stop after `max_episode_steps` of the task, if it is set."""
+        """Stop after the task's `max_episode_steps`, if set."""
         definition = loaded(self.data.task_file, self.data.overrides)[0].definition
         if "max_episode_steps" not in definition.model_fields_set:
             return False
@@ -236,7 +236,7 @@ class ResourceToolsConfig(vf.ToolsetConfig):
 
 
 class ResourceTools(vf.Toolset[ResourceToolsConfig, ResourceState]):
-    """A server that provides the tools of the resource of one rollout."""
+    """A server that provides the tools of one rollout's resource."""
 
     TOOL_PREFIX = None
 
@@ -315,7 +315,7 @@ async def _final_state(world: ForkableResource | None, limit_s: float | None) ->
 
 
 class ResourceTask(SampleTask, vf.Task[SampleData, ResourceState]):
-    """A task of verifiers for a sample that has its own resource."""
+    """A verifiers task for a sample that has its own resource."""
 
     @classmethod
     def toolsets(cls, config: vf.TaskConfig) -> list[vf.Toolset]:

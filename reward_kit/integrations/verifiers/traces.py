@@ -1,10 +1,10 @@
-"""Conversion between episodes and traces of verifiers (v1). Traces are dictionaries, so verifiers is not imported.
+"""Conversion between episodes and verifiers (v1) traces. Traces are dictionaries, so verifiers is not imported.
 
-A trace is a tree of messages. Each message has the tokens that it adds. A path from the root to a leaf is a context of
-the model and corresponds to one training row. For each action of an episode, the trace contains the tokens since the
-previous action and the sampled tokens. If the context was rewritten, a new branch starts. It repeats earlier messages
-without their tokens, so every sampled token occurs only once in the trace. `info["reward_kit"]` contains the data for
-which a trace has no field.
+A trace is a tree of messages. Each message has the tokens that it adds. A path from the root to a leaf is one of the
+model's contexts and corresponds to one training row. For each action of an episode, the trace contains the tokens since
+the previous action and the sampled tokens. If the context was rewritten, a new branch starts. It repeats earlier
+messages without their tokens, so every sampled token occurs only once in the trace. `info["reward_kit"]` contains the
+data for which a trace has no field.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Credit = float | Sequence[float] | None
 
 
 def to_verifiers(message: Message) -> dict[str, Any]:
-    """Convert a message to the format of verifiers. Content may be lost. See `is_same`."""
+    """Convert a message to verifiers' format. Content may be lost. See `is_same`."""
     role = _ROLES.get(message.role, message.role)
     if role != "assistant":
         parts = message.content if isinstance(message.content, list) else None
@@ -94,7 +94,7 @@ def from_verifiers(message: Mapping[str, Any]) -> Message:
 
 
 def is_same(message: Message) -> bool:
-    """Return True if the message keeps its full content in the format of verifiers."""
+    """Return True if the message keeps its full content in verifiers' format."""
     return from_verifiers(to_verifiers(message)) == message
 
 
@@ -107,7 +107,7 @@ class TokenTurn(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """The messages of a trace without repetitions, the indices of the sampled ones, and the tokens of each action."""
+    """A trace's messages without repetitions, the indices of the sampled messages, and each action's tokens."""
 
     messages: list[Message]
     turns: list[int]
@@ -174,8 +174,8 @@ def episode_to_trace(
         episode: a complete episode with messages.
         scored: the score of the episode. If the episode is unscored, the trace is not `ok`, its reward is None, and its
             errors contain the reason, as in verifiers itself.
-        advantages: (S,) the advantages of each action. An item is one number for all tokens of the action, one number
-            for each token, or None if no advantages are assigned.
+        advantages: a sequence of S items with the advantages of each action. An item is one number for all tokens of
+            the action, one number for each token, or None if no advantages are assigned.
 
     Raises:
         EpisodeError: If the episode is a chunk, if tokens belong to no message, or if a trace cannot store a number.
@@ -327,7 +327,7 @@ def trace_record(trace: Any) -> Mapping[str, Any]:
     """
     record = trace.model_dump(mode="python") if hasattr(trace, "model_dump") else trace
     if not isinstance(record, Mapping) or "nodes" not in record:
-        raise EpisodeError(f"a trace of verifiers v1 must have nodes, got {trace!r:.80}")
+        raise EpisodeError(f"a verifiers v1 trace must have nodes, got {trace!r:.80}")
     return record
 
 
@@ -336,7 +336,7 @@ def _own_episode(kept: Mapping[str, Any], conversation: Conversation) -> SingleA
     turns = list(state["assistant_turns"])
     if conversation.turns != turns:
         raise EpisodeError(
-            f"trace {state['id_']}: the indices of its model messages are {conversation.turns}, but were "
+            f"trace {state['id_']}: the indices of its model messages are {conversation.turns}, but they were "
             f"{turns} when the trace was created from an episode"
         )
     messages = [to_json_value(message.to_chat()) for message in conversation.messages]
@@ -401,7 +401,7 @@ def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> S
 
 
 def trace_advantages(trace: Any) -> list[list[float] | None]:
-    """Return the advantages (S,) of the sampled tokens of each action. An item is None if no advantages are assigned.
+    """Return, for each action, the advantages of its sampled tokens, or None if it has no advantages.
 
     Raises:
         EpisodeError: If the value is not a trace.
@@ -410,9 +410,9 @@ def trace_advantages(trace: Any) -> list[list[float] | None]:
 
 
 def trace_score(trace: Any) -> float | None:
-    """Return the weighted sum of the rewards of a trace, or None if the trace failed or a reward is missing.
+    """Return the weighted sum of a trace's rewards, or None if the trace failed or a reward is missing.
 
-    `Trace.reward` of verifiers skips missing rewards, so it would be 0.0 for an unscored trace.
+    verifiers' own `Trace.reward` skips missing rewards, so it would be 0.0 for an unscored trace.
 
     Raises:
         EpisodeError: If the value is not a trace.

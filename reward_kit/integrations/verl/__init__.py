@@ -1,4 +1,4 @@
-"""Conversion of episodes to batches of verl and back, and rewards and advantages for its trainer.
+"""Conversion between episodes and verl's batches, and rewards and advantages for verl's trainer.
 
 Names are imported on first use.
 """

@@ -45,7 +45,7 @@ class RewardOptions:
         on_unscored: "raise" raises an error, and verl's trainer continues without the rollout or its group. "mask" sets
             the score to NaN, and reward-kit's trainers (but not others) exclude the row from the loss.
         metrics: the names of the metrics to report to verl. A metric is NaN if a result has no valid value. verl takes
-            the names of a batch from its first row, so all rows must have the same names.
+            a batch's metric names from its first row, so all rows must have the same names.
 
     Raises:
         ConfigError: If an option is out of range.
@@ -94,7 +94,7 @@ class PersistentReward:
         if make().mode == "batch":
             raise ConfigError(
                 f"reward {self.name!r} scores groups, but verl requests one row at a time here; use "
-                "RewardPipeline of reward_kit.integrations.verl"
+                "RewardPipeline from reward_kit.integrations.verl"
             )
         self._agent = PersistentAgent(
             lambda: AsyncRewardAgent(make(), max_concurrency=options.max_concurrency, deadline_s=options.deadline_s)
@@ -153,7 +153,7 @@ def as_compute_score(
 ) -> Callable[..., Any]:
     """Return a `compute_score(data_source, solution_str, ground_truth, extra_info)` that calls a reward.
 
-    The reward receives the answer of the assistant as the only message, because verl passes nothing else. With
+    The reward receives the assistant's answer as the only message, because verl passes nothing else. With
     `RewardKitManager`, the reward receives the whole conversation. verl's row is passed as `sample`. The result is
     `{"score": …}` with the requested `metrics`. For an unscored answer, the function raises an error or, if
     `on_unscored="mask"` is set, returns NaN. It never returns 0.0.

@@ -1,8 +1,8 @@
-"""Conversion of episodes to a `DataProto` of verl and back.
+"""Conversion of episodes to verl's `DataProto` and back.
 
 `verl_rows` arranges episodes in NumPy arrays, and `to_data_proto` converts these arrays. `from_data_proto` is the
 inverse. `step_columns` adds the columns that describe the actions of a row. `agent_loop_outputs` converts an episode to
-the result of an agent loop of verl.
+the result of a verl agent loop.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def step_columns(columns: Columns, *, with_episodes: bool = True) -> Columns:
     """Add columns that contain a list for each row. The list has one item for each action.
 
     This function can be used as a connector. `steps` contains the step numbers of the actions, and `action_lengths`
-    contains their numbers of tokens. `state_keys` contains the keys of the states before the actions, as strings.
-    `step_rewards` contains the base rewards, or None if they are not set. `valid_actions` is False for an action that
-    the environment could not parse. If every row has one action, `anchor_obs` (the name in verl-agent) is the state key
-    of the action. `reward_kit_episode` is the whole episode, an object that all rows of the episode share.
+    contains the number of tokens in each action. `state_keys` contains the keys of the states before the actions, as
+    strings. `step_rewards` contains the base rewards, or None if they are not set. `valid_actions` is False for an
+    action that the environment could not parse. If every row has one action, `anchor_obs` (the name in verl-agent) is
+    the state key of the action. `reward_kit_episode` is the whole episode, an object that all rows of the episode
+    share.
 
     Args:
         columns: the columns, with rows from `segment_rows` or `action_rows`.
@@ -122,14 +123,14 @@ def agent_loop_outputs(
     score: float | None = None,
     with_episode: bool = True,
 ) -> list[Any]:
-    """Return an `AgentLoopOutput` of verl for each segment of an episode, in order, for `AgentLoopBase.run`.
+    """Return a verl `AgentLoopOutput` for each segment of an episode, in order, for `AgentLoopBase.run`.
 
     The `extra_fields` contain the `step_columns` for reward-kit's trainers, and the episode for its reward manager.
 
     Args:
         episode: the collected episode.
         steps: the steps of the episode with their base rewards. By default, the steps have no rewards.
-        score: the score of the episode. If None, the reward loop of verl scores the episode.
+        score: the score of the episode. If None, verl's reward loop scores the episode.
         with_episode: whether to pass the whole episode to the reward.
 
     Raises:
@@ -201,13 +202,12 @@ def verl_rows(
     response_length: int | None = None,
     with_episodes: bool = True,
 ) -> TokenBatch:
-    """Convert episodes to rows that have the names, axes and padding of verl.
+    """Convert episodes to rows with verl's names, axes and padding.
 
     Prompts are padded on the left, and responses on the right. If `scores` is passed, the rows have `rm_scores` and
     `token_level_scores`. These two columns are equal and contain the score of each episode at its last sampled token.
     If a step has an advantage, the rows have `advantages` and `returns`. If all log-probabilities are known, the rows
-    have
-    `rollout_log_probs`. `step_columns` and `reward_kit.tokens.connectors` describe the other columns.
+    also have `rollout_log_probs`. `step_columns` and `reward_kit.tokens.connectors` describe the other columns.
 
     Args:
         episodes: the episodes. An episode without tokens gets no row.
@@ -263,7 +263,7 @@ def _widened(rows: TokenBatch, prompt: int | None, response: int | None) -> dict
     ):
         if asked is not None and asked < least:
             raise ConfigError(
-                f"{name} is {asked}, but a row has {least} tokens there, and rows are never truncated; "
+                f"{name} is {asked}, but a row needs {least} tokens, and rows are never truncated; "
                 f"set it to at least {least}, or omit such episodes"
             )
     wanted["both"] = wanted["prompt"] + wanted["completion"]
@@ -362,7 +362,7 @@ def from_data_proto(data: Any) -> RestoredEpisodes:
 def _check_tokens(
     episode: SingleAgentEpisode, arrays: Mapping[str, Array], spans: list[ActionSpan], row: int, *, per_action: bool
 ) -> int:
-    """Check that a row has the tokens of its episode, and return the position at which its response starts."""
+    """Check that a row's tokens match its episode's tokens, and return the position at which its response starts."""
     tokens = episode.tokens
     number = spans[0].segment
     start = tokens.segments[number].start

@@ -1,8 +1,8 @@
-"""Advantage estimators for verl's registry, such as `algorithm.adv_estimator=reward_kit_gigpo`.
+"""Advantage estimators for verl's registry. Select one with, for example, `algorithm.adv_estimator=reward_kit_gigpo`.
 
-verl passes only the rewards, the mask, `uid` and the configuration to an estimator. These estimators need further
-columns of the batch, which `use_row_columns(columns)` provides within its block. `compute_advantage` does this for a
-`DataProto`, and `trainers` does it in verl's trainer. `row_credit` does not need verl.
+verl passes only the rewards, the mask, `uid` and the configuration to an estimator. These estimators need additional
+batch columns, which `with use_row_columns(columns):` makes available. `compute_advantage` does this for a `DataProto`,
+and `trainers` does it in verl's trainer. `row_credit` does not need verl.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def row_credit(
 
     Args:
         estimator: a name in `ROW_ESTIMATORS`.
-        token_level_rewards: (B, T) the rewards of the response tokens.
-        response_mask: (B, T) 1 for tokens to train on. Advantages and returns are 0 elsewhere.
+        token_level_rewards: a (B, T) array with the rewards of the response tokens.
+        response_mask: a (B, T) array that is 1 for tokens to train on. Advantages and returns are 0 elsewhere.
         columns: the columns `uid` and, as created by `step_columns`, `traj_uid`, `state_keys`, `step_rewards`,
             `valid_actions`, `action_lengths` and `steps`. For rows of one action, `anchor_obs`, `rewards` and
             `is_action_valid` are accepted instead of the lists, as in verl-agent. Without `action_lengths`, an action
             is a contiguous run of sampled tokens. If `response_mask` no longer marks the sampled tokens, there must be
-            a column `sampled_mask` (B, T) that marks them.
+            a (B, T) column `sampled_mask` that marks them.
         options: the options of the estimator, keyed by name.
         rows: the rows that contain the score of a trajectory: "last", or "each". If None, the value is "each" for a
             trajectory that has no `ends_episode` and whose rows all sum to `episode_rewards`. Otherwise, it is "last".
@@ -84,7 +84,7 @@ def row_credit(
 
 @contextmanager
 def use_row_columns(columns: Mapping[str, Any]) -> Iterator[None]:
-    """Provide columns of the rows to the estimators during the block. `row_credit` lists the columns."""
+    """Make row columns available to the estimators during the block. `row_credit` lists the columns."""
     token = _ROW_COLUMNS.set(columns)
     try:
         yield
@@ -156,7 +156,7 @@ def estimator_for_verl(name: str) -> Estimate:
             raise ConfigError(
                 f"{name} needs the states of the rows, but verl itself does not pass these columns to an "
                 "estimator; use "
-                "reward_kit's trainers, or compute_advantage of reward_kit.integrations.verl.estimators"
+                "reward_kit's trainers, or compute_advantage from reward_kit.integrations.verl.estimators"
             )
         if index is not None:
             columns["uid"] = index

@@ -1,6 +1,6 @@
 """Import this module to add reward-kit's estimators, reward manager and trainers to verl's registries.
 
-Set `VERL_USE_EXTERNAL_MODULES=reward_kit.integrations.verl.register` in all processes of verl.
+Set `VERL_USE_EXTERNAL_MODULES=reward_kit.integrations.verl.register` in all verl processes.
 """
 
 from __future__ import annotations

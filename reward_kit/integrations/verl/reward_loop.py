@@ -1,4 +1,6 @@
-"""A reward manager for verl's reward loop. It scores each rollout as soon as it is finished, many of them concurrently.
+"""A reward manager for verl's reward loop. It scores each rollout as soon as the rollout is finished.
+
+Many rollouts are scored concurrently.
 
 reward.reward_manager.source=importlib
 reward.reward_manager.module.path=pkg://reward_kit.integrations.verl.reward_loop
@@ -46,9 +48,8 @@ class RewardKitManager:
     exclude the rollout from the loss. The score is never 0.0.
 
     Args:
-        config: the configuration of verl. `reward.reward_kit` contains `reward`, `folder` and the keys of
-            `RewardOptions`. If `reward` is missing, verl's own `reward.custom_reward_function` is used, which runs in
-            this process.
+        config: verl's configuration. `reward.reward_kit` contains `reward`, `folder` and the keys of `RewardOptions`.
+            If `reward` is missing, verl's own `reward.custom_reward_function` is used. It runs in this process.
         tokenizer: the tokenizer that decodes prompts and answers.
         compute_score: the reward function that verl has loaded.
         reward_router_address: the address of verl's reward model. It is not used.
@@ -97,7 +98,7 @@ class RewardKitManager:
 
     @classmethod
     def assemble_rm_scores(cls, data: Any, scores: Sequence[float]) -> Tensor:
-        """Return an array (B, T) in which each score is at the last sampled token of its row.
+        """Return a (B, T) array with each score at the last sampled token of its row.
 
         A row without sampled tokens gets no score. NaN remains NaN, so it is not treated as zero.
         """

@@ -44,9 +44,9 @@ class RowRequests(NaiveRewardManager):
 
 
 def _carried_episode(columns: Mapping[str, Any], row: int) -> SingleAgentEpisode | None:
-    """Return the episode in the columns of a row or in the `extra_fields` of its agent loop, if there is one.
+    """Return the episode in a row's columns or in its agent loop's `extra_fields`, or None if there is none.
 
-    In the reward loop of verl, the fields are called `tool_extra_fields`.
+    In verl's reward loop, these fields are called `tool_extra_fields`.
     """
     carried = columns[EPISODE][row] if EPISODE in columns else None
     for name in ("extra_fields", "tool_extra_fields"):
@@ -66,8 +66,9 @@ class ScoredRows(_RewardColumns):
 
     Attributes:
         data_idxs: the indices of the rows in the submitted batch, in ascending order.
-        reward_tensor: (rows, T) float32 rewards for the response tokens, on the device of the batch. The score of a
-            rollout is on the last sampled token of its last row. For an unscored row, the first column is NaN.
+        reward_tensor: a (rows, T) float32 tensor with the rewards of the response tokens, on the batch's device. The
+            score of a rollout is on the last sampled token of its last row. For an unscored row, the first column is
+            NaN.
         reward_extra_infos: a list for each name, with one item per row. The names are `score` (None if unscored),
             `failure_class`, `failure`, and those of the metrics and other values in the results.
         data: the rows, as a `DataProto`. `rm_scores` and `token_level_scores` are the reward tensor, and
@@ -81,7 +82,7 @@ class ScoredRows(_RewardColumns):
 
 
 class DataProtoFormat:
-    """The `batch_format` of a reward agent for batches of verl.
+    """The `batch_format` of a reward agent for verl batches.
 
     A rollout consists of all rows with the same `traj_uid`. If this column is missing, each row is a rollout. Rollouts
     with the same `uid` form a group and do not have to be adjacent. If there is no `uid`, a group consists of adjacent

@@ -1,4 +1,4 @@
-"""verl's advantage estimators and policy losses, as a loss for `check_trainer`."""
+"""verl's advantage estimators and policy losses, wrapped as a loss for `check_trainer`."""
 
 from __future__ import annotations
 

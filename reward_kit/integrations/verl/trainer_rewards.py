@@ -1,4 +1,4 @@
-"""Rewards for whole groups. verl's trainer requests them itself instead of its reward loop.
+"""Rewards for whole groups. verl's trainer requests them itself instead of using its reward loop.
 
 They are needed for a reward that scores a group in one call or post-processes its scores (`post_process_scores`),
 because verl's reward loop passes single rollouts to a reward. Set `+reward.reward_kit.in_trainer=true` with one of
@@ -34,7 +34,7 @@ _COLUMNS = ("uid", "raw_prompt", "data_source", "reward_model", "extra_info", "e
 
 
 class RewardPipeline:
-    """Rewards for batches of verl. Use the pipeline as a context manager.
+    """Rewards for verl batches. Use the pipeline as a context manager.
 
     It is a `SyncRewardAgent` with a `DataProtoFormat`, which describes rollouts and groups. A reward that scores groups
     is called once for each group.
@@ -127,7 +127,7 @@ class RewardPipeline:
 
 
 class TrainerRewards:
-    """A replacement for verl's `RewardLoopManager` in a trainer of reward-kit.
+    """A replacement for verl's `RewardLoopManager` in reward-kit's trainers.
 
     It requests all groups of a batch at the same time. The reward of an unscored rollout is NaN, and the trainer
     excludes the rollout from the loss. `reward.reward_kit` contains `reward`, `folder` and the keys of `RewardOptions`.
@@ -193,7 +193,7 @@ def import_verl_queue() -> Any:
 
 
 def _rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
-    """Return rows of verl's queue as a `DataProto`. Prompts are padded on the left and responses on the right."""
+    """Return rows from verl's queue as a `DataProto`. Prompts are padded on the left and responses on the right."""
     from verl import DataProto
 
     def padded(rows: list[Tensor], fill: int, side: str) -> Tensor:
@@ -221,7 +221,7 @@ def _rows_of_queue(keys: list[str], fetched: Any, pad_token_id: int) -> Any:
 
 
 def parse_sessions(keys: Sequence[str]) -> tuple[Array, Array]:
-    """Return the session in each `uid_session_output` key, and True for the last output of each session.
+    """Return the session in each `uid_session_output` key, and whether the key is that of its session's last output.
 
     Both arrays have shape (B,).
     """

@@ -33,7 +33,7 @@ def register_trainers() -> None:
 
 @functools.cache
 def trainer_with_credit(base: Any, mode: str) -> Any:
-    """Return a trainer of verl with credit for each step.
+    """Return a verl trainer with credit for each step.
 
     verl uses `mode` to find the buffer and the options of the trainer.
     """
@@ -91,7 +91,7 @@ def _row_columns(batch: Any, *, with_steps: bool) -> dict[str, Any]:
     fetched = _fetch(batch, batch.keys, "extra_fields")
     if "extra_fields" not in set(fetched.keys()):
         raise ConfigError(
-            "the rows in verl's queue have no 'extra_fields'; for each output, the agent loop must store in it "
+            "the rows in verl's queue have no 'extra_fields'; for each output, the agent loop must store in them "
             "the state before each action ('state_keys'), the reward of each action ('step_rewards') "
             "and the number of tokens of each action ('action_lengths')"
         )
@@ -120,7 +120,7 @@ def _leave_out_of_loss(batch: Any, unscored_B: Array, estimator: Any) -> None:
     if not is_ours(estimator):
         raise ConfigError(
             f"{int(unscored_B.sum())} rows are unscored, but verl's estimator {estimator!r} would count them as 0.0; "
-            "use an estimator of reward_kit, or set on_unscored: raise, which removes the rows of such rollouts"
+            "use an estimator from reward_kit, or set on_unscored: raise, which removes the rows of such rollouts"
         )
     from tensordict import TensorDict
 

@@ -21,18 +21,16 @@
   };
   const actionOf = (episode, step) => RK.shown(episode.steps[step]?.action ?? "", LONGEST);
 
-  const changes = (episode) => episode.curves.flatMap((curve) => curve.changes.map((change) => ({ curve, change })));
-
   // A mark of each change at the first step that it may be due to.
   RK.successTags = (episode, t) =>
-    changes(episode)
-      .filter(({ change }) => change.step === t)
-      .map(({ curve, change }) => {
+    episode.curves.map((curve) =>
+      curve.changes.filter(({ step }) => step === t).map((change) => {
         const until = change.next === t + 1 ? "" : ` by step ${change.next}`;
         const by = differs(episode) ? ` (${name(curve)})` : "";
         const text = `success ${share(change.before)} → ${share(change.after)}${until}${by}`;
         return el("span", { class: `stranger tag ${isLoss(change) ? "bad" : "gained"}` }, text);
-      });
+      }),
+    );
 
   class Curves {
     constructor(episode, space, open) {
@@ -40,7 +38,7 @@
       this.count = episode.steps.length;
       this.width = Math.max(280, Math.min(WIDEST, (space || WIDEST) - 20));
       const [of, apart] = [episode.curves.length, this.x(1) - this.x(0)];
-      this.gap = Math.min(10, Math.max(4, apart / of)); // between curves, so that their intervals do not overlap
+      this.gap = Math.min(10, Math.max(4, apart / (of + 1.5))); // between curves, so that their intervals do not overlap
       this.wide = of > 1 ? this.gap : Math.min(28, Math.max(8, apart)); // of the area that responds to the pointer
       this.top = TOP + LINE * Math.max(1, episode.curves.filter((curve) => curve.changes.length).length);
       this.base = this.top + HEIGHT;
@@ -75,6 +73,16 @@
       if (!differs(this.episode)) return null;
       const line = (place) => svg("svg", { viewBox: "-13 -6 26 12", "aria-hidden": "true" }, this.line(place, "M-13,0H13"), this.shape(place, 0, 0));
       return el("ul", { class: "legend" }, curves.map((curve, place) => el("li", null, line(place), "continued by ", el("span", { class: "stranger" }, name(curve)))));
+    }
+
+    // A link to a step, which also works for the step that is already selected.
+    link(step) {
+      const onclick = (event) => {
+        if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+        event.preventDefault();
+        this.open(step);
+      };
+      return { href: RK.href("episode", this.episode.id, step), onclick };
     }
 
     line(place, d, kind = "") {
@@ -140,14 +148,10 @@
       const [x, y] = [this.at(place, step), this.y(value.passed / value.scored)];
       const text = told(this.episode, curve, value);
       const look = () => this.readout.replaceChildren(text, ". Action: ", action(this.episode.steps[step]?.action ?? ""));
-      const onclick = (event) => {
-        event.preventDefault();
-        this.open(step);
-      };
-      const attributes = { class: "point", href: RK.href("episode", this.episode.id, step), "aria-label": `${text}. Action: ${actionOf(this.episode, step)}` };
+      const label = `${text}. Action: ${actionOf(this.episode, step)}`;
       return svg(
         "a",
-        { ...attributes, onclick, onfocus: look, onmouseenter: look },
+        { class: "point", "aria-label": label, ...this.link(step), onfocus: look, onmouseenter: look },
         svg("rect", { class: "hit", x: x - this.wide / 2, y: this.top, width: this.wide, height: HEIGHT }),
         this.line(place, `M${x},${this.y(low)}V${this.y(high)}M${x - 3},${this.y(low)}h6M${x - 3},${this.y(high)}h6`, "range"),
         this.shape(place, x, y),
@@ -166,8 +170,8 @@
 
     changed(by, change) {
       const { step, next, before, after, instead } = change;
-      const link = (t) => el("a", { href: RK.href("episode", this.episode.id, t), onclick: (event) => { event.preventDefault(); this.open(t); } }, `${t}`);
-      const where = next === step + 1 ? ["at step ", link(step)] : ["between steps ", link(step), ` and ${next}`];
+      const link = el("a", this.link(step), `${step}`);
+      const where = next === step + 1 ? ["at step ", link] : ["between steps ", link, ` and ${next}`];
       const rest = instead.length - LISTED;
       return el(
         "div",

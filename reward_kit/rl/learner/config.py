@@ -1,4 +1,4 @@
-"""The options of the PPO learner, which are checked when they are constructed."""
+"""The options for the PPO learner, which are checked on construction."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _OF_SEQUENCES = ("gspo", "sapo", "gmpo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRAOptions:
-    """The size of low-rank adapters, and the layers to which they are added.
+    """The size of low-rank adapters and the layers to which the adapters are added.
 
     Attributes:
-        rank: the rank of the two matrices of an adapter.
-        alpha: the scale of an adapter, whose output is multiplied by alpha / rank.
-        targets: the names of linear layers. A name matches if the path of a layer ends with it. "all-linear" means all
-            linear layers except the head.
+        rank: the rank of an adapter's two matrices.
+        alpha: the scale of an adapter. The adapter's output is multiplied by alpha / rank.
+        targets: the names of linear layers. A name matches a layer if the layer's path ends with it. "all-linear" means
+            all linear layers except the head.
     """
 
     rank: int = 16
@@ -67,14 +67,14 @@ class OffPolicyLimits:
     """The limits beyond which an alarm is raised. None disables an alarm.
 
     Attributes:
-        logprob_gap_mean: the maximum mean over tokens of the absolute difference between the log-probabilities of the
-            sampler and those before the update. Two float32 implementations differ by about 1e-5, and a bfloat16
-            sampler by about 1e-2.
-        approx_kl: the maximum of the estimated KL divergence of the update.
+        logprob_gap_mean: the maximum value for the mean absolute difference between the sampler's log-probabilities and
+            those computed before the update. Two float32 implementations differ by about 1e-5, and a bfloat16 sampler
+            by about 1e-2.
+        approx_kl: the maximum estimated KL divergence of the update.
         clip_fraction: the maximum fraction of tokens that have no gradient because their ratio is clipped.
         ratio_max: the maximum probability ratio.
-        effective_share: the minimum effective sample size, as a fraction of the tokens. It is a fraction of the
-            sequences with "gspo", and of the turns with "turn_gspo" and "turn_ppo".
+        effective_share: the minimum effective sample size, as a fraction of the number of tokens. It is a
+            fraction of the number of sequences for "gspo", and of turns for "turn_gspo" and "turn_ppo".
         lag_max: the maximum number of versions by which the weights that sampled a token may be older than the weights
             that are being trained.
         grad_norm: the maximum gradient norm before clipping.
@@ -94,7 +94,7 @@ class OffPolicyLimits:
                 check_number(f"limits.{one.name}", limit, 0.0)
 
     def alarms(self, diagnostics: Mapping[str, float]) -> dict[str, float]:
-        """Log each limit that the diagnostics exceed, and return the measured values as `alarm/<name>`."""
+        """Log each limit that the diagnostics exceed, and return the measured values under the names `alarm/<name>`."""
         beyond = {}
         for one in fields(self):
             limit, measured = getattr(self, one.name), diagnostics.get(one.name)
@@ -111,71 +111,71 @@ class OffPolicyLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig:
-    """The hyperparameters of an update.
+    """The hyperparameters for an update.
 
     Attributes:
         epochs: the number of passes over the batch.
-        minibatch_rows: the number of rows in an optimizer step. If None, `minibatches` is used. If that is None too, a
-            step uses all rows.
+        minibatch_rows: the number of rows in an optimizer step. If None, `minibatches` is used. If `minibatches` is
+            also None, each step uses all rows.
         minibatches: the number of optimizer steps in an epoch, at most one for each row. The sizes of the mini-batches
             differ by at most one row.
         max_tokens_per_micro_batch: the maximum number of tokens in one pass through the module, including padding. If
-            None, it is 1,024 on a CPU, to fit its caches, and 16,384 on an accelerator. A longer row forms a pass by
-            itself. The value affects memory and speed, but not the gradient.
+            None, the maximum is 1,024 on a CPU, which fits its caches, and 16,384 on an accelerator. A row that is
+            longer forms a pass by itself. The value affects memory and speed, but not the gradient.
         loss: the policy loss; see `rl.losses`.
-        clip_low: the maximum distance of the probability ratio below 1, of the log-ratio below 0 ("gmpo"), or the
-            maximum divergence of a token with a negative advantage ("dppo_tv", "dppo_kl"). If None, it is 0.2; for
-            "gspo" 3e-4, "cispo" 1, "gmpo" 0.4, "dppo_tv" 0.15, and "dppo_kl" 0.05.
-        clip_high: the corresponding maximum above 1, above 0, or for positive advantages. If None, the defaults are the
-            same as for `clip_low`, except 4e-4 for "gspo" and 4 for "cispo".
+        clip_low: the maximum distance of the probability ratio below 1. For "gmpo", it is the maximum distance of the
+            log-ratio below 0; for "dppo_tv" and "dppo_kl", it is the maximum divergence of a token with a negative
+            advantage. If None, the default of the loss is used: 3e-4 for "gspo", 1 for "cispo", 0.4 for "gmpo", 0.15
+            for "dppo_tv", 0.05 for "dppo_kl", and 0.2 for all other losses.
+        clip_high: the corresponding maximum above 1, above 0, or for positive advantages. If None, the default is the
+            same as for `clip_low`, except that it is 4e-4 for "gspo" and 4 for "cispo".
         dual_clip: the bound on the loss of tokens with a negative advantage, for "ppo", "decoupled", "turn_gspo" and
             "turn_ppo". None means no bound.
-        aggregation: how the losses of tokens are reduced to one number. If None, it is "token-mean", or
-            "seq-mean-token-mean" for "gspo", "sapo" and "gmpo".
-        norm_length: the divisor of "seq-mean-token-sum-norm".
-        old_logprobs: the source of the log-probabilities in the denominator of the ratio. They come from the sampler,
-            or from the module before the update, which costs a forward pass. "decoupled" and importance weights always
-            use the latter.
+        aggregation: how token losses are reduced to a single number. If None, it is "seq-mean-token-mean" for "gspo",
+            "sapo" and "gmpo", and "token-mean" for all other losses.
+        norm_length: the divisor for "seq-mean-token-sum-norm".
+        old_logprobs: the source of the log-probabilities in the denominator of the ratio: either the sampler or, at the
+            cost of a forward pass, the module before the update. "decoupled" and importance weights always use the
+            latter.
         importance: the level ("token" or "sequence") of truncated importance weights, which correct for the difference
             between the sampler and the recomputed log-probabilities. None disables them.
         importance_cap: the maximum importance weight.
         decoupled_cap: the maximum weight in "decoupled".
-        beyond_cap: whether to exclude a token beyond `decoupled_cap`, or to truncate its weight.
-        kl_coefficient: the coefficient of the divergence from the reference in the loss. With `lora`, the default
-            reference is the module without adapters.
-        kl_kind: the estimator of this divergence.
+        beyond_cap: whether to exclude a token whose weight exceeds `decoupled_cap` or to truncate the weight.
+        kl_coefficient: the coefficient, in the loss, of the divergence from the reference. With `lora`, the default
+            reference is the module without its adapters.
+        kl_kind: the estimator for this divergence.
         kl_target: the value of `kl_sequence` that an adaptive coefficient maintains. If None, the coefficient is
             constant.
         kl_horizon: the number of rows over which an adaptive coefficient may change by a fifth.
         entropy_coefficient: the coefficient of the entropy bonus.
-        value_coefficient: the coefficient of the loss of the critic, if the module has a value head.
-        value_clip: the maximum distance of a value from its old value. None means no limit.
-        old_values: the source of the old values. They are recorded by the policy, or computed by the module before the
-            update.
+        value_coefficient: the coefficient of the critic's loss if the module has a value head.
+        value_clip: the maximum distance between a value and its old value. None means no limit.
+        old_values: the source of the old values, which are either recorded by the policy or computed by the module
+            before the update.
         critic_warmup: the number of initial updates that train only the value head.
         lr: the learning rate.
-        value_lr: the learning rate of the value head. If None, it is `lr`.
-        lr_by_name: learning rates keyed by parameter name, such as {"*norm*": 1e-2}. The keys are `fnmatch` patterns
-            for the names in `named_parameters`. The first pattern that matches is used, instead of `value_lr` or `lr`.
-            All learning rates follow the same schedule.
+        value_lr: the learning rate of the value head. If None, `lr` is used.
+        lr_by_name: learning rates keyed by parameter name, such as {"*norm*": 1e-2}. Keys are `fnmatch` patterns for
+            the names in `named_parameters`. The learning rate of the first matching pattern replaces `value_lr` or
+            `lr`. All learning rates follow the same schedule.
         betas: the betas of AdamW.
         adam_epsilon: the epsilon of AdamW.
-        weight_decay: the weight decay of AdamW, which is applied to matrices but not to biases, norms and other
-            vectors.
+        weight_decay: the weight decay of AdamW, which is applied to matrices but not to biases, norms or other vectors.
         max_grad_norm: the 2-norm to which the gradient is clipped. If None, the gradient is not clipped.
-        schedule: the schedule of the learning rate after the warm-up.
+        schedule: the learning rate schedule after the warm-up.
         warmup: the number of initial updates over which the learning rate rises.
         min_lr_share: the learning rate at the end of the schedule, as a fraction of `lr`.
-        temperature: the temperature by which logits are divided. It must equal the temperature of the sampler.
+        temperature: the temperature by which logits are divided. It must equal the sampler's temperature.
         precision: "bfloat16" runs the module in autocast, while trained weights and losses are float32. If None, the
-            type of the module determines the precision.
+            module's type determines the precision.
         gradient_checkpointing: whether to recompute activations inside the layers of the module instead of storing
             them.
-        max_logits: the maximum number of logits in memory, which is the number of tokens times the size of the
-            vocabulary. If there are more, the head runs in chunks. The head takes five times the memory of these
-            logits, or twice their memory without a gradient.
-        lora: the options of low-rank adapters, which are trained instead of the weights of the module. If None, the
-            weights are trained.
+        max_logits: the maximum number of logits in memory, which is the number of tokens times the vocabulary size. If
+            there are more logits, the head runs in chunks. With a gradient, the head requires five times the memory of
+            these logits; without a gradient, it requires twice their memory.
+        lora: the options for low-rank adapters, which are trained instead of the module's weights. If None, the weights
+            are trained.
         limits: the limits beyond which an alarm about off-policy data is raised.
 
     Raises:
@@ -229,14 +229,14 @@ class PPOConfig:
 
     @property
     def clip(self) -> ClipRange:
-        """The clip range, including the defaults of the loss."""
+        """The clip range, including the loss's defaults."""
         low, high = _CLIPS[self.loss]
         given = (low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
         return ClipRange(*given, self.dual_clip)
 
     @property
     def reduction(self) -> Aggregation:
-        """The aggregation, or the default of the loss."""
+        """The aggregation or, if it is None, the loss's default."""
         return self.aggregation or ("seq-mean-token-mean" if self.loss in _OF_SEQUENCES else "token-mean")
 
     def for_weights(self, dtype: torch.dtype) -> PPOConfig:
@@ -247,18 +247,18 @@ class PPOConfig:
 
     @property
     def of_critic(self) -> tuple[str, ...]:
-        """The names of the critic options that are set."""
+        """The names of all critic options that are set."""
         names = ("critic_warmup", "value_coefficient", "value_clip", "value_lr", "old_values")
         return tuple(name for name in names if _is_set(self, name))
 
     @property
     def uses_sampler(self) -> bool:
-        """True if the loss uses the log-probabilities of the sampler."""
+        """True if the loss uses the sampler's log-probabilities."""
         return self.old_logprobs == "sampler" or self.loss == "decoupled" or self.importance is not None
 
     @property
     def recomputes(self) -> bool:
-        """True if the loss uses the log-probabilities of the module before the update."""
+        """True if the loss uses the module's log-probabilities before the update."""
         return self.old_logprobs == "recomputed" or self.loss == "decoupled" or self.importance is not None
 
 
@@ -352,7 +352,7 @@ def _is_set(config: PPOConfig, name: str) -> bool:
 
 
 def lr_factor(config: PPOConfig, update: int, total: int | None) -> float:
-    """Return the factor of the learning rate for an update, counted from 0.
+    """Return the learning rate factor for an update. Updates are counted from 0.
 
     After the last update, the factor is constant.
     """

@@ -1,8 +1,8 @@
-"""The log-probabilities, entropies and values of a module, computed only for the tokens in the loss.
+"""A module's log-probabilities, entropies and values, computed only for the tokens in the loss.
 
-Most tokens of an episode are observations, which need no logits. A hook before the head of the module selects the
-hidden states that predict tokens in the loss, so that the head, which is the most expensive layer of a small model,
-runs only on these. In the last layer, only the keys and values are needed for all tokens. `LastLayer` computes
+Most tokens in an episode are observations, for which no logits are needed. A hook before the module's head selects the
+hidden states that predict tokens in the loss, so the head, which is the most expensive layer of a small model, runs
+only on these states. In the last layer, only the keys and values are needed for all tokens. `LastLayer` computes
 everything else only for the selected tokens.
 """
 
@@ -30,7 +30,7 @@ _CLOSE = 0.02
 
 
 class Scores(NamedTuple):
-    """The log-probability and, if requested, the entropy of each token, and the value of a critic for each action."""
+    """The log-probability and, if requested, the entropy of each token, and the critic's value for each action."""
 
     logprobs_N: Tensor
     entropies_N: Tensor | None
@@ -43,7 +43,8 @@ class LogprobModel:
     Args:
         module: a causal language model of `transformers`, with or without adapters or a value head, or any module that
             maps (ids_BT, attention_mask_BT) to logits_BTV.
-        config: the options. Only `temperature`, `precision`, `max_logits` and the use of entropies are used.
+        config: the options. Only `temperature`, `precision`, `max_logits` and whether entropies are used have an
+            effect.
     """
 
     def __init__(self, module: nn.Module, config: PPOConfig) -> None:
@@ -65,8 +66,8 @@ class LogprobModel:
     def __call__(self, part: MicroBatch, *, values_only: bool = False, entropies: bool = True) -> Scores:
         """Score a micro-batch. The result has a computation graph if gradients are enabled.
 
-        If `values_only` is true, only the values have a gradient, and this gradient does not reach the layers below the
-        value head. Computing entropies costs as much as computing log-probabilities.
+        If `values_only` is true, only values have a gradient, and the gradient does not reach the layers below the
+        value head. Computing entropies is as expensive as computing log-probabilities.
         """
         with self._precision(part.ids_BT.device):
             if self._head is None:
@@ -145,7 +146,7 @@ class LogprobModel:
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return log-probabilities and entropies, in float32 or a wider type."""
+        """Return log-probabilities and entropies in float32 or a wider type."""
         logits_NV = _wide(logits_NV)
         if self._config.temperature != 1.0:
             logits_NV = logits_NV / self._config.temperature
@@ -165,7 +166,7 @@ def _wide(values: Tensor) -> Tensor:
 
 
 def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:
-    """Set the logits of the tokens that are not allowed to `FORBIDDEN`."""
+    """Set the logits of all disallowed tokens to `FORBIDDEN`."""
     rows_KV = logits_NV.index_select(0, restriction.tokens_K)
     is_forbidden_SV = torch.ones(restriction.sets, rows_KV.shape[1], dtype=torch.bool, device=rows_KV.device)
     is_forbidden_SV[restriction.owners_A, restriction.ids_A] = False
@@ -174,7 +175,7 @@ def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:
 
 
 def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction | None:
-    """Return the restriction of the tokens from `start` to `stop`, limited to the sets that these tokens use.
+    """Return the restriction for the tokens from `start` to `stop`, including only the sets that these tokens use.
 
     Each set is as wide as the logits.
     """
@@ -191,7 +192,7 @@ def _cut(restriction: Restriction | None, start: int, stop: int) -> Restriction 
 
 
 def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logits_1V: Tensor) -> AfterHead:
-    """Return the operation between the head and the logits, such as a soft cap. It is found by a trial on one token."""
+    """Return the operation between the head and the logits, such as a soft cap. A trial on one token determines it."""
     config = getattr(module, "config", None)
     known: list[AfterHead] = []
     # The configuration is read first: a cap has no visible effect on small logits, but matters once they grow.
@@ -217,9 +218,9 @@ def _find_after_head(module: nn.Module, head: nn.Module, hidden_1H: Tensor, logi
 class LastLayer:
     """The parts of a last layer that computes `x + attention(norm(x))`, followed by operations on single tokens.
 
-    Keys and values are computed for all tokens. The output of the attention, the feed-forward part and the last norm
-    are computed only for the scored tokens. This saves a fifth of the work in a model with 2 layers, and a fiftieth in
-    a model with 24 layers. Hooks do this for one forward pass, and the code of the model is unchanged.
+    Keys and values are computed for all tokens. The attention output, the feed-forward part and the last norm are
+    computed only for scored tokens. This saves a fifth of the work in a model with 2 layers, and a fiftieth in a model
+    with 24 layers. Hooks apply this to one forward pass; the model's code is unchanged.
     """
 
     layer: nn.Module
@@ -258,7 +259,7 @@ class LastLayer:
 def find_last_layer(module: nn.Module, head: nn.Module) -> LastLayer | None:
     """Return the last layer of a causal language model, or None if a trial shows that its structure is different.
 
-    The module must be in evaluation mode. `head` computes logits from hidden states.
+    The module must be in evaluation mode. `head` is the layer that computes logits from hidden states.
     """
     if not (layers := shardable_layers(module)):
         return None

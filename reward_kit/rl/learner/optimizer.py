@@ -25,8 +25,8 @@ def _in_value_head(name: str) -> bool:
 def widen(module: nn.Module) -> None:
     """Convert trainable half-precision weights to float32, in place. Frozen weights are unchanged.
 
-    Near 0.02, neighboring bfloat16 numbers differ by 1e-4. A step of AdamW is about as large as the learning rate, such
-    as 1e-6, so most steps would be lost to rounding.
+    Near 0.02, neighboring bfloat16 numbers differ by 1e-4. An AdamW step is about as large as the learning rate, for
+    example 1e-6, so most steps would be lost to rounding.
     """
     half = (torch.bfloat16, torch.float16)
     trained = [(name, one) for name, one in module.named_parameters() if one.requires_grad and one.dtype in half]
@@ -38,7 +38,7 @@ def widen(module: nn.Module) -> None:
 
 
 def check_critic(config: PPOConfig, *, has_values: bool) -> None:
-    """Raise a `ConfigError` if options of a critic are set but the module has no value head."""
+    """Raise a `ConfigError` if critic options are set but the module has no value head."""
     if config.of_critic and not has_values:
         raise ConfigError(
             f"{', '.join(config.of_critic)}: the module has no value head; train a PolicyWithValue (set "
@@ -47,16 +47,16 @@ def check_critic(config: PPOConfig, *, has_values: bool) -> None:
 
 
 def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """Create an AdamW optimizer for the groups that `parameter_groups` returns."""
+    """Create an AdamW optimizer for the groups returned by `parameter_groups`."""
     groups = parameter_groups(module, config)
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
 
 
 def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any]]:
-    """Divide the trainable parameters into groups by name pattern, value head or policy, and matrix or vector.
+    """Divide the trainable parameters into groups by name pattern, by value head or policy, and by matrix or vector.
 
     Raises:
-        ConfigError: If the module has no trainable parameters, or a pattern of `lr_by_name` matches no parameter.
+        ConfigError: If the module has no trainable parameters, or a pattern in `lr_by_name` matches no parameter.
     """
 
     def pattern_of(name: str) -> str | None:
@@ -98,7 +98,7 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
 
 
 def rates(config: PPOConfig, factor: float) -> dict[str, float]:
-    """Return the learning rates for this factor under their names in logs: `lr`, `value_lr` and `lr/<pattern>`."""
+    """Return the learning rates for this factor, keyed by their names in logs: `lr`, `value_lr` and `lr/<pattern>`."""
     named = {"lr": config.lr} | {f"lr/{pattern}": rate for pattern, rate in config.lr_by_name.items()}
     if config.value_lr is not None:
         named["value_lr"] = config.value_lr
@@ -114,7 +114,7 @@ def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
 def reorder_optimizer_state(
     names: Sequence[str], theirs: Sequence[str] | None, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Convert a saved state to the order of the parameters in this optimizer, whose groups may differ.
+    """Convert a saved state to the parameter order of this optimizer, whose groups may differ from the saved ones.
 
     `names` and `theirs` are the names of the parameters in this optimizer and in the saved one, in order. If `theirs`
     is `None`, the groups are the same.
@@ -129,7 +129,7 @@ def reorder_optimizer_state(
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Clip the gradients to a 2-norm unless `limit` is `None`, and return the norm over all shards before clipping."""
+    """Clip the gradients to the 2-norm `limit` unless it is `None`. Return the norm over all shards before clipping."""
     norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
@@ -137,8 +137,8 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> T
 def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None:
     """Add adapters to a `transformers` model or a `PolicyWithValue`, in place.
 
-    Only the adapters and a value head are trained. Initially, the adapters have no effect, because one of the two
-    matrices of an adapter is 0. The other matrix is random.
+    Only the adapters and, if present, the value head are trained. Initially, adapters have no effect, because one of an
+    adapter's two matrices is 0. The other matrix is random.
 
     Raises:
         ConfigError: If `peft` is not installed, the module already has adapters, or no layer matches a target.

@@ -1,13 +1,13 @@
-"""Training of one module in multiple processes. FSDP2 shards it, micro-batches are distributed, and results are summed.
+"""Training of one module in multiple processes. FSDP2 shards the module, and micro-batches are distributed.
 
-Every process receives the same rows and draws the same random order; only the micro-batches differ. Gradients are
-summed over processes rather than averaged, since the loss of a micro-batch is a part of the loss of the whole batch
-(`losses.GlobalBatch`). If `torch.distributed` is not initialized, there is only one process, and the functions of this
-module do nothing.
+Every process receives the same rows and draws the same random order; only the micro-batches differ. Results are summed
+over processes. Gradients, too, are summed rather than averaged, because the loss of a micro-batch is part of the loss
+of the whole batch (see `losses.GlobalBatch`). If `torch.distributed` is not initialized, there is only one process, and
+the functions in this module do nothing.
 
 The first process sends orders, which the other processes follow (`ShardedLearner`, `follow`). All processes must enter
-each collective operation. If one process fails, the others would wait forever. Failures are therefore recorded in a
-store that all processes share (`ProcessGroup`), and processes check it while they wait in a collective operation.
+each collective operation, so if one process failed, the others would wait forever. Failures are therefore recorded in a
+store that all processes share (`ProcessGroup`). Processes check this store while they wait in a collective operation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _STARTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The rank of this process among the processes that train a module, and the number of processes."""
+    """This process's rank among the processes that train a module, and the number of processes."""
 
     rank: int = 0
     size: int = 1
@@ -54,26 +54,26 @@ class Processes:
 
     @classmethod
     def current(cls) -> Processes:
-        """Return the processes of `torch.distributed`, or only this process."""
+        """Return the `torch.distributed` processes, or this process alone if there are none."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), True)
 
     @property
     def is_first(self) -> bool:
-        """True for the process that collects episodes, writes files and reports progress."""
+        """True in the process that collects episodes, writes files and reports progress."""
         return self.rank == 0
 
     def shard(self, module: nn.Module, precision: torch.dtype = torch.float32) -> None:
-        """Shard the parameters of a module over the processes, in place, before an optimizer is created.
+        """Shard the parameters of a module over the processes, in place. Call this before creating an optimizer.
 
-        Each layer that `transformers` does not split forms a separate unit. Its parameters are gathered for the forward
-        and the backward pass, and then freed. The remaining layers form another unit. All processes start with the
-        weights of the first process.
+        Each layer that `transformers` does not split forms a separate unit. The unit's parameters are gathered for the
+        forward and backward passes and then freed. The remaining layers form another unit. All processes start with the
+        first process's weights.
 
-        The module must be on its final device. From then on, it must be called as a whole so that its hooks run. If
-        `precision` is bfloat16, parameters are gathered in bfloat16, and gradients are summed in float32. If it is
-        float32, the type of the weights is used.
+        The module must be on its final device. Once it is sharded, it must be called as a whole so that its hooks run.
+        If `precision` is bfloat16, parameters are gathered in bfloat16, and gradients are summed in float32. If
+        `precision` is float32, the type of the weights is used for both.
         """
         if not self.is_group or isinstance(module, FSDPModule):
             return
@@ -91,12 +91,12 @@ class Processes:
                 one.set_force_sum_reduction_for_comms(True)
 
     def same_weights(self, module: nn.Module) -> None:
-        """Copy the weights of the first process to all processes, without sharding the module."""
+        """Copy the first process's weights to all processes without sharding the module."""
         if not self.is_group:
             return
         if _device_of(module).type == "cuda" and _local_rank() >= (count := torch.cuda.device_count()):
             raise ConfigError(
-                f"process {_local_rank()} of this machine has no GPU, because there are only {count} GPUs; "
+                f"process {_local_rank()} on this machine has no GPU, because there are only {count} GPUs; "
                 "start at most that many processes"
             )
         for tensor in (*module.parameters(), *module.buffers()):
@@ -105,8 +105,8 @@ class Processes:
     def share(self, parts: Sequence[Ints]) -> list[Ints]:
         """Return the micro-batches of this process.
 
-        All processes get the same number of micro-batches, as collective operations require. Micro-batches are halved
-        until there are enough of them. Empty micro-batches pass through the module like all others.
+        All processes receive the same number of micro-batches, as collective operations require. Micro-batches are
+        halved until there are enough of them. Empty micro-batches pass through the module like any other micro-batch.
         """
         parts = list(parts)
         wanted = -(-len(parts) // self.size) * self.size
@@ -117,14 +117,14 @@ class Processes:
         return parts[self.rank :: self.size]
 
     def merged(self, parts: Sequence[Diagnostics]) -> Sequence[Diagnostics]:
-        """Merge the diagnostics of the micro-batches of all processes."""
+        """Merge the diagnostics of all micro-batches in all processes."""
         if self.size == 1:
             return parts
         mine = {name: one._replace(parts=one.parts.cpu()) for name, one in merge_diagnostics(parts).statistics.items()}
         return [Diagnostics(one) for one in self._gathered(mine)]
 
     def added(self, values: Array) -> Array:
-        """Add up arrays of the same shape over processes."""
+        """Sum arrays of the same shape over all processes."""
         if self.size == 1:
             return values
         return np.sum(self._gathered(values), axis=0, dtype=values.dtype)
@@ -137,11 +137,11 @@ class Processes:
 
 @contextmanager
 def process_group() -> Iterator[Processes]:
-    """Open the group of processes that `torchrun` or Ray Train started, if any.
+    """Open the process group that `torchrun` or Ray Train started, if any.
 
-    Tensors on a CPU use gloo, and tensors on accelerators use NCCL. Each process uses the accelerator with its local
-    rank. If the block raises an exception, the group is not closed, because other processes may have ended or may be
-    waiting.
+    CPU tensors use gloo, and accelerator tensors use NCCL. Each process uses the accelerator whose index is its local
+    rank. If the block raises an exception, the group is not closed, because other processes may have ended or may still
+    be waiting.
     """
     if dist.is_initialized() or not os.environ.keys() >= _STARTED:
         yield Processes.current()
@@ -165,7 +165,7 @@ def _device_of(module: nn.Module) -> torch.device:
 
 
 def shardable_layers(module: nn.Module) -> list[nn.Module]:
-    """Return the layers to shard separately, which are the layers that `transformers` does not split."""
+    """Return the layers to shard separately, which are those that `transformers` does not split."""
     names: set[str] = set()
     for one in module.modules():
         names.update(getattr(one, "_no_split_modules", None) or ())
@@ -173,9 +173,10 @@ def shardable_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def whole(state: Any, *, keep: bool = True) -> Any:
-    """Gather the shards of all processes on the CPU, for the `state_dict` of a module or an optimizer.
+    """Gather all processes' shards of a module's or an optimizer's `state_dict` on the CPU.
 
-    Every process must call this function with a tree of the same structure. If `keep` is false, tensors become None.
+    Every process must call this function with a tree of the same structure. If `keep` is false, tensors are replaced
+    with None.
     """
     if isinstance(state, DTensor):
         full: Tensor = state.full_tensor()
@@ -191,7 +192,7 @@ def whole(state: Any, *, keep: bool = True) -> Any:
 
 @torch.no_grad()
 def copy_weights_into(module: nn.Module, target: nn.Module | None) -> None:
-    """Copy the weights of a module, sharded or not, to a target that is not sharded. All processes must call this."""
+    """Copy the weights of a module, sharded or not, to an unsharded target. All processes must call this function."""
     own = target.state_dict() if target is not None else {}
     for name, tensor in module.state_dict().items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -200,13 +201,13 @@ def copy_weights_into(module: nn.Module, target: nn.Module | None) -> None:
 
 
 def load_module(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load weights from `whole` into a module, sharded or not, like `Module.load_state_dict`."""
+    """Load weights returned by `whole` into a module, sharded or not, like `Module.load_state_dict`."""
     own = module.state_dict()
     module.load_state_dict({name: _shard_like(value, own.get(name)) for name, value in state.items()})
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state from `whole` into an optimizer whose parameters may be sharded. The options are unchanged."""
+    """Load a state returned by `whole` into an optimizer whose parameters may be sharded. Options are unchanged."""
     parameters = dict(enumerate(one for group in optimizer.param_groups for one in group["params"]))
     kept = {
         index: {key: _shard_like(value, parameters.get(int(index))) for key, value in moments.items()}
@@ -219,7 +220,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
 
 
 def _shard_like(value: Any, like: Any) -> Any:
-    """Return a copy of a tensor that is sharded in the same way as `like`. Other values are returned unchanged."""
+    """Return a copy of a tensor, sharded in the same way as `like`. Other values are returned unchanged."""
     if not isinstance(value, Tensor):
         return value
     if not (isinstance(like, DTensor) and value.shape == like.shape):
@@ -238,7 +239,7 @@ _BROKEN, _HEARD, _OVER, _LEFT = "broken", "heard", "over", "left"
 
 
 class ProcessGroup:
-    """Sends orders from the first process to the others, and records failures in a store that all processes share."""
+    """Sends orders from the first process to the others and records failures in a store that all processes share."""
 
     def __init__(self, processes: Processes, store: Any) -> None:
         self.processes, self._store = processes, store
@@ -246,7 +247,7 @@ class ProcessGroup:
         self._orders = dist.new_group(backend="gloo", timeout=_ORDERS_WAIT)
 
     def order(self, *order: Any) -> None:
-        """Send an order to the other processes. An order is a name with arguments that can be pickled."""
+        """Send an order to the other processes. An order is a name and picklable arguments."""
         dist.broadcast_object_list([order], 0, group=self._orders)
 
     def next_order(self) -> tuple[Any, ...] | None:
@@ -259,7 +260,7 @@ class ProcessGroup:
     def call(self, make: Callable[[], Value]) -> Value:
         """Make a call in which all processes take part.
 
-        If another process fails, a `TrainingError` that contains the reason is raised.
+        If another process fails, a `TrainingError` with the reason is raised.
         """
         made = _in_thread(make)
         while not wait([made], timeout=_LOOK_S).done:
@@ -299,7 +300,7 @@ class ProcessGroup:
 
     @property
     def is_over(self) -> bool:
-        """True if the first process has ended or is about to end. The first process reports the reason itself."""
+        """True if the first process has ended or is about to end. That process reports the reason itself."""
         return self._is_noted(_OVER) or self._is_noted(_HEARD)
 
     def _is_noted(self, note: str) -> bool:
@@ -317,7 +318,7 @@ class ProcessGroup:
         return self.is_over_within(_GRACE_S)
 
     def is_over_within(self, seconds: float) -> bool:
-        """Wait for the end of the first process, and return True if it ended in time."""
+        """Wait for the first process to end, and return True if it ended in time."""
         end = time.monotonic() + seconds
         while not self.is_over and time.monotonic() < end:
             time.sleep(_LOOK_S)
@@ -357,7 +358,7 @@ def open_process_group() -> Iterator[ProcessGroup | None]:
 
 
 def _in_thread(call: Callable[[], Value]) -> Future[Value]:
-    """Run a call in a daemon thread on the current accelerator, so that the process can end without waiting for it."""
+    """Run a call in a daemon thread on the current accelerator, so the process can end without waiting for the call."""
     made: Future[Value] = Future()
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
 
@@ -374,16 +375,16 @@ def _in_thread(call: Callable[[], Value]) -> Future[Value]:
 
 
 class ShardedLearner:
-    """The learner in the first of multiple processes. It has the methods of `PPOLearner`, which all processes run.
+    """The learner in the first of multiple processes. It has the methods of `PPOLearner`; all processes run each call.
 
-    A copy of the module is sharded. The module itself is not sharded. It receives the new weights after each update and
-    is used for acting and saving.
+    A copy of the module is sharded. The module itself, which is used for acting and saving, is not sharded and receives
+    the new weights after each update.
 
     Args:
         module: the module to train.
         make: a function that creates the `PPOLearner` for a module. It must be the same in every process.
         group: the processes.
-        setup: the first order, with which the other processes create their learners; see `follow`.
+        setup: the first order, from which the other processes create their learners; see `follow`.
     """
 
     def __init__(
@@ -427,21 +428,21 @@ _CHANGING = ("update", "load_state_dict")
 
 
 def follow(group: ProcessGroup, make: Callable[..., Any]) -> bool:
-    """Execute the orders of the first process until it sends its last order or ends. The other processes call this.
+    """Execute the first process's orders until it sends its last order or ends. The other processes call this function.
 
-    Signals are ignored, because the first process stops the others. A signal to all processes would interrupt an update
-    for which the first process is still waiting.
+    Signals are ignored, because the first process stops the others. Otherwise, a signal sent to all processes would
+    interrupt an update that the first process is still waiting for.
 
     Args:
         group: the processes.
         make: a function that creates the learner for the same module from the first order.
 
     Returns:
-        True if the last order was received. If False, a thread may still be waiting in a collective operation, so the
-        process should exit.
+        True if the last order was received, or False if it was not. If False, a thread may still be waiting in a
+        collective operation, so the process should exit.
 
     Raises:
-        RewardKitError: If this process cannot continue, and cannot report this to the first process.
+        RewardKitError: If this process cannot continue and cannot report its failure to the first process.
     """
 
     def obey() -> None:

@@ -1,7 +1,7 @@
-"""Rows in the form that the learner uses: without padding, divided into parts, and with the loss tokens selected.
+"""Rows in the form that the learner uses: unpadded, divided into parts, and with loss tokens selected.
 
-Each part is padded on the right to its longest row. With causal attention, no other token attends to this padding, so
-no mask is needed. The axis `_N` contains the tokens in the loss.
+Each part is padded on the right to the length of its longest row. With causal attention, no other token attends to this
+padding, so no attention mask is needed. The axis `_N` contains the tokens in the loss.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COLUMNS = ("logprobs", "advantages", "returns", "policy_versions", "values", "v
 
 
 class Restriction(NamedTuple):
-    """The tokens of a part that were sampled under a constraint, and the ids that it allowed."""
+    """The tokens in a part that were sampled under a constraint, and the ids that the constraint allowed."""
 
     tokens_K: Tensor  # The tokens' indices on the axis N, ascending
     sets_K: Tensor  # The index of each token's set of allowed ids; multiple tokens may share a set
@@ -69,7 +69,7 @@ class TrainingRows:
 
     @classmethod
     def of(cls, rows: TokenBatch, mask: str = "loss_mask") -> TrainingRows:
-        """Convert the rows that `build_rows` returned, with any padding. `mask` names the mask of tokens in the loss.
+        """Convert rows returned by `build_rows` with any padding. `mask` is the name of the mask of tokens in the loss.
 
         Raises:
             ConfigError: If an array is missing.
@@ -117,16 +117,16 @@ class TrainingRows:
 
     @property
     def choices(self) -> int:
-        """The number of tokens in the loss that train the policy. The other tokens train only the critic."""
+        """The number of tokens in the loss that train the policy. All other tokens train only the critic."""
         chosen = self.columns.get(CHOICE)
         return self.count if chosen is None else int(np.count_nonzero(chosen))
 
     def without_forced(self, *, keep_firsts: bool) -> TrainingRows:
-        """Remove the tokens for which a constraint allowed only one id, because the policy had no choice.
+        """Remove tokens for which a constraint allowed only one id, because the policy had no choice.
 
-        Their log-probability is 0 for any weights, so they would reduce the mean losses, entropies and divergences. If
-        `keep_firsts` is true, the first token of an action is kept, because the critic predicts the value there. The
-        column `CHOICE` is 0 for this token so that no other loss counts it.
+        Their log-probability is 0 for any weights, so these tokens would lower mean losses, entropies and divergences.
+        If `keep_firsts` is true, the first token of each action is kept, because the critic predicts the value at that
+        token. The column `CHOICE` is 0 for this token so that no other loss counts it.
         """
         sizes = np.array([*map(len, self.sets), 0])
         is_forced = sizes[self.sets_N] == 1
@@ -152,13 +152,13 @@ class TrainingRows:
         return np.repeat(np.arange(len(self.counts_B)), self.counts_B)
 
     def token_indices(self, rows: Ints) -> Ints:
-        """Return the indices of the tokens in the loss that belong to these rows, row by row."""
+        """Return the indices, row by row, of the tokens in the loss that belong to these rows."""
         return ranges((np.cumsum(self.counts_B) - self.counts_B)[rows], self.counts_B[rows])
 
     def part(self, rows: Ints, device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
         """Return these rows as a micro-batch on a device.
 
-        If there are no rows, the micro-batch has one row with one token, which is not in the loss.
+        If there are no rows, the micro-batch consists of one row with a single token that is not in the loss.
         """
         lengths, counts = self.lengths_B[rows], self.counts_B[rows]
         width = int(lengths.max(initial=1))
@@ -197,7 +197,7 @@ class TrainingRows:
 
 
 def _allowed(rows: TokenBatch, rows_N: Ints, positions_N: Ints) -> tuple[Ints, tuple[Array, ...]]:
-    """Return the index of the set of allowed ids for each token in the loss (-1 without a constraint), and the sets."""
+    """Return, for each token in the loss, the index of its set of allowed ids (-1 if unconstrained), and the sets."""
     sets_N = np.full(len(rows_N), -1, dtype=np.int64)
     numbers: dict[bytes, int] = {}
     for row, allowed in enumerate(rows.non_tensor_batch.get("allowed_ids", ())):
@@ -226,18 +226,18 @@ def to_tensors(
 ) -> TensorBatch:
     """Convert arrays of `rows.batch` to tensors of the same shapes.
 
-    Real numbers become `dtype`, while ids and masks become int64. Packed rows also have `cu_seqlens` in int32, as
-    attention kernels require. On a CPU, a tensor shares the memory of an array with the same type.
+    Real numbers are converted to `dtype`, and ids and masks to int64. Packed rows also contain `cu_seqlens` in int32,
+    as attention kernels require. On a CPU, a tensor shares memory with its array if their types are the same.
 
     Args:
         rows: the batch, padded or packed.
-        keys: the names of the arrays. If None, all arrays are converted.
-        device: the device of the tensors.
-        dtype: the type of the real numbers.
+        keys: the names of the arrays to convert. If None, all arrays are converted.
+        device: the device for the tensors.
+        dtype: the type for real numbers.
         pin_memory: whether to copy through page-locked memory, from which an accelerator can copy asynchronously. If
             the device is "cpu", the tensors stay in page-locked memory.
-        non_blocking: whether to return before the copies are complete. Later work on the device waits for them. This
-            has an effect only if `pin_memory` is set.
+        non_blocking: whether to return before the copies are complete. Later work on the device waits for the copies.
+            This option has an effect only if `pin_memory` is set.
 
     Raises:
         ConfigError: If an array does not exist, or `pin_memory` is set without an accelerator.

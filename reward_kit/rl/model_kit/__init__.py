@@ -1,4 +1,4 @@
-"""Small models that need no model hub: tokenizers, decoders and supervised training.
+"""Small models that require no model hub: tokenizers, decoders and supervised training.
 
 The public names are in `reward_kit.rl`.
 """

@@ -1,21 +1,20 @@
-"""Small models that need no hub: chat templates, domain tokenizers, decoders of any size, and model directories.
+"""Small models that require no hub: chat templates, domain tokenizers, decoders of any size, and model directories.
 
-The chat template has one token for each role and nothing between messages:
+The chat template uses one token for each role and puts nothing between messages:
 
-    <|tools|>{"type": "function", …}       the tools, one per line, if there are any
+    <|tools|>{"type": "function", …}       the available tools, one per line
     <|system|>You do chores.<|user|>You see a fridge 1.
     <|assistant|>go to fridge 1<|end|>     (without these line breaks)
     <|tool|>You arrive.<|assistant|>
 
-A message ends where the token of the next role begins. Only the messages of the assistant end with a separate token,
-the end-of-sequence token `<|end|>`. The text of a message never depends on later messages, so the tokens of an episode
-so far are always a prefix of its next prompt. If a message contains the text of a special token, that text is split
-into multiple tokens so that no message can imitate a different role. Tool calls are written as in the action format
-"hermes".
+A message ends where the token of the next role begins. Only assistant messages end with a separate token, the
+end-of-sequence token `<|end|>`. The text of a message never depends on later messages, so an episode's tokens so far
+are always a prefix of its next prompt. If a message contains the text of a special token, that text is split into
+multiple tokens so that no message can imitate a different role. Tool calls are written in the action format "hermes".
 
-Decoders have the architecture of Qwen3. This is a Llama with normalized queries and keys, so that attention cannot
-saturate at the high learning rates that small models use. It runs unchanged in `transformers`, vLLM, SGLang and
-llama.cpp.
+Decoders have the architecture of Qwen3: a Llama in which queries and keys are normalized so that attention cannot
+saturate at the high learning rates used for small models. This architecture runs unchanged in `transformers`, vLLM,
+SGLang and llama.cpp.
 """
 
 from __future__ import annotations
@@ -114,30 +113,30 @@ def build_tokenizer(
     chat_template: str = CHAT_TEMPLATE,
     context: int | None = None,
 ) -> PreTrainedTokenizerFast:
-    r"""Build a tokenizer with the chat template, for `save_pretrained` and `AutoTokenizer.from_pretrained`.
+    r"""Build a tokenizer that has a chat template and supports `save_pretrained` and `AutoTokenizer.from_pretrained`.
 
     If `level` is "word", text is split into units, words (`\w+`) and single symbols, each with at most one preceding
     space. Other white space is split into characters. The vocabulary contains white space and all pieces of `texts` and
-    `words`, both with and without a preceding space. Other pieces become `<|unknown|>`, and `unknown_pieces` counts
-    them. The text of a sequence is the concatenation of the strings of its tokens, as constrained decoding requires.
+    `words`, both with and without a preceding space. All other pieces become `<|unknown|>`; `unknown_pieces` counts
+    them. The text of a sequence is the concatenation of its token strings, as constrained decoding requires.
 
-    If `level` is "byte", a token is a byte of UTF-8, and no piece is unknown.
+    If `level` is "byte", each token is a byte of UTF-8, and no piece is unknown.
 
     Args:
-        texts: strings from the domain, which determine the vocabulary.
-        words: further words and phrases that may occur but are not in `texts`.
+        texts: strings from the domain, from which the vocabulary is built.
+        words: additional words and phrases that may occur but are not in `texts`.
         units: regular expressions (Oniguruma syntax) for sequences of words that become one token. The first expression
             that matches is used. For example, `[a-z]+ \d+` makes "fridge 1" one token, and `\{"name": "` the beginning
             of a tool call.
         level: "word" or "byte".
         spaces: "kept" keeps white space. "single" replaces every run of white space with one space, and removes white
-            space at both ends of a string. With "none", white space only separates pieces, so that a word has only one
-            form, and tokens are joined with one space. A tokenizer with "none" does not support grammars; it supports
-            only choices from a list.
-        dropped: regular expressions (Oniguruma syntax) whose matches are removed from every string first, in this
-            order, such as `(?i)\b(?:a|the)\b`. The model does not see the matches, so it cannot distinguish choices
-            that differ only in them.
-        chat_template: the chat template in Jinja, with the special tokens above.
+            space at both ends of a string. With "none", white space only separates pieces, so each word has a single
+            form, and tokens are joined with one space. With "none", the tokenizer supports only choices from a list,
+            not grammars.
+        dropped: regular expressions (Oniguruma syntax), such as `(?i)\b(?:a|the)\b`. Their matches are first removed
+            from every string, in the order of the expressions. The model cannot distinguish choices that differ only in
+            removed text.
+        chat_template: the chat template in Jinja. It uses the special tokens above.
         context: the `model_max_length` of the tokenizer.
 
     Raises:
@@ -195,7 +194,7 @@ def _word_level(
         plain = normalizer.normalize_str(text) if normalizer is not None else text
         pieces.update(piece for piece, _ in core.pre_tokenizer.pre_tokenize_str(plain))
     if not pieces:
-        raise ConfigError("level='word' requires texts or words for the vocabulary; or set level='byte' to use bytes")
+        raise ConfigError("level='word' requires texts or words for the vocabulary; pass some, or set level='byte'")
     if spaces != "none" and (words := [piece for piece in pieces if not piece.isspace()]):
         # Add the other form of every piece, with or without a space, and white space.
         others = [piece[1:] if piece.startswith(" ") else f" {piece}" for piece in words]
@@ -219,7 +218,7 @@ def unknown_pieces(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> 
 
 
 def tool_texts(tools: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the strings that the chat template writes for tools, for the vocabulary of a tokenizer."""
+    """Return the strings that the chat template writes for tools, for use in a tokenizer's vocabulary."""
     return [json.dumps(tool, ensure_ascii=False) for tool in tools]
 
 
@@ -241,27 +240,27 @@ def build_decoder(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Qwen3ForCausalLM:
-    """Build a decoder with new weights, which depend only on the arguments.
+    """Build a decoder with newly initialized weights that depend only on the arguments.
 
-    Embeddings are initialized with a standard deviation of 0.02, so that all tokens are about equally likely if the
-    weights are tied. Matrices are initialized with a standard deviation of 1/√n for n inputs, so that activations have
-    the same size at any width. The two matrices of a layer that write to the residual stream are initially zero, so
-    that every layer is initially the identity.
+    Embeddings are initialized with a standard deviation of 0.02, so all tokens are about equally likely if the weights
+    are tied. Matrices are initialized with a standard deviation of 1/√n for n inputs, so activations have the same size
+    at any width. In each layer, the two matrices that write to the residual stream are initialized to zero, so every
+    layer starts as the identity.
 
     Args:
-        tokenizer: the tokenizer, or the number of its tokens.
+        tokenizer: the tokenizer, or the vocabulary size.
         layers: the number of decoder layers.
         width: the width of the residual stream.
         heads: the number of attention heads, a divisor of `width`.
         context: the maximum sequence length in tokens.
-        kv_heads: the number of key and value heads, a divisor of `heads`. If None, it is `heads`.
-        hidden: the width inside the MLP of a layer. If None, it is 8/3 of `width`, rounded up to a multiple of 32.
+        kv_heads: the number of key and value heads, a divisor of `heads`. If None, `heads` is used.
+        hidden: the hidden width of each layer's MLP. If None, it is 8/3 of `width`, rounded up to a multiple of 32.
         tie: whether the embeddings are also used as the output matrix.
-        seed: the seed of the weights.
+        seed: the random seed for the weights.
         dtype: the type of the weights.
 
     Raises:
-        ConfigError: If a number is below 1 or is not divisible as required.
+        ConfigError: If a number is less than 1 or not divisible as required.
     """
     kv_heads = heads if kv_heads is None else kv_heads
     hidden = _MULTIPLE * math.ceil(8 * width / 3 / _MULTIPLE) if hidden is None else hidden
@@ -304,7 +303,7 @@ def build_decoder(
 def initialize(model: PreTrainedModel, seed: int) -> None:
     """Initialize float32 weights in place, as described in `build_decoder`.
 
-    The layers must have the same names as in Llama.
+    The names of the layers must be the same as in Llama.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, weights in model.named_parameters():
@@ -322,17 +321,18 @@ def initialize(model: PreTrainedModel, seed: int) -> None:
 def compose_embeddings(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, number_weight: float = 0.5
 ) -> None:
-    """Initialize each token that consists of multiple words as the sum of its words, in place.
+    """Initialize the embedding of each multi-word token as the sum of its words' embeddings, in place.
 
     For example, "take mug 1" becomes "take" + "mug" + half of "1". Tokens that share a word are then similar from the
-    start, both as inputs and, with tied weights, as outputs. A model can therefore copy words instead of learning every
-    combination of word and command. The sums are scaled to the norm of a single word. Special tokens are unchanged.
+    start, both as inputs and, if weights are tied, as outputs. A model can therefore copy words instead of learning
+    every combination of word and command. The sums are scaled to the norm of a single word. Special tokens are
+    unchanged.
 
     Args:
         model: the model. All its embeddings must have the same standard deviation, as in a model from `build_decoder`.
         tokenizer: a word tokenizer from `build_tokenizer`.
-        seed: the seed of the embeddings of words.
-        number_weight: the weight of a word that is a number, because numbers matter less than nouns.
+        seed: the random seed for the word embeddings.
+        number_weight: the weight of words that are numbers, which matter less than nouns.
     """
     table: Any = model.get_input_embeddings().weight
     std, generator = float(table.std()), torch.Generator().manual_seed(seed)
@@ -350,7 +350,7 @@ def compose_embeddings(
 
 
 def parameter_count(model: PreTrainedModel) -> int:
-    """Count the parameters of a model. Tied parameters are counted once."""
+    """Count the parameters of a model. Tied parameters are counted only once."""
     return sum(weights.numel() for weights in model.parameters())
 
 
@@ -388,13 +388,13 @@ def save_model(
     Weights are saved as safetensors. An existing directory is replaced completely.
 
     Args:
-        folder: the directory of the model. Missing parent directories are created.
+        folder: the directory for the model. Missing parent directories are created.
         model: a causal language model.
         tokenizer: the tokenizer of the model.
         is_private: whether only the owner can read the directory. By default, the umask determines the permissions.
 
     Raises:
-        StoreError: If the directory cannot be written. An existing directory is kept.
+        StoreError: If the directory cannot be written. An existing directory is then left unchanged.
     """
     with atomic_folder(Path(folder), is_private=is_private) as part:
         write_model(part, model, tokenizer)
@@ -403,12 +403,12 @@ def save_model(
 def load_model(
     folder: Path | str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """Load a model from a directory that `save_model` wrote, without network access.
+    """Load a model, without network access, from a directory written by `save_model`.
 
     Args:
         folder: the directory of the model.
-        dtype: the type of the weights. If None, they have the type in which they were saved.
-        device: the device of the weights.
+        dtype: the type of the weights. If None, the weights keep the type in which they were saved.
+        device: the device for the weights.
 
     Raises:
         ConfigError: If the directory contains no readable model.

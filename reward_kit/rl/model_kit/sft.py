@@ -1,8 +1,8 @@
-"""Supervised training on the action tokens of episodes. It prepares small models for reinforcement learning.
+"""Supervised training on the action tokens in episodes, which prepares small models for reinforcement learning.
 
 The loss is the mean negative log-probability of the tokens whose `action_mask` is 1, with optional label smoothing.
 `Demonstrations` converts the actions of an expert to the tokens that a model would have sampled. Prompts and actions
-are built as in `HFAgentPolicy`, so that a model sees the same tokens in training as when it acts.
+are built as in `HFAgentPolicy`, so a model sees the same tokens in training as when it acts.
 """
 
 from __future__ import annotations
@@ -56,16 +56,17 @@ _POOL = 64
 
 
 class Demonstrations:
-    """Writes actions as the tokens of a model. Use the same options as for the `HFAgentPolicy` that will act later.
+    """Writes actions as a model's tokens. Use the same options as for the `HFAgentPolicy` that will act later.
 
     Args:
-        tokenizer: the tokenizer of the model, which must have a chat template.
-        action_format: the name of the format of tool calls.
-        constrain: whether to record the ids that the constraint of the policy would have allowed for each token. With
-            `use_allowed_ids` in `SFTConfig`, training then uses the same masks as the policy will use when it acts.
+        tokenizer: the model's tokenizer, which must have a chat template.
+        action_format: the name of the tool-call format.
+        constrain: whether to record, for each token, the ids that the policy's constraint would have allowed. If
+            `use_allowed_ids` is set in `SFTConfig`, training then uses the same masks that the policy will use when it
+            acts.
         tools_in_prompt: whether to pass the tools to the chat template.
-        tool_role: the role of messages with tool results, "tool" or "user".
-        chat_template: the chat template. If None, the chat template of the tokenizer is used.
+        tool_role: the role of messages that contain tool results, "tool" or "user".
+        chat_template: the chat template. If None, the tokenizer's chat template is used.
         template_options: variables for the chat template.
         max_context: the maximum number of tokens in a context. The first action that exceeds this number and all later
             actions are omitted. None means no limit.
@@ -106,21 +107,21 @@ class Demonstrations:
         *,
         taught: TaughtFunction | None = None,
     ) -> list[SingleAgentEpisode]:
-        """Return copies of the episodes that contain the tokens of every action, for use in `build_rows`.
+        """Return copies of the episodes, with the tokens of every action added, for use in `build_rows`.
 
         Log-probabilities are unknown. An action that only ends the episode has no tokens. The number of tokens that are
         not in the vocabulary is logged.
 
         Args:
-            episodes: the episodes, with messages as recorded by the rollout worker.
-            tools: the tools that `get_tools_spec` of the resource returns. If the tools vary, pass a function that
-                takes an episode and a step and returns the tools. Pass None if there are no tool calls.
-            taught: a function that takes an episode and a step, and returns True if the action of the step should be
+            episodes: the episodes, including messages as recorded by the rollout worker.
+            tools: the tools returned by the resource's `get_tools_spec`. If the tools vary, pass a function that takes
+                an episode and a step and returns the tools. If there are no tool calls, pass None.
+            taught: a function that takes an episode and a step, and returns True if the action in the step should be
                 learned. Other actions, such as mistakes, appear only in the context of later actions. If None, every
                 action is learned.
 
         Raises:
-            ConfigError: If an action is written in this format but would be parsed as a different action.
+            ConfigError: If an action, once written in this format, would be parsed as a different action.
         """
         made = []
         for episode in episodes:
@@ -142,7 +143,7 @@ class Demonstrations:
             unknown = sum(episode.tokens.ids.count(self._unknown) for episode in made)
             total = sum(len(episode.tokens) for episode in made)
             log = logger.warning if unknown else logger.debug
-            log("%d of the %d tokens of %d demonstrations are not in the vocabulary", unknown, total, len(made))
+            log("%d of the %d tokens in %d demonstrations are not in the vocabulary", unknown, total, len(made))
         return made
 
     def begin(self) -> DemonstrationWriter:
@@ -152,7 +153,7 @@ class Demonstrations:
 
 
 class DemonstrationWriter:
-    """Converts the actions of one episode to tokens, in order. `conversation` is the context so far."""
+    """Converts the actions in one episode to tokens, in order. `conversation` is the context so far."""
 
     def __init__(self, demonstrations: Demonstrations, conversation: TokenConversation) -> None:
         self._options, self._conversation = demonstrations, conversation
@@ -168,7 +169,7 @@ class DemonstrationWriter:
 
         Returns:
             A dict with `prompt_ids`, `token_ids` and, if present, `segment_reason` and `allowed_ids`, as in
-            `PolicyOutput.log_probs`. None if the action only ends the episode, or if the context is full.
+            `PolicyOutput.log_probs`; or None if the action only ends the episode or the context is full.
 
         Raises:
             PolicyError: If the written action would be parsed as a different action, or the constraint does not allow
@@ -186,8 +187,8 @@ class DemonstrationWriter:
         text = form.write_action(action, tools)
         if _as_chat(read := form.action(text, tools)) != _as_chat(action):
             raise PolicyError(
-                f"action_format {form.name} parses {text!r} as {read!r}, not as {action!r}; use another action_format"
-                + ("" if tools else ", or pass the tools that are called by the action")
+                f"action_format {form.name} parses {text!r} as {read!r}, not as {action!r}; "
+                "use a different action_format" + ("" if tools else ", or pass the tools that the action calls")
             )
         prompt = self._conversation.prompt(seen, given)
         answer = [*options.layout.encoded(text), options.end]
@@ -210,15 +211,15 @@ class DemonstrationWriter:
 
 
 class DemonstratingPolicy(AgentPolicy):
-    """A policy that acts like an expert, and records the tokens that a model would have sampled.
+    """A policy that acts like an expert and records the tokens that a model would have sampled.
 
-    Use it for environments in which the tools vary, because records of episodes do not contain the tools.
+    Use it for environments in which the tools vary, because episode records do not contain the tools.
 
     Args:
         expert: the policy that chooses the actions.
-        demonstrations: the writer of the actions.
-        taught: a function that returns True if an output of the expert should be learned. Other outputs, such as
-            mistakes, appear only in the context of later outputs. If None, every output is learned.
+        demonstrations: the object that writes the actions.
+        taught: a function that returns True if the expert's output should be learned. Other outputs, such as mistakes,
+            appear only in the context of later outputs. If None, every output is learned.
     """
 
     is_free = True
@@ -234,13 +235,13 @@ class DemonstratingPolicy(AgentPolicy):
         self._writer = demonstrations.begin()
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open a session of the expert with a separate context."""
+        """Open an expert session that has a separate context."""
         return DemonstratingPolicy(await self._expert.open(context), self._demonstrations, taught=self._taught)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the action of the expert and its tokens.
+        """Return the expert's action and its tokens.
 
         Raises:
             PolicyError: If the action cannot be written as tokens.
@@ -263,10 +264,10 @@ class DemonstratingPolicy(AgentPolicy):
 def episode_texts(
     episodes: Iterable[SingleAgentEpisode], *, action_format: str = "plain", tools: Specs = None
 ) -> list[str]:
-    """Return all strings in episodes that the vocabulary of a tokenizer should cover: messages and written actions.
+    """Return all strings in episodes that a tokenizer's vocabulary should cover: messages and written actions.
 
     Args:
-        episodes: the episodes, with messages.
+        episodes: the episodes, including messages.
         action_format: "hermes", "llama", "mistral", "plain" or "bare".
         tools: the tools that `get_tools_spec` of the resource returns.
 
@@ -294,28 +295,28 @@ def _as_chat(action: Action) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTConfig:
-    """The options of supervised training. The learning rate first rises, and then falls along a cosine.
+    """The options for supervised training. The learning rate first rises, then falls along a cosine.
 
     Attributes:
         epochs: the number of passes over the rows.
-        max_tokens_per_batch: the maximum number of tokens in an optimizer step, including padding. A longer row forms a
-            batch by itself.
-        max_tokens_per_micro_batch: the maximum number of tokens in one pass through the model. If None, a whole batch
-            is one pass.
+        max_tokens_per_batch: the maximum number of tokens in an optimizer step, including padding. A row that is longer
+            forms a batch by itself.
+        max_tokens_per_micro_batch: the maximum number of tokens in one pass through the model. If None, each batch is a
+            single pass.
         lr: the maximum learning rate.
         warmup_share: the fraction of all steps in which the learning rate rises.
-        min_lr_share: the learning rate at the end, as a fraction of `lr`.
+        min_lr_share: the final learning rate, as a fraction of `lr`.
         betas: the betas of AdamW.
         weight_decay: the weight decay of AdamW, which is applied to matrices.
         max_grad_norm: the 2-norm to which the gradient is clipped. If None, the gradient is not clipped.
-        use_allowed_ids: whether to compute the loss only over the ids that a constraint allowed, if rows record them. A
-            token without an alternative is then skipped, because its loss is always 0.
-        label_smoothing: the fraction of the target that is distributed evenly over the possible tokens. These are the
-            tokens that the constraint allowed if `use_allowed_ids` is set and there is a constraint, and the whole
-            vocabulary otherwise. Smoothing preserves the exploration of a model.
-        precision: "bfloat16" runs the model in autocast, while weights and loss are float32. If None, the type of the
-            model determines the precision.
-        seed: the seed for the order of rows.
+        use_allowed_ids: whether to compute the loss only over the ids that a constraint allowed, in rows that record
+            them. A token without an alternative is then skipped, because its loss is always 0.
+        label_smoothing: the fraction of the target that is distributed evenly over the possible tokens. If
+            `use_allowed_ids` is set and there is a constraint, these are the tokens that the constraint allowed;
+            otherwise, they are the whole vocabulary. Smoothing preserves the model's exploration.
+        precision: "bfloat16" runs the model in autocast, while weights and loss are float32. If None, the model's type
+            determines the precision.
+        seed: the random seed for the order of rows.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -344,7 +345,7 @@ class SFTConfig:
         self.learner_options(1)
 
     def learner_options(self, steps: int) -> PPOConfig:
-        """Return the options of the optimizer, the schedule and the forward pass as a `PPOConfig`."""
+        """Return the options for the optimizer, the schedule and the forward pass as a `PPOConfig`."""
         return PPOConfig(
             epochs=self.epochs,
             max_tokens_per_micro_batch=self.max_tokens_per_micro_batch,
@@ -371,7 +372,7 @@ class SFTProgress(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """The accuracy of a model that predicts each action token from the true tokens that precede it."""
+    """A model's accuracy when predicting each action token from the true tokens before it."""
 
     loss: float  # the mean negative log-probability of an action token, in nats
     token_accuracy: float  # The share of action tokens that have the highest probability
@@ -381,7 +382,7 @@ class Evaluation(NamedTuple):
 
 
 class EpochReport(NamedTuple):
-    """The mean loss of a pass over the rows, and the evaluation of held-out rows after it, if there are any."""
+    """The mean loss over one pass and, if there are held-out rows, their evaluation after that pass."""
 
     epoch: int
     loss: float
@@ -399,7 +400,7 @@ def fit(
     on_failure: OnFailure | None = None,
     device: torch.device | str = "cpu",
 ) -> list[EpochReport]:
-    """Train a model on the actions of episodes, in place and without dropout. The same seed produces the same weights.
+    """Train a model on the actions in episodes, in place and without dropout. The same seed produces the same weights.
 
     Half-precision weights are converted to float32, as in `PPOLearner`. On a CPU, denormal numbers are treated as 0
     during training, because they can make a badly initialized model 40 times slower. The process also keeps freed
@@ -409,9 +410,9 @@ def fit(
         model: a causal language model of `transformers`.
         rows: the rows that `build_rows` returned.
         config: the options.
-        held_out: the rows to evaluate after each epoch; see `split_rows`.
+        held_out: rows to evaluate after each epoch; see `split_rows`.
         progress: a function that is called after each optimizer step.
-        on_failure: a function for debugging, which is called with the rows and with facts about a non-finite loss or
+        on_failure: a debugging function that is called with the rows and with facts about a non-finite loss or
             gradient.
         device: the device to which the model is moved.
 
@@ -467,7 +468,7 @@ def _gradient(
     config: SFTConfig,
     device: torch.device,
 ) -> tuple[float, float]:
-    """Accumulate the gradient of a batch. Return the loss, and the norm of the gradient before clipping."""
+    """Accumulate the gradient of a batch. Return the loss and the gradient norm before clipping."""
     optimizer.zero_grad(set_to_none=True)
     count, losses, smoothing = int(flat.counts_B[chosen].sum()), [], config.label_smoothing
     for part in _parts(flat, chosen, config.max_tokens_per_micro_batch):
@@ -497,7 +498,7 @@ def _flat(rows: TokenBatch, config: SFTConfig) -> TrainingRows:
 
 
 def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> list[Ints]:
-    """Divide the rows that are not empty into batches of rows with similar lengths, in random order."""
+    """Divide all non-empty rows into batches of similar length, in random order."""
     order = generator.permutation(np.flatnonzero(lengths_B))
     pool = max(_POOL * budget // max(int(lengths_B[order].mean()), 1), 1)
     batches: list[Ints] = []
@@ -513,7 +514,7 @@ def _batches(lengths_B: Ints, budget: int, generator: np.random.Generator) -> li
 
 
 def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
-    """Divide rows into parts, each for one pass through the model.
+    """Divide rows into parts, each of which is one pass through the model.
 
     A row that exceeds the budget forms a part by itself.
     """
@@ -524,7 +525,7 @@ def _parts(flat: TrainingRows, chosen: Ints, budget: int | None) -> list[Ints]:
 
 
 class _GradingModel(LogprobModel):
-    """A model whose entropies are replaced with the accuracy: 1 for the most likely token and 0 for others."""
+    """A model whose entropies are replaced with accuracies: 1 for the most likely token and 0 for other tokens."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -537,7 +538,7 @@ class _GradingModel(LogprobModel):
 
 
 class _SmoothingModel(LogprobModel):
-    """A model whose entropies are replaced with the mean log-probability of the possible tokens, with a gradient."""
+    """A model whose entropies are replaced with the differentiable mean log-probability of the possible tokens."""
 
     def _statistics(
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
@@ -565,7 +566,7 @@ def evaluate(
 
     Args:
         model: a causal language model of `transformers`.
-        rows: the rows that `build_rows` returned, with at least one action token.
+        rows: the rows returned by `build_rows`. At least one row must have an action token.
         config: the options. Only the precision, the batch sizes and `use_allowed_ids` are used.
         device: the device of the model.
     """
@@ -585,7 +586,7 @@ def evaluate(
 
 
 def split_rows(rows: TokenBatch, share: float, *, seed: int = 0) -> tuple[TokenBatch, TokenBatch]:
-    """Split rows by group into training rows and held-out rows, so that no initial state occurs in both.
+    """Split rows by group into training and held-out rows, so that no initial state occurs in both.
 
     At least one group is held out, so there must be at least two groups. A rollout without a group is a
     group by itself.
@@ -593,14 +594,14 @@ def split_rows(rows: TokenBatch, share: float, *, seed: int = 0) -> tuple[TokenB
     Args:
         rows: the rows to split.
         share: the fraction of groups to hold out, between 0 and 1 (exclusive).
-        seed: the seed that determines which groups are held out.
+        seed: the random seed that determines which groups are held out.
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(f"share must be in (0, 1), got {share}")
     names, group_B = np.unique(rows.non_tensor_batch["uid"].astype(str), return_inverse=True)
     if len(names) < 2:
         raise ConfigError(
-            "the rows belong to only one group, so no group can be held out; pass rows from at least two groups"
+            "all rows belong to the same group, so no group can be held out; pass rows from at least two groups"
         )
     count = min(max(round(share * len(names)), 1), len(names) - 1)
     chosen = np.random.default_rng(seed).permutation(len(names))[:count]

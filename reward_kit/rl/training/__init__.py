@@ -1,1 +1,1 @@
-"""Training of a policy from a train file: configuration, pipelines, logs, evaluation and state."""
+"""Training a policy from a train file: configuration, pipelines, logs, evaluation and state."""

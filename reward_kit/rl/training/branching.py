@@ -1,4 +1,4 @@
-"""The choice of the steps from which an update continues its episodes."""
+"""The choice of steps from which an update continues its episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BranchChoice = Literal["uniform", "first_visits", "uncertainty"]
 
 
 class BranchPoint(NamedTuple):
-    """A step of an episode, by the index of its group, its index in the group, and the index of the step."""
+    """A step of an episode, identified by the group index, the episode's index in the group, and the step index."""
 
     group: int
     episode: int
@@ -23,17 +23,17 @@ class BranchPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Branching:
-    """The number of additional groups per update, and how their steps are chosen."""
+    """The number of additional groups per update, and the rule for choosing their steps."""
 
     groups: int
     where: BranchChoice = "uniform"
 
     def choose(self, groups: Sequence[Sequence[SingleAgentEpisode]], seed: int) -> list[BranchPoint]:
-        """Draw distinct steps to continue from. The first step of an episode is never drawn.
+        """Draw distinct steps from which to continue. The first step of an episode is never drawn.
 
         With `uniform`, all steps are equally likely. With `first_visits`, only the first visit of each state in a group
         can be drawn. With `uncertainty`, the probability of a step is proportional to the mean negative log-probability
-        of the tokens of its action. Returns fewer steps if there are not enough.
+        of its action's tokens. If there are not enough steps, fewer steps are returned.
         """
         points: list[BranchPoint] = []
         weights: list[float] = []
@@ -63,7 +63,7 @@ def _state(episode: SingleAgentEpisode, step: int) -> Any:
 
 
 def _surprisals(episode: SingleAgentEpisode) -> dict[int, float]:
-    """Return the mean negative log-probability of the tokens of each action, in nats, keyed by step."""
+    """Return the mean negative log-probability of each action's tokens, in nats, keyed by step."""
     return {
         step: float(-np.mean(turn.logprobs))
         for step, turn in episode.tokens.turns().items()

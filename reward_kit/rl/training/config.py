@@ -46,7 +46,7 @@ def _checked(data: Any, build: ValidatorFunctionWrapHandler) -> Any:
 
 
 def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield each unknown key of a mapping and of nested mappings, and the keys that the dataclass accepts there."""
+    """Yield each unknown key in a mapping or its nested mappings, and the keys that the dataclass accepts there."""
     hints = get_type_hints(kind)
     for key, value in data.items() if isinstance(data, dict) else ():
         if key not in hints:
@@ -58,7 +58,7 @@ def unknown_keys(data: Any, kind: type[Any]) -> Iterator[tuple[tuple[str, ...], 
 
 
 class _Bounded:
-    """Adds the bounds that `PPOConfig` checks to the JSON schema, for editors."""
+    """Adds the bounds that `PPOConfig` checks to the JSON schema that editors use."""
 
     @staticmethod
     def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -93,10 +93,10 @@ Metric = Annotated[
 
 
 class BranchingModel(BaseModel):
-    """Additional groups, which continue the episodes of an update from one of their steps.
+    """Additional groups that continue episodes of the update from one of their steps.
 
-    The episodes of such a group begin with the same recorded steps, which are not trained on again. Their advantages
-    compare only what was done differently from there.
+    The episodes in such a group begin with the same recorded steps, which are not trained on again. Their advantages
+    compare only what happened after these steps.
     """
 
     model_config = _STRICT
@@ -140,7 +140,7 @@ class RolloutModel(BaseModel):
 
 
 class EngineModel(BaseModel):
-    """The engine that collects episodes and calls rewards: this process, or a Ray cluster."""
+    """The engine that collects episodes and calls rewards: this process or a Ray cluster."""
 
     model_config = _STRICT_OR_NAME
 
@@ -176,7 +176,7 @@ class EngineModel(BaseModel):
 
 
 class RewardModel(BaseModel):
-    """The options for calling the reward of the task."""
+    """The options for calling the task's reward."""
 
     model_config = _STRICT
 
@@ -208,8 +208,8 @@ class RewardManagerModel(BaseModel):
             data = {"name": data}
         if isinstance(data, dict) and data.get("name", "episode") in ("naive", "batch", "prime", "dapo"):
             raise ValueError(
-                f"the reward manager {data['name']!r} scores single answers, for custom training loops, but "
-                "in `train` the task's reward scores episodes; set the task's reward_function_path and "
+                f"the reward manager {data['name']!r} scores single answers and is meant for custom training loops; "
+                "in `train`, the task's reward scores episodes; set the task's reward_function_path and "
                 "remove reward_manager"
             )
         return data
@@ -271,7 +271,7 @@ class EvaluationModel(BaseModel):
 
 
 class HooksModel(BaseModel):
-    """Your own functions, each in the form file.py:function."""
+    """Custom functions, each in the form file.py:function."""
 
     model_config = _STRICT
 
@@ -284,7 +284,7 @@ class HooksModel(BaseModel):
 
 
 class CheckpointsModel(BaseModel):
-    """The checkpoints. A checkpoint is also written at the end and when training is interrupted."""
+    """The checkpoints. A checkpoint is also written at the end of training and when training is interrupted."""
 
     model_config = _STRICT
 
@@ -312,7 +312,7 @@ class EarlyStopModel(BaseModel):
 class WandbModel(BaseModel):
     """Logging to Weights & Biases.
 
-    It is enabled only if this section is present, because it sends figures to a service.
+    Logging is enabled only if this section is present, because it sends figures to an external service.
     """
 
     model_config = _STRICT

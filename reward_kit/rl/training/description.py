@@ -1,4 +1,4 @@
-"""The description of a training plan that `train --dry-run` prints: batches, credit and loss, and their values."""
+"""The description of a training plan that `train --dry-run` prints: its batches, credit and loss, with all values."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ _CREDIT: Mapping[str, str] = {
     "hgpo": "A = Σ w_i A_i, A_i = (G_k - mean) / std over the group's steps whose last i + 1 states are equal",
     "gagpo": "A = (B - mean) / std over the steps of a group, B = Σ (gamma lam)^i δ_i, δ = r + gamma V' - V, "
     "V = mean G of the group in the state",
+    "graphgpo": "A = A_E + step_weight A_S, A_S = (R - mean) / std over the group's steps taken in the same state, "
+    "R = distance_discount ^ (steps from the next state to success)",
     "vine": "A = V' - V, V = mean score of rollout.continuations episodes that continue from the state; "
     "V after the last step = score",
     "g2po": "A = A_E + step_weight A_S, A_S = norm of Q in the state + norm of Q - V in the group, Q = r + V', "
@@ -138,7 +140,7 @@ def describe_plan(plan: TrainingPlan) -> str:
 
 
 def plan_notes(plan: TrainingPlan) -> list[str]:
-    """Return notes about settings that are allowed but may not be intended."""
+    """Return notes about settings that are allowed but may be unintended."""
     estimator, groups = plan.credit.estimator, plan.samples_per_minibatch
     if estimator not in _OVER_THE_BATCH or groups == plan.config.rollout.samples_per_update:
         return []
@@ -193,7 +195,8 @@ def _credit(plan: TrainingPlan) -> list[str]:
     formulas = _gigpo(options) if credit.estimator == "gigpo" else [_CREDIT.get(credit.estimator, "your function")]
     texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
     shown = ", ".join(f"{name} {text}" for name, text in texts.items() if options[name] is not None)
-    return [f"{credit.estimator}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {shown}"]
+    name = credit.estimator.rpartition("/")[2]  # A user's file is located by an absolute path
+    return [f"{name}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {shown}"]
 
 
 def _gigpo(options: Mapping[str, Any]) -> list[str]:

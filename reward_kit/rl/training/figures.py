@@ -1,4 +1,4 @@
-"""The figures of training: their names in logs, the figures of one update, and the records of kept episodes."""
+"""Training figures: their names in logs, the figures for one update, and the records of kept episodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sampled_tokens(episode: SingleAgentEpisode) -> int:
 
 
 def score_figures(scores: Sequence[float | None], failures: Iterable[Failure], pass_threshold: float) -> Figures:
-    """Return the mean, the extremes and the pass rate of scores, and the number of failures of each class."""
+    """Return the mean, the extremes and the pass rate of scores, and the number of failures in each class."""
     known = [score for score in scores if score is not None]
     figures: Figures = {"unscored": float(len(scores) - len(known))}
     if known:
@@ -80,7 +80,7 @@ def prefixed(prefix: str, figures: Mapping[str, float]) -> Figures:
 
 
 def merge_updates(updates: Sequence[Figures]) -> Figures:
-    """Merge the diagnostics of the updates into which a batch was divided, as if there had been only one update."""
+    """Merge the diagnostics of the updates into which a batch was divided, as if there had been a single update."""
     return _merged(updates, [one.get("tokens", 0.0) for one in updates], _UPDATE_SUMS)
 
 
@@ -105,10 +105,10 @@ def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[s
 
 
 class Meter:
-    """Collects the figures of one update at a time.
+    """Collects the figures for one update at a time.
 
-    `totals` contains the numbers of `episodes`, `env_steps` and `sampled_tokens` since training began. `episodes`
-    contains the episodes that were scored since the last call to `take`.
+    `totals` counts the `episodes`, `env_steps` and `sampled_tokens` since training began. `episodes` contains the
+    episodes scored since the last call to `take`.
     """
 
     def __init__(self, pass_threshold: float = 1.0) -> None:
@@ -126,7 +126,7 @@ class Meter:
 
     @contextmanager
     def time(self, stage: str) -> Iterator[None]:
-        """Measure the duration of the block in seconds. Blocks that overlap are each counted in full."""
+        """Measure the duration of the block in seconds. Each of multiple overlapping blocks counts in full."""
         began = time.perf_counter()
         try:
             yield
@@ -137,7 +137,7 @@ class Meter:
         self._seconds[stage] += seconds
 
     def count(self, name: str, number: int = 1) -> None:
-        """Add to the number of events with this name."""
+        """Increase the number of events with this name."""
         self._counts[name] += number
 
     def add_collected(self, episodes: Sequence[SingleAgentEpisode]) -> None:
@@ -147,13 +147,13 @@ class Meter:
         self.totals["sampled_tokens"] += sum(map(sampled_tokens, episodes))
 
     def add_scored(self, episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch) -> None:
-        """Add scored episodes of the batch, including episodes of dropped groups."""
+        """Add scored episodes of the batch, including episodes in dropped groups."""
         self.episodes += episodes
         self._scores += aligned.scores
         self._failures += aligned.failures.values()
 
     def add_credit(self, credited: CreditBatch) -> None:
-        """Add the credit of episodes that are used for training; see `credit.diagnostics`."""
+        """Add the credit of the episodes used for training; see `credit.diagnostics`."""
         figures: Figures = {}
         if credited.credit is not None:
             lengths = [len(steps) for steps in credited.steps]
@@ -161,11 +161,11 @@ class Meter:
         self._credit.append(figures)
 
     def add_hook(self, figures: Figures) -> None:
-        """Add the figures that the hook `after_collect` returned for a group; see `take` for the combination."""
+        """Add the figures that the `after_collect` hook returned for a group. `take` combines those of all groups."""
         self._hook.append(figures)
 
     def take(self) -> Figures:
-        """Return the figures since the last call, and start over."""
+        """Return the figures since the last call, and reset them."""
         figures = prefixed("score", score_figures(self._scores, self._failures, self.pass_threshold))
         figures |= prefixed("episode", episode_figures(self.episodes))
         if self._credit:
@@ -183,14 +183,14 @@ class Meter:
 
 @runtime_checkable
 class SupportsLogprobs(Protocol):
-    """A learner that computes log-probabilities under its weights, such as `PPOLearner`."""
+    """A learner, such as `PPOLearner`, that computes log-probabilities under its weights."""
 
     def logprobs(self, rows: TokenBatch) -> Array:
         """Return log-probabilities as (B,T), aligned with `input_ids`. They are 0 outside of actions."""
 
 
 class UpdateRecorder:
-    """Collects the scores, the credit and the probability ratios of an update for the records of kept episodes."""
+    """Collects an update's scores, credit and probability ratios for the records of kept episodes."""
 
     def __init__(self) -> None:
         self._made: defaultdict[str, dict[str, Any]] = defaultdict(dict)
@@ -198,17 +198,17 @@ class UpdateRecorder:
         self._ratios: defaultdict[str, list[float]] = defaultdict(list)
 
     def add_credit(self, credited: CreditBatch) -> None:
-        """Add the scores and the credit of episodes that are used for training."""
+        """Add the scores and the credit of the episodes used for training."""
         for rollout_id, score in zip(credited.rollout_ids, credited.scores, strict=True):
             self._made[rollout_id] |= {"score": score, "credit": []}
         for row in credited.rows() if credited.credit is not None else ():
             self._made[row["rollout_id"]]["credit"].append(row)
 
     def add_update(self, rows: TokenBatch, learner: object) -> None:
-        """Add the rows of a finished update, and the learner after it.
+        """Add the rows of a finished update and the learner in its state after the update.
 
-        The ratio of a token is the exponential of the difference between its current log-probability and the
-        log-probability that was recorded when the token was sampled.
+        A token's ratio is the exponential of its current log-probability minus the log-probability that was recorded
+        when the token was sampled.
         """
         if not isinstance(learner, SupportsLogprobs):
             return
@@ -223,7 +223,7 @@ class UpdateRecorder:
             self._advantages[rollout_id] += advantages.tolist()
 
     def line(self, episode: SingleAgentEpisode, redaction: Redaction) -> bytes:
-        """Return the `record` of an episode as a line, without secrets and redacted by the hook of the task."""
+        """Return the `record` of an episode as a line, redacted by the task's hook and with secrets removed."""
         record = self.record(episode)
         if state := episode.custom_data.get("final_state"):
             # Redact the record before it is encoded as Base64.
@@ -236,12 +236,12 @@ class UpdateRecorder:
         return redaction.redact_line(json.dumps(hooked).encode("ascii")) + b"\n"
 
     def record(self, episode: SingleAgentEpisode) -> dict[str, Any]:
-        """Return the record of an episode in the format of `episodes.jsonl`. The key `training` contains the results.
+        """Return an episode's record in the format of `episodes.jsonl`. The key `training` contains the results.
 
-        The results are the `score` of the episode, its `credit` in the format of the lines of `credit.jsonl`, and, in
-        order, the `advantages` and `ratios` of each action with recorded tokens. The advantage is one number, or null
-        if the action is not in the loss. There is one ratio for each token, or null if a log-probability is unknown.
-        Unknown parts are omitted.
+        The results are the episode's `score`, its `credit` in the format of `credit.jsonl`, and the `advantages` and
+        `ratios` of all actions with recorded tokens, in order. For each action, the advantage is a single number, or
+        null if the action is not in the loss. There is one ratio for each token, or null instead of a ratio if a
+        log-probability is unknown. Unknown parts are omitted.
         """
         record, made = episode_to_record(episode), self._made[episode.id_]
         ratios, advantages = self._ratios[episode.id_], self._advantages[episode.id_]

@@ -1,4 +1,4 @@
-"""The outputs of figures: `metrics.jsonl`, TensorBoard, Weights & Biases, and progress on standard error."""
+"""Outputs for figures: `metrics.jsonl`, TensorBoard, Weights & Biases, and progress on standard error."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ DisplayKind = Literal["rich", "plain", "none"]
 
 
 class MetricsFile:
-    """The file `metrics.jsonl`. Each line has an `update`, the time `at` in UTC, and figures.
+    """The file `metrics.jsonl`. Each line contains an `update`, the UTC time `at`, and figures.
 
-    Figures that are not finite are null. The content of an existing file is kept, except for an incomplete last line.
+    Non-finite figures are written as null. The content of an existing file is kept, except for an incomplete last line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,7 +47,7 @@ class MetricsFile:
         return os.fstat(self._descriptor).st_size
 
     def cut(self, size: int) -> None:
-        """Remove all lines after `size` bytes, because their updates will be repeated."""
+        """Remove all lines beyond the first `size` bytes, because their updates will be repeated."""
         with wrap_os_errors("cut", self._path):
             os.ftruncate(self._descriptor, min(size, self.size))
 
@@ -71,16 +71,15 @@ class Logs:
     """All outputs for the figures of a run. Use it as a context manager.
 
     Args:
-        run: the directory of the run. Its name is also the id at Weights & Biases, so that a resumed run continues
-            there.
+        run: the run directory. Its name is also the run's id at Weights & Biases, so a resumed run continues there.
         options: the outputs other than `metrics.jsonl`.
         config: the resolved train file.
-        first: the first update that will be written. In TensorBoard, this update and all later updates that earlier
-            processes wrote are hidden.
+        first: the first update that will be written. In TensorBoard, any figures that earlier processes wrote for this
+            update or later ones are hidden.
         metrics_size: the size in bytes to which `metrics.jsonl` is truncated.
 
     Raises:
-        ConfigError: If a requested package is not installed.
+        ConfigError: If a required package is not installed.
     """
 
     def __init__(self, run: Path, options: LogsModel, config: Mapping[str, Any], first: int, metrics_size: int) -> None:
@@ -149,7 +148,7 @@ class TrainingDisplay:
     """Shows progress on standard error. Use it as a context manager.
 
     "plain" prints a line for each update, "rich" also shows a progress bar, and "none" prints nothing.
-    `evaluated_every` is the number of updates between evaluations, or None if there are no evaluations. It is used to
+    `evaluated_every` is the number of updates between evaluations, or None if there are no evaluations; it is used to
     estimate the remaining time.
     """
 
@@ -175,7 +174,7 @@ class TrainingDisplay:
             self._live.__exit__(kind, error, trace)
 
     def begin_at(self, updates: int) -> None:
-        """Set the number of updates that earlier processes performed."""
+        """Set the number of updates that earlier processes have performed."""
         self._done = updates
 
     def say(self, note: str) -> None:

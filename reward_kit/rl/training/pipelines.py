@@ -1,12 +1,12 @@
-"""The orders in which training calls the trainer: one step after another, or with overlapping steps.
+"""The orders in which training performs its steps: one after another, or with overlapping steps.
 
     sync          collect, score and learn; nothing overlaps
-    minibatch     train on a part of the batch as soon as its groups are scored
+    minibatch     train on part of the batch as soon as its groups are scored
     one_step_off  roll out the next batch while the current batch is scored and trained on; the weights that sample the
                   next batch are then one version older than the weights that are trained on it
     both          minibatch and one_step_off combined
 
-In every order, each token records the version of the weights that sampled it.
+With any order, each token records the version of the weights that sampled it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from reward_kit.rl.training.rollouts import GroupRequest, SampleStream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """The order of calls, and the sizes of batches."""
+    """The order of calls and the batch sizes."""
 
     schedule: Schedule
     samples_per_update: int  # The number of groups in a batch
@@ -78,9 +78,9 @@ class Pipeline:
         await self._tasks.__aexit__(None, None, None)
 
     async def step(self, *, more: bool) -> Figures:
-        """Process a batch, from its samples to the next version of the weights, and return the diagnostics.
+        """Process a batch, from its samples to the next version of the weights, and return diagnostics.
 
-        If `more` is true, another batch follows, which may be rolled out early.
+        If `more` is true, a further batch follows and may be rolled out early.
         """
         options = self.options
         if options.schedule is Schedule.SYNC and options.dynamic_sampling is None:
@@ -128,7 +128,7 @@ class Pipeline:
         return self.trainer.requests(self.stream.take(count))
 
     async def _kept_groups(self, batch: _PendingBatch) -> AsyncIterator[_Group]:
-        """Yield the groups that are useful for training as their scores arrive, and replace dropped groups."""
+        """Yield groups that are useful for training as their scores arrive, and replace dropped groups."""
         dynamic, kept, collections, meter = self.options.dynamic_sampling, 0, 1, self.trainer.meter
         while True:
             while batch.outstanding:
@@ -171,7 +171,7 @@ class Pipeline:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the samples, and the episodes that were rolled out but not used for training."""
+        """Return the position in the samples and the episodes that were rolled out but not used for training."""
         groups = self._waiting
         if self._ahead is not None:
             groups = [self._ahead.episodes[index] for index in sorted(self._ahead.episodes)]
@@ -182,13 +182,13 @@ class Pipeline:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state. This must be called before the first step."""
+        """Load a state. Call this before the first step."""
         self.stream.position, self.trainer.collected = state["position"], state["collected"]
         self._waiting = [[episode_from_record(record) for record in group] for group in state["rolled_out"]]
 
 
 class _Group(NamedTuple):
-    """The (G,) episodes of one sample, and their scores. `number` is the number of the request."""
+    """The (G,) episodes for one sample, and their scores. `number` is the request number."""
 
     number: int
     episodes: list[SingleAgentEpisode]
@@ -196,9 +196,9 @@ class _Group(NamedTuple):
 
 
 class _PendingBatch:
-    """Groups that are being rolled out or scored. A group is scored as soon as its episodes are finished.
+    """Groups that are being rolled out or scored. A group is scored as soon as all of its episodes are finished.
 
-    `tasks` remain open until all scores have arrived. `episodes` contains the groups that were rolled out but not
+    `tasks` remain open until all scores have arrived. `episodes` contains the groups that have been rolled out but not
     returned, keyed by index.
     """
 
@@ -211,11 +211,11 @@ class _PendingBatch:
 
     @property
     def outstanding(self) -> int:
-        """The number of groups that were requested but not returned."""
+        """The number of groups that have been requested but not returned."""
         return self._requested - self._handed_on
 
     async def roll_out(self, requests: Sequence[GroupRequest]) -> None:
-        """Collect more groups."""
+        """Collect additional groups."""
         first, self._requested = self._requested, self._requested + len(requests)
 
         async def finished(index: int, episodes: list[SingleAgentEpisode]) -> None:
@@ -257,7 +257,7 @@ class _PendingBatch:
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a run. `metric` is the name of the figure that selects the best checkpoint."""
+    """The progress of a run. `metric` is the name of the figure by which the best checkpoint is selected."""
 
     updates: int = 0  # number of finished updates
     metrics_size: int = 0  # The bytes of `metrics.jsonl` that belong to these updates
@@ -270,9 +270,9 @@ class Progress:
 
 
 def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: float | None, keep: int) -> Path:
-    """Write a checkpoint from which a run resumes exactly, and remove all but the latest `keep` and the best.
+    """Write a checkpoint from which a run resumes exactly, and keep only the latest `keep` checkpoints and the best.
 
-    `score` is the value of the metric that selects the best checkpoint, or None if it is unknown.
+    `score` is the value of the metric by which the best checkpoint is selected, or None if the value is unknown.
     """
     trainer = pipeline.trainer
     manager = trainer.reward_manager
@@ -291,7 +291,7 @@ def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: floa
 
 
 def latest_state(folder: Path) -> Checkpoint | None:
-    """Load the newest complete checkpoint, if there is one."""
+    """Load the newest complete checkpoint, or return None if there is none."""
     path = latest(folder).path
     return load_checkpoint(path) if path is not None else None
 
@@ -320,14 +320,14 @@ async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
 
 
 def _arithmetic() -> dict[str, Any]:
-    """Return the settings that affect the rounding of results."""
+    """Return the settings that affect how results are rounded."""
     return {"threads": torch.get_num_threads(), "torch": torch.__version__}
 
 
 def why_not_reproducible(checkpoint: Checkpoint) -> str:
-    """Return the reason why a resumed run will differ from an uninterrupted run in the last bits.
+    """Return the reason why the last bits of a resumed run will differ from those of an uninterrupted run.
 
-    The result is "" if the runs will not differ.
+    If the runs will be identical, return "".
     """
     before, now = checkpoint.facts, _arithmetic()
     return ", ".join(

@@ -1,4 +1,4 @@
-"""The plan of a training run: parse the train file, load the objects that it names, and check them together."""
+"""The plan for a training run: the parsed train file, and the objects that it names, loaded and checked together."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TrainingPlan:
 
     @property
     def folder(self) -> Path:
-        """The directory of the train file, to which relative paths in it refer."""
+        """The directory of the train file, which relative paths in the file refer to."""
         return self.path.resolve().parent
 
     @property
@@ -89,7 +89,7 @@ class TrainingPlan:
 
     @property
     def samples_per_minibatch(self) -> int:
-        """The number of groups in an update: a whole batch, or the part of it that is trained on early."""
+        """The number of groups in an update: a whole batch, or the part of a batch that is trained on early."""
         rollout = self.config.rollout
         if not self.config.pipeline.updates_early:
             return rollout.samples_per_update
@@ -97,7 +97,7 @@ class TrainingPlan:
 
     @property
     def policy_block(self) -> tuple[PolicyModel, Path]:
-        """The section of the policy to train, and the directory to which its paths refer.
+        """The section for the policy to train, and the directory to which its paths are relative.
 
         Raises:
             ConfigError: If there is no policy.
@@ -110,17 +110,17 @@ class TrainingPlan:
 
     @property
     def policy_of_user(self) -> set[str]:
-        """The options of the policy that the user set on the command line or in Python rather than in a file."""
+        """The policy options that the user set on the command line or in Python rather than in a file."""
         given = self.of_user if self.config.policy is not None else self.task.of_user
         return overridden_keys("policy", self.policy_block[0].options(), given)
 
     def make_policy(self, **changes: Any) -> AgentPolicy:
-        """Create the policy to train, with the given options changed."""
+        """Create the policy to train, and override the given options."""
         block, folder = self.policy_block
         return make_policy(block.type, {**block.options(), **changes}, folder, of_user=self.policy_of_user)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the content of the file with all defaults, as plain JSON."""
+        """Return the content of the file as plain JSON, including all defaults."""
         document = self.config.model_dump(mode="json")
         if isinstance(self.config.task, dict):
             document["task"] = apply_overrides(self.config.task, {})
@@ -138,13 +138,13 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
 
     Args:
         path: the YAML file.
-        overrides: values that replace those in the file. Nested keys are dotted. Keys that begin with `task.` apply to
+        overrides: values that replace values in the file. Nested keys are dotted. Keys that begin with `task.` apply to
             the task.
-        stored: the keys of `overrides` that come from the file of an earlier run. Like the keys in the train file
-            itself, these keys cannot send an API key to an endpoint.
+        stored: the keys in `overrides` that come from an earlier run's file. Like the keys in the train file itself,
+            these keys cannot send an API key to an endpoint.
 
     Raises:
-        ConfigError: If the file is invalid. The message has one line for each problem.
+        ConfigError: If the file is invalid. The message has one line per problem.
     """
     overrides = dict(overrides or {})
     of_task = {key.removeprefix("task."): one for key, one in overrides.items() if key.startswith("task.")}
@@ -212,7 +212,7 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
 def _input_digests(
     located: LocatedYaml, overrides: Mapping[str, Any], config: TrainModel, task: LoadedTask, held_out: HeldOut | None
 ) -> dict[str, str]:
-    """Return the SHA-256 of the train file with its overrides, of its own code, and of the inputs of its tasks."""
+    """Return SHA-256 digests of the train file (with overrides), the code that it names, and its tasks' inputs."""
     source = f"{hashlib.sha256(located.source).hexdigest()} {sorted(overrides.items())}"
     digests = {**task.digests, TRAIN_FILE: hashlib.sha256(source.encode()).hexdigest()}
     folder = located.path.resolve().parent
@@ -248,7 +248,7 @@ def _check(
     credit: CreditAssigner,
     held_out: HeldOut | None,
 ) -> None:
-    """Reject inputs that cannot be used for training, and keys of the file or of `own` that would have no effect."""
+    """Reject inputs that cannot be used for training, and keys in the file or in `own` that would have no effect."""
     definition, rollout = task.definition, config.rollout
     if task.reward is None:
         raise ConfigError(f"{task.path}: training requires scores; set reward_function_path")
@@ -306,10 +306,10 @@ def _check(
 
 
 def check_policy(plan: TrainingPlan) -> None:
-    """Check that a policy can be trained with this plan, before any weights are loaded.
+    """Check, before any weights are loaded, that a policy can be trained with this plan.
 
-    A language model is built from its configuration on the meta device, so that `ppo:` is checked against its
-    parameters. For a custom policy, only the class and the names of its options are known before it is created.
+    A language model is built from its configuration on the meta device, so that `ppo:` can be checked against its
+    parameters. For a custom policy, only its class and the names of its options are known before it is created.
 
     Raises:
         ConfigError: If the policy cannot be trained.
@@ -353,7 +353,7 @@ def check_policy(plan: TrainingPlan) -> None:
 
 
 def with_temperature(ppo: PPOConfig, policy: object) -> PPOConfig:
-    """Add the sampling temperature of the policy to the options, because the learner also divides logits by it."""
+    """Add the policy's sampling temperature to the options, because the learner also divides logits by it."""
     temperature = getattr(getattr(policy, "sampling", None), "temperature", 1.0)
     if temperature == ppo.temperature:
         return ppo

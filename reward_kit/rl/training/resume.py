@@ -1,4 +1,4 @@
-"""The header of a training run, and the changes to its inputs that prevent a resume."""
+"""The header of a training run, and the input changes that prevent a resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads", "engine
 
 
 def new_run_header(run_id: str, plan: TrainingPlan) -> RunHeader:
-    """Return the `run.json` of a new run."""
+    """Return the content of `run.json` for a new run."""
     training = TrainingHeader(
         train_path=str(plan.path.resolve()),
         overrides=without_secrets(dict(plan.overrides)),
@@ -36,7 +36,7 @@ def new_run_header(run_id: str, plan: TrainingPlan) -> RunHeader:
 
 
 def stored_config(plan: TrainingPlan) -> dict[str, Any]:
-    """Return the resolved train file as plain JSON without secrets. The result is the same at every resume."""
+    """Return the resolved train file as plain JSON without secrets. Every resume produces the same result."""
     line = json.dumps(without_secrets(plan.resolved()), default=to_jsonable_python).encode("ascii")
     config: dict[str, Any] = json.loads(plan.redaction.redact_line(line))
     return config
@@ -46,8 +46,8 @@ class Changes(NamedTuple):
     """The differences between the stored inputs of a run and the current inputs.
 
     Attributes:
-        refused: descriptions of changed inputs that affected earlier updates, so that the run cannot be resumed.
-        allowed: descriptions of changed keys that may differ when a run is resumed.
+        refused: descriptions of changed inputs that affected earlier updates and therefore prevent a resume.
+        allowed: descriptions of changed keys that are allowed to differ when a run is resumed.
     """
 
     refused: list[str]
@@ -55,7 +55,7 @@ class Changes(NamedTuple):
 
 
 def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
-    """Compare the inputs stored in the directory of a run with the current files, using the same overrides."""
+    """Compare the inputs stored in a run directory with the current files, using the same overrides."""
     changed = sorted(name for name, digest in plan.digests.items() if header.digests.get(name) != digest)
     if isinstance(plan.config.task, dict):  # An inline task is compared key by key, as part of the train file.
         has_own = plan.held_out is not None and plan.held_out.is_own_task
@@ -76,7 +76,7 @@ def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
 
 
 def _differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each key whose value differs, with both values. A missing key has the value None, the usual default."""
+    """Yield each key whose value differs, and both values. A missing key has the value None, the usual default."""
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
         if before != now:
             yield path, before, now

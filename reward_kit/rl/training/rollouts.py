@@ -1,4 +1,4 @@
-"""The collection of groups of episodes: the order of samples, concurrency, lockstep, and evaluations."""
+"""The collection of episode groups: sample order, concurrency, lockstep, and evaluations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from reward_kit.tokens import build_rows
 
 
 class SampleStream:
-    """An endless stream of samples, which are shuffled in each epoch.
+    """An endless stream of samples that are shuffled in each epoch.
 
     `position` is the number of samples taken so far.
     """
@@ -60,10 +60,10 @@ class SampleStream:
 
 
 class LockstepBarrier(AgentPolicy):
-    """A trainable policy whose sessions start together. Each `open` waits until all expected sessions are opened.
+    """A trainable policy whose sessions start together. Each `open` call waits until all expected sessions are ready.
 
     Without the barrier, an engine that computes all open sessions together would start with the environment that is
-    ready first. The batches of the engine, and therefore the last bits of the results, would depend on timing.
+    ready first. The engine's batches, and therefore the last bits of the results, would then depend on timing.
     """
 
     def __init__(self, policy: Any) -> None:
@@ -88,7 +88,7 @@ class LockstepBarrier(AgentPolicy):
 
     @property
     def is_free(self) -> bool:  # type: ignore[override]
-        """True if actions cost nothing."""
+        """True if actions are free of charge."""
         return bool(self._policy.is_free)
 
     @property
@@ -101,7 +101,7 @@ class LockstepBarrier(AgentPolicy):
         self._expected, self._arrived, self._complete = sessions, 0, anyio.Event()
 
     def give_up(self) -> None:
-        """Expect one session fewer, because it will not be opened."""
+        """Expect one session fewer, because that session will not be opened."""
         self._expected -= 1
         self._release_if_complete()
 
@@ -150,11 +150,11 @@ Finished = Callable[[int, list[SingleAgentEpisode]], Coroutine[Any, Any, None]]
 
 
 class Collector:
-    """Collects a group of episodes for each sample, with up to `max_concurrency` episodes at a time.
+    """Collects a group of episodes for each sample. At most `max_concurrency` episodes run at a time.
 
     If `max_concurrency` is `None`, all episodes of a call run concurrently. With a `LockstepBarrier`, episodes are
-    collected in waves that start together, so that timing does not affect which episodes act at the same time. If
-    `after_group` is set, it is called with the episodes of each group.
+    collected in waves that start together, so timing does not affect which episodes act at the same time. If
+    `after_group` is set, it is called with the episodes in each group.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Collector:
     ) -> list[list[SingleAgentEpisode]]:
         """Collect a group for each sample, in the order of the samples. Failures are recorded in the episodes.
 
-        `finished` is called with the index and the episodes of each group as soon as the group is finished.
+        `finished` is called with each group's index and episodes as soon as the group is finished.
         """
         groups: list[list[SingleAgentEpisode]] = [[] for _ in requests]
         most = len(requests) * self._group_size
@@ -211,7 +211,7 @@ class Collector:
 
 @dataclass(slots=True)
 class HeldOutEvaluation:
-    """Evaluates the current weights on held-out samples. The random choices are always the same."""
+    """Evaluates the current weights on held-out samples. Every evaluation makes the same random choices."""
 
     worker: TrainingWorker  # a worker whose policy acts as it does in evaluations
     reward_agent: AsyncRewardAgent
@@ -223,7 +223,7 @@ class HeldOutEvaluation:
     pad_token_id: int = 0
 
     async def measure(self) -> Figures:
-        """Collect and score episodes, and return figures with the prefix `held_out/`."""
+        """Collect and score episodes, and return figures whose names have the prefix `held_out/`."""
         seed, task = derive_seed("evaluate", self.run_seed), self.worker.task_definition
         groups = await self.collector.collect(self.worker, [(sample, seed) for sample in self.samples])
         episodes = [episode for group in groups for episode in group]
@@ -247,9 +247,9 @@ class HeldOutEvaluation:
 
 
 def evaluation_policy(policy: Any, temperature: float | None) -> Any:
-    """Return a policy with the same weights at the given temperature.
+    """Return a policy that has the same weights and the given temperature.
 
-    If `temperature` is `None`, return the same policy.
+    If `temperature` is `None`, return the policy itself.
     """
     if temperature is None:
         return policy

@@ -39,8 +39,8 @@ Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager
 class TrainingOutcome:
     """The outcome of a run: its directory, its status ("complete" or "interrupted"), and its summary.
 
-    The summary is the content of `summary.json`. If the run was stopped during an update, it contains only `updates`
-    and `stopped`.
+    The summary is the content of `summary.json`. If the run was stopped during an update, the summary contains only
+    `updates` and `stopped`.
     """
 
     path: Path
@@ -59,14 +59,14 @@ async def run_training(
 
     Args:
         plan: the training plan.
-        folder: the open directory of the run.
+        folder: the open run directory.
         display: the progress display.
         interruptible: a context manager in which the user can stop the run.
         factories: the functions that create components in other processes. By default, all components are in this
             process.
 
     Raises:
-        RewardKitError: If training cannot continue. The state of the last checkpoint is kept.
+        RewardKitError: If training cannot continue. The last checkpoint is kept.
     """
     use_threads(plan.config.threads)
     allow_threads(plan.config.rollout.samples_per_update * plan.config.rollout.group_size)
@@ -133,7 +133,7 @@ class _Session:
         """Train, and return "complete" or "interrupted".
 
         Raises:
-            TrainingError: If a loss or a gradient is not finite, or no episode of a batch could be scored.
+            TrainingError: If a loss or a gradient is not finite, or no episode in a batch could be scored.
         """
         progress, config = self.progress, self._config
         self._saved_at = progress.updates if resumed else -1
@@ -184,7 +184,7 @@ class _Session:
             failed = {name: count for name, count in figures.items() if "score/failed/" in name}
             reasons = ", ".join(f"{count:.0f} {name.rpartition('/')[2]}" for name, count in failed.items())
             raise TrainingError(
-                f"update {number}: no episode of the batch could be scored ({reasons or 'the reason is unknown'})"
+                f"update {number}: no episode in the batch could be scored ({reasons or 'the reason is unknown'})"
             )
         self.progress.totals = dict(totals)
         done = {name: totals[name] - before.get(name, 0) for name in ("env_steps", "sampled_tokens", "episodes")}
@@ -200,7 +200,7 @@ class _Session:
         return figures | self._components.reward_agent.stats.metrics()
 
     def _report_idle(self, figures: Figures) -> None:
-        """Count updates that had nothing to learn from, and report the first one."""
+        """Count updates with nothing to learn from, and report the first one."""
         has_tokens = figures.get("learner/tokens") != 0.0
         if has_tokens and figures.get("credit/zero_advantage_share") != 1.0:
             return
@@ -217,7 +217,7 @@ class _Session:
         return figures | {"time/evaluate_s": time.perf_counter() - began}
 
     def _log(self, figures: Figures) -> None:
-        """Write the figures, and save the weights if they are the best so far."""
+        """Write the figures. Save the weights if they are the best so far."""
         progress = self.progress
         self._logs.write(progress.updates, figures)
         progress.metrics_size = self._logs.metrics.size
@@ -236,7 +236,7 @@ class _Session:
         events.updated(progress.updates, figures)
 
     def _save(self) -> None:
-        """Write a checkpoint, unless there is already one for this update."""
+        """Write a checkpoint unless this update already has one."""
         if self._saved_at == self.progress.updates:
             return
         keep = self._config.checkpoints.keep
@@ -270,10 +270,10 @@ class _Session:
 
 
 def save_weights(folder: Path, policy: AgentPolicy) -> bool:
-    """Write the model and the tokenizer of a policy in a format that other programs can load. Adapters are merged.
+    """Write a policy's model and tokenizer in a format that other programs can load. Adapters are merged.
 
     Returns:
-        True if the policy is a model of `transformers`. For other policies, nothing is written.
+        True if the policy is a `transformers` model. For any other policy, nothing is written, and the result is False.
 
     Raises:
         StoreError: If the model cannot be written.

@@ -56,7 +56,7 @@ class Components:
 
 
 class Workers(NamedTuple):
-    """The worker that collects episodes for training, and the worker for evaluations, if there are any."""
+    """The worker that collects episodes for training and, if there are evaluations, the worker for them."""
 
     worker: TrainingWorker
     held_out: TrainingWorker | None
@@ -70,7 +70,7 @@ class _NoTokenizer:
 
 
 def make_learner(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> PPOLearner:
-    """Create the learner for the weights of a policy. Its reference is a copy of the current weights."""
+    """Create the learner for a policy's weights. Its reference model is a copy of the current weights."""
 
     def keep(rows: TokenBatch, facts: Mapping[str, Any]) -> None:
         save_batch_for_study(folder / "studies", rows, facts)
@@ -100,7 +100,7 @@ async def _local_workers(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterat
 
 
 def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: ProviderSession | None = None) -> RLRolloutWorker:
-    """Create a worker that collects episodes of a task, on any machine. Its endpoints share `traffic`."""
+    """Create a worker that collects episodes for a task. It can run on any machine. Its endpoints share `traffic`."""
     # The label is part of ids and seeds, so a wrapped policy must keep its label.
     user = make_user(task, traffic)
     return RLRolloutWorker(task.definition, policy, tools=task.tools, user=user, policy_label="policy")
@@ -115,7 +115,7 @@ def _local_scorer(task: LoadedTask) -> Scorer:
 class Factories:
     """Functions that create the components of a run, possibly in other processes.
 
-    By default, all are in this process.
+    By default, all components are in this process.
     """
 
     learner: Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], Learner] = make_learner
@@ -127,10 +127,10 @@ class Factories:
 async def open_components(
     plan: TrainingPlan, folder: Path, echo: Callable[[str], None], factories: Factories
 ) -> AsyncIterator[Components]:
-    """Open all components of a plan, and close them at the end of the block.
+    """Open all components of a plan and close them at the end of the block.
 
-    Batches for debugging are written to `folder`, the directory of the run. `echo` is called with each line of an
-    example that an evaluation shows.
+    Batches for debugging are written to `folder`, the run directory. `echo` is called with each line of the examples
+    that an evaluation shows.
     """
     config, rollout = plan.config, plan.config.rollout
 
@@ -197,7 +197,7 @@ async def open_components(
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of threads that torch uses. If `threads` is None, the number is unchanged."""
+    """Set the number of threads that torch uses. If `threads` is None, do not change it."""
     if threads is not None:
         torch.set_num_threads(threads)
 
@@ -205,7 +205,7 @@ def use_threads(threads: int | None) -> None:
 def sharded_learner_factory(
     group: ProcessGroup,
 ) -> Callable[[torch.nn.Module, PPOConfig, TrainingPlan, Path], ShardedLearner]:
-    """Return the function that creates the learner in the first of multiple processes."""
+    """Return a function that creates the learner in the first of multiple processes."""
 
     def make(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, folder: Path) -> ShardedLearner:
         orders = (str(plan.path.resolve()), dict(plan.overrides))

@@ -1,4 +1,4 @@
-"""The function `train`, which is the Python form of `reward-kit train`, and the functions that both use."""
+"""The function `train`, which is the Python equivalent of `reward-kit train`, and functions that both use."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 def train(
     config: str | Path, *, overrides: Mapping[str, Any] | None = None, log_dir: str | Path = "runs"
 ) -> TrainingOutcome:
-    """Train a policy as described by a train file, and return the new run.
+    """Train a policy as described in a train file, and return the new run.
 
-    This blocks, even inside a running event loop.
+    This call blocks, even inside a running event loop.
 
-    The run has the same files as a run of `reward-kit train`. Continue it with `reward-kit train --resume RUN`. Code
-    that the file refers to is run without a trust prompt.
+    The run has the same files as a run of `reward-kit train`. Resume it with `reward-kit train --resume RUN`. Code that
+    the train file refers to runs without a trust prompt.
 
     Args:
         config: the train file.
-        overrides: values that replace those in the file. Nested keys are dotted (`{"ppo.lr": 1e-4}`), and `task.KEY` is
-            a key of the task.
-        log_dir: the directory in which the directory of the run is created.
+        overrides: values that replace values in the file. Nested keys are dotted, as in `{"ppo.lr": 1e-4}`, and
+            `task.KEY` refers to a key of the task.
+        log_dir: the directory in which the run directory is created.
 
     Raises:
-        ConfigError: If the train file or an override is invalid, or the extra `train` is not installed.
+        ConfigError: If the train file or an override is invalid, or the `train` extra is not installed.
         RewardKitError: If training fails. Everything up to the last checkpoint is kept.
     """
     with requires_extra("train", "train"):
@@ -58,14 +58,14 @@ def train(
 
 
 def check_resources(plan: TrainingPlan) -> None:
-    """Create and reset the resources of the training task and of the held-out task once."""
+    """Create and reset the resources of the training task and the held-out task once."""
     run_blocking(check_resource_starts(plan.task, plan.samples))
     if (held_out := plan.held_out) is not None:
         run_blocking(check_resource_starts(held_out.task, held_out.samples))
 
 
 def create_run(plan: TrainingPlan, log_dir: Path) -> Path:
-    """Create the directory of a new run with its `run.json`."""
+    """Create the directory for a new run, including `run.json`."""
     from reward_kit.rl.training.resume import new_run_header
 
     path = new_run_path(log_dir, plan.name)
@@ -83,13 +83,13 @@ def train_into(
     is_new: bool,
     on_end: Callable[[Path], object],
 ) -> TrainingOutcome:
-    """Train in the directory of a run.
+    """Train in a run directory.
 
-    If a new run is rejected after weights or resources were loaded, its directory is removed.
+    If a new run is rejected after weights or resources have been loaded, its directory is removed.
 
     Args:
-        path: the directory of the run, which `create_run` returned or which belongs to a run to resume.
-        plan: the plan of the run.
+        path: the run directory, which either was returned by `create_run` or belongs to a run to resume.
+        plan: the plan for the run.
         display: the progress display.
         interruptible: a context manager in which the user can stop the run.
         factories: the functions that create components in other processes.

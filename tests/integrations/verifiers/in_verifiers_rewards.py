@@ -100,9 +100,7 @@ def test_reward_that_needs_a_verifiers_rollout_is_rejected() -> None:
 
         return Some(vf.TasksetConfig())
 
-    with pytest.raises(
-        ConfigError, match=r"Boxed.passes needs a runtime, but only rollouts of verifiers have a runtime"
-    ):
+    with pytest.raises(ConfigError, match=r"Boxed.passes needs a runtime, but only verifiers rollouts have a runtime"):
         as_reward_function(of(Boxed))
     with pytest.raises(ConfigError, match="Unrewarded has no @vf"):
         as_reward_function(of(Unrewarded))

@@ -199,7 +199,7 @@ def test_agent_loop_without_step_fields_gets_a_helpful_error(queue: Any, configu
         for key, row in rollouts(0, unscored=False).items()
     }
     trainer = trainer_with_credit(PPOTrainerSync, "sync")(configured(*GIGPO))
-    with pytest.raises(ConfigError, match="have no 'extra_fields'; for each output, the agent loop must store in it"):
+    with pytest.raises(ConfigError, match="have no 'extra_fields'; for each output, the agent loop must store in them"):
         trainer._compute_advantage(put(queue, rows), {})
 
 

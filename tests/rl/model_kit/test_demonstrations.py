@@ -166,7 +166,7 @@ def test_tool_texts_match_the_chat_template() -> None:
 
 async def test_unwritable_action_is_rejected_with_its_location() -> None:
     episodes = await walks()
-    with pytest.raises(ConfigError, match=r"episode .*, step 0: .*pass the tools that are called by the action"):
+    with pytest.raises(ConfigError, match=r"episode .*, step 0: .*pass the tools that the action calls"):
         Demonstrations(BYTES, action_format="hermes")(episodes)
     with pytest.raises(ConfigError, match=r"step 0: .*bare needs exactly one tool"):
         Demonstrations(BYTES, action_format="bare")(episodes, [*TOOLS, *TOOLS])

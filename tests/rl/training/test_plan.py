@@ -106,7 +106,8 @@ def test_inline_task_is_validated(tmp_path: Path, task: dict[str, Any], told: st
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_every_estimator_can_be_described(tmp_path: Path, name: str) -> None:
-    plan = load_plan(lake_folder(tmp_path, credit=name))
+    rollout = {**TRAIN["rollout"], "continuations": 2} if name == "vine" else TRAIN["rollout"]
+    plan = load_plan(lake_folder(tmp_path, credit=name, rollout=rollout))
     assert f"Credit      {name}: A = " in describe_plan(plan)
 
 

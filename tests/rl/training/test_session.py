@@ -79,7 +79,7 @@ async def test_training_stops_when_the_target_is_reached(tmp_path: Path) -> None
 
 async def test_fully_unscored_batch_fails_the_run_with_the_reason(tmp_path: Path) -> None:
     path = lake_folder(tmp_path, evaluation=None)
-    with pytest.raises(TrainingError, match=r"update 1: no episode of the batch could be scored \(4 crash\)"):
+    with pytest.raises(TrainingError, match=r"update 1: no episode in the batch could be scored \(4 crash\)"):
         await trained(path, tmp_path / "run", task__reward_function_path="reward.py:broken")
     assert RunHeader.read(tmp_path / "run").status == "failed"
 
