@@ -30,7 +30,7 @@ from reward_kit.models import TaskDefinitionModel
 class Branch(GroupStart):
     """The state before a step of a recorded episode. New episodes continue from this state.
 
-    Use it as an async context manager. It is the `group` of `RLRolloutWorker.collect_episode`.
+    Use it as an async context manager. Pass it to `RLRolloutWorker.collect_episode` as `group`.
 
     Args:
         task: the task of the episode.
@@ -39,8 +39,8 @@ class Branch(GroupStart):
         step: the first step that is not repeated, from 0 to the number of steps minus 1.
         tools: the tools that the task defines.
         policy_label: the name of the policy that continues the episode.
-        seed: the random seed for the continuations. Together with the index of a continuation, it determines its policy
-            seed.
+        seed: the random seed for the continuations. Together with the index of a continuation, it determines the policy
+            seed of that continuation.
         environment: a resource to use instead of the task's `resource_type`.
         kind: the class of the resource. It overrides the task's `resource_type`.
         before: an open branch at an earlier step of the same episode. Its resource is forked, so the steps before it

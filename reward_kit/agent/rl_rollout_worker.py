@@ -788,7 +788,7 @@ async def gather(call: Callable[[A], Awaitable[R]], items: Sequence[A]) -> list[
 
 
 def _check_loaded(task: TaskDefinitionModel, tools: ToolRegistry | None, user: SimulatedUser | None) -> None:
-    """Raise a ConfigError if the task names tools, a user or a server that were not passed."""
+    """Raise a ConfigError if the task names tools, a user or a server, but the object was not passed."""
     config = task.base_resource_config
     parts = config.get("resources") or ()
     has_server = "resource_server" in config or any("resource_server" in (part.get("config") or {}) for part in parts)

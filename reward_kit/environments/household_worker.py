@@ -33,7 +33,7 @@ _TRANSFORMED = {
 def game_data(problem: Problem, domain: str, grammar: str) -> dict[str, Any]:
     """Return the content of a `game.tw-pddl` file.
 
-    It contains the text of ALFWorld's `alfred.pddl` and `alfred.twl2`.
+    The file contains the text of ALFWorld's `alfred.pddl` and `alfred.twl2`.
     """
     grammar = grammar.replace("UNKNOWN GOAL.", problem.goal)
     return {"pddl_domain": domain, "grammar": grammar, "pddl_problem": pddl_problem(problem), "solvable": True}

@@ -83,7 +83,7 @@ class HttpConfig(ServerConfig):
 class ServerAddress:
     """The base URL of a resource's server, and the headers to send with every request.
 
-    `started` is the server, if the task started it.
+    `started` is the server, or None if the task did not start it.
     """
 
     url: str

@@ -142,7 +142,7 @@ def policy_class(
 
 
 def option_names(name: str, folder: Path | None = None) -> set[str] | None:
-    """Return the options that a policy accepts, or None if it accepts any.
+    """Return the options that a policy accepts, or None if it accepts any option.
 
     Raises:
         ConfigError: If the policy is unknown.

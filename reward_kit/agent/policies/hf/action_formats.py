@@ -269,9 +269,9 @@ class Mistral(ActionFormat):
 
 
 class Plain(ActionFormat):
-    """A call of the form `tool_name {json}`.
+    """Calls of the form `tool_name {json}`.
 
-    It may also be `tool_name value` if the only parameter is a string, or `tool_name` if the tool has no parameters.
+    A call may also be `tool_name value` if the only parameter is a string, or `tool_name` if there are no parameters.
     """
 
     name = "plain"
@@ -421,7 +421,7 @@ _CHOOSE = "set action_format to hermes, llama, mistral, plain or bare"
 def find_action_format(
     name: str, tokenizer: Any, template: str | None, opening: str = ""
 ) -> ActionFormat | PolicyError:
-    """Return the format with this name. For "auto", return the format of the model.
+    """Return the format with this name. For "auto", return the model's format.
 
     "auto" selects the first format that applies: the tokenizer's `response_template`; hermes if the chat template
     contains `<tool_call>` and JSON calls; mistral if it contains `[TOOL_CALLS]`; llama if it contains `<|python_tag|>`,
