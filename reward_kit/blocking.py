@@ -24,8 +24,7 @@ _Result = TypeVar("_Result")
 def run_blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine to completion.
 
-    If the current thread already runs an event loop, for example in a notebook, the coroutine runs in a separate
-    thread.
+    If the current thread already runs an event loop, as in a notebook, the coroutine runs in a separate thread.
     """
     is_in_loop = False
     with contextlib.suppress(RuntimeError):

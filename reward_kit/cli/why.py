@@ -1,4 +1,4 @@
-"""`reward-kit why`: find the steps at which finished episodes were lost or won, by continuing them from there."""
+"""`reward-kit why`: continue finished episodes to find the steps at which they were lost or won."""
 
 from __future__ import annotations
 
@@ -86,8 +86,10 @@ _BAR = 12
     show_default=True,
     help="Maximum number of continuations per episode.",
 )
-@click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop at a cost of X US dollars.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the continuations.")
+@click.option(
+    "--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop when the continuations have cost X US dollars."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed for the continuations.")
 @click.option(
     "--max-concurrency",
     type=WholeNumber(1),
@@ -96,18 +98,19 @@ _BAR = 12
     help="Maximum number of concurrent continuations.",
 )
 @set_option("Set a key of the task (dotted if nested), such as a secret that was not stored.")
-@click.option("--force", is_flag=True, help="Continue although files of the task changed.")
+@click.option("--force", is_flag=True, help="Continue even if files of the task have changed.")
 @trust_option
 @json_option("Print the results as JSON on standard output.")
 def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any) -> None:
     """Find the steps at which episodes of RUN were lost or won.
 
-    The policy of the episode continues it from a step, several times, with other random numbers. The share of the
-    continuations that pass is the success probability before that step. The search measures the steps between which it
-    changes, and shows what the continuations that passed did instead.
+    The episode's policy continues the episode from a step multiple times, with different random numbers. The share of
+    the continuations that pass is the success probability before that step. The search finds the steps between which
+    this probability changes, and shows what the continuations that passed did instead.
 
-    EPISODE is a rollout id, or the beginning of one. Without it, the first failed episodes of the run are examined.
-    Without RUN, the newest run is used. Results are written to counterfactual.jsonl and report.html of the run.
+    EPISODE is a rollout id or the beginning of one. Without EPISODE, the first failed episodes of the run are examined.
+    Without RUN, the newest run is used. Results are written to counterfactual.jsonl and report.html in the run's
+    directory.
 
     \b
     Examples:
@@ -137,7 +140,7 @@ def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any
 def _prepare(
     path: Path, episode: str | None, options: Mapping[str, Any]
 ) -> tuple[RunPlan, ProviderSession, list[MeasuredEpisode]]:
-    """Load the task and the policies of a run, and choose the episodes."""
+    """Load the task and policies of a run, and choose the episodes."""
     header = RunHeader.read_folder(path)
     if header.task_path is None or header.from_python is not None:
         raise ConfigError(
@@ -181,7 +184,6 @@ async def _measure_all(
     chosen: Sequence[MeasuredEpisode],
     continuations: int,
 ) -> list[Counterfactual]:
-    """Measure the episodes, and write each result."""
     results: list[Counterfactual] = []
     async with open_measuring(plan, traffic) as workers:
         for one in chosen:

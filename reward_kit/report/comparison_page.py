@@ -132,7 +132,7 @@ def samples_table(comparison: Comparison, folder: Path) -> DataTable:
     """Return a table with a row for each sample and compared run.
 
     Samples that flipped come first, and the others are sorted by the size of the change. The scores link to the
-    transcripts in the runs' reports, whose addresses are relative to `folder`.
+    transcripts in the runs' reports by addresses relative to `folder`.
     """
     baseline = comparison.baseline, _report_link(comparison.baseline, folder)
     rows = [

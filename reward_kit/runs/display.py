@@ -397,7 +397,7 @@ class Display:
 
 
 def duration_text(seconds: float) -> str:
-    """Format a duration in seconds, for example as "3m05s"."""
+    """Format a duration in seconds in the form "3m05s"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -1,4 +1,4 @@
-"""Run a task or score transcripts from Python, for example in a script, a notebook or a test.
+"""Run a task or score transcripts from Python, such as in a script, a notebook or a test.
 
 The functions write the same files as the commands but print nothing. `evaluate` and `score_transcripts` block, even
 inside a running event loop; `evaluate_async` is asynchronous. API keys are read from the environment.
@@ -364,7 +364,7 @@ class Task:
     def run(self, **options: Any) -> FinishedRun:
         """Run the task and score its episodes.
 
-        The method blocks, even inside a running event loop, for example in a notebook.
+        The method blocks, even inside a running event loop, such as that of a notebook.
 
         Args:
             **options: the options of `evaluate`.

@@ -415,7 +415,7 @@ class Run:
         return self._request(episode_at(self._store.path, offset))
 
     def _take(self, row: EpisodeRow) -> None:
-        """Register a stopped episode."""
+        """Register an episode that has stopped."""
         self.rows[row.rollout_id] = row
         if self._listener is not None:
             self._listener.episode_stopped(row)

@@ -235,7 +235,7 @@ def _usage(usage: Mapping[str, float] | None, of_user: Mapping[str, float] | Non
 
 
 def _tool_errors(infos: Iterable[Mapping[str, Any] | None]) -> int:
-    """Count the tool calls that returned an error, for example for invalid arguments or an unknown tool."""
+    """Count the tool calls that returned an error because of, for example, invalid arguments or an unknown tool."""
     return sum("error" in tool for info in infos if info for tool in info.get("tools", ()))
 
 
