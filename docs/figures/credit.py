@@ -115,30 +115,25 @@ def _bar(sheet: Sheet, x: float, y: float, value: float) -> None:
     sheet.text(inside, y + 15, signed(value), "small")
 
 
-LAB_TASKS = {"gymnasium": "FrozenLake", "alfworld": "household", "sokoban": "Sokoban", "webshop": "WebShop"}
-LAB_LEFT, LAB_PANEL, LAB_ROW = 236, 122, 22
+LAB_LEFT, LAB_WIDE, LAB_ROW = 206, 170, 22
 
 
 def draw_credit_lab(path: Path) -> None:
-    """Draw the rank correlation of each estimator with measured advantages, a panel for each task."""
+    """Draw the rank correlation of each estimator with measured advantages, as a mean over the tasks."""
     file = Path(__file__).parents[1] / "data" / "credit_lab.jsonl"
-    found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    ranks = {(line["task"], line["estimator"]): line["rank"] for line in found}
-    labels = list(dict.fromkeys(line["estimator"] for line in found))
+    ranks: dict[str, list[float]] = {}
+    for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        ranks.setdefault(line["estimator"], []).append(line["rank"])
+    means = {label: sum(found) / len(found) for label, found in ranks.items()}
     sheet = Sheet(
         "Rank correlation of estimators with measured advantages",
-        "A row for each estimator, and a panel for each task. The bars show the mean rank correlation in a group.",
+        "A bar for each estimator: the mean rank correlation in a group, over four tasks. Values that were measured "
+        "with 16 continuations and graphgpo are highest, and gigpo is close to grpo.",
     )
-    largest = max(*ranks.values(), 0.1)
-    for panel, (task, name) in enumerate(LAB_TASKS.items()):
-        left = LAB_LEFT + panel * LAB_PANEL
-        sheet.text(left, 22, name, "bold")
-        for row, label in enumerate(labels):
-            y = 36 + LAB_ROW * row
-            if panel == 0:
-                sheet.text(LAB_LEFT - 12, y + 12, label, "small", "end")
-            rank = ranks[task, label]
-            kind = "orange strong" if label.startswith("vine") else "blue strong"
-            sheet.rect(left, y, max(rank, 0.0) / largest * 66, 14, kind, 0)
-            sheet.text(left + max(rank, 0.0) / largest * 66 + 5, y + 12, f"{rank:.2f}", "soft small")
-    sheet.write(path, 44 + LAB_ROW * len(labels))
+    largest = max(*means.values(), 0.1)
+    for row, (label, rank) in enumerate(sorted(means.items(), key=lambda item: -item[1])):
+        y, length = 14 + LAB_ROW * row, max(rank, 0.0) / largest * LAB_WIDE
+        sheet.text(LAB_LEFT - 10, y + 12, label, "small", "end")
+        sheet.rect(LAB_LEFT, y, length, 14, "orange strong" if label.startswith("vine") else "blue strong", 0)
+        sheet.text(LAB_LEFT + length + 6, y + 12, f"{rank:.2f}", "soft small")
+    sheet.write(path, 22 + LAB_ROW * len(means))

@@ -1,8 +1,8 @@
-"""Conversion between the actions of a policy and assistant messages.
+"""Conversion between policy actions and assistant messages.
 
-The two conversions are inverses of each other: `assistant_message(parse_action(message), step)` converts `message` to
-its normal form, and repeating this changes nothing. A conversation therefore has the same actions whether it is live or
-was read from a file.
+The two conversions are inverses up to normalization: `assistant_message(parse_action(message), step)` converts
+`message` to its normal form, and applying it again changes nothing. A conversation therefore has the same actions
+whether it is live or was read from a file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def assistant_message(action: Action, step: int) -> Message:
 
 
 def call_ids(action: Action, step: int) -> list[str]:
-    """Return the ids of the tool calls of an action. A call without an id is assigned a deterministic one.
+    """Return the ids of an action's tool calls. A call without an id is assigned a deterministic id.
 
     The new id is derived from the step and the position of the call. A duplicate id is also replaced, because results
     are matched to calls by their ids, and endpoints reject duplicate ids.
@@ -54,7 +54,7 @@ def call_ids(action: Action, step: int) -> list[str]:
 
 
 def episode_from_messages(rollout_id: str, messages: Sequence[Message]) -> SingleAgentEpisode:
-    """Convert a conversation to a terminated episode without rewards, in which each assistant message is a step.
+    """Convert a conversation to a terminated episode without rewards. Each assistant message becomes a step.
 
     The messages before the first action become the first observation. The messages that follow an action become the
     next observation. The caller must set `custom_data`.
@@ -72,7 +72,7 @@ def episode_from_messages(rollout_id: str, messages: Sequence[Message]) -> Singl
 
 
 def as_text(value: Any) -> str:
-    """Return the result of a tool as text for the agent.
+    """Return a tool's result as text for the agent.
 
     A string is returned unchanged, None becomes "", and any other value becomes JSON.
     """

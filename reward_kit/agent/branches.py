@@ -1,8 +1,8 @@
-"""`Branch`, a step of a recorded episode as the start of new episodes.
+"""`Branch`, which uses a step of a recorded episode as the start of new episodes.
 
-A branch repeats the recorded actions in a new resource, and compares each state key, tool result and reward with the
-recorded one. Its resource is then forked for every continuation. If something differs, no continuation starts: an
-episode that starts in a different state says nothing about the recorded step.
+A branch repeats the recorded actions in a new resource and compares each state key, tool result and reward with the
+recorded value. The resource is then forked for every continuation. If a value differs, no continuation starts, because
+an episode that starts in a different state provides no information about the recorded step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from reward_kit.agent.policy_interface import PastTurn, PolicyOutput, get_tool_c
 from reward_kit.agent.samples import Sample, Seeds, derive_seed, make_rollout_id
 from reward_kit.agent.starts import EpisodeStart, GroupStart, Past, SharedEnvironment
 from reward_kit.agent.tool_execution import Execution, Toolbox
-from reward_kit.display_text import first_difference
+from reward_kit.display_text import first_difference, pluralize
 from reward_kit.environments.base import ForkableResource, ToolSpec, hash_key
 from reward_kit.environments.tools import ToolRegistry
 from reward_kit.episodes.record import get_facts
@@ -28,9 +28,9 @@ from reward_kit.models import TaskDefinitionModel
 
 
 class Branch(GroupStart):
-    """The state of a recorded episode before one of its steps, from which new episodes continue.
+    """The state before a step of a recorded episode. New episodes continue from this state.
 
-    Use it as an async context manager. It is the `group` of `RLRolloutWorker.collect_episode`.
+    Use it as an async context manager. Pass it to `RLRolloutWorker.collect_episode` as `group`.
 
     Args:
         task: the task of the episode.
@@ -39,17 +39,18 @@ class Branch(GroupStart):
         step: the first step that is not repeated, from 0 to the number of steps minus 1.
         tools: the tools that the task defines.
         policy_label: the name of the policy that continues the episode.
-        seed: a seed for the continuations. Together with their index, it determines their policy seeds.
-        environment: a resource to use instead of the `resource_type` of the task.
-        kind: the class of the resource, which overrides the `resource_type` of the task.
-        before: an open branch at an earlier step of the same episode, whose resource is forked to save repeating the
-            steps before it.
+        seed: the random seed for the continuations. Together with the index of a continuation, it determines the policy
+            seed of that continuation.
+        environment: a resource to use instead of the task's `resource_type`.
+        kind: the class of the resource. It overrides the task's `resource_type`.
+        before: an open branch at an earlier step of the same episode. Its resource is forked, so the steps before it
+            need not be repeated.
 
     Attributes:
         step: the argument with this name.
 
     Raises:
-        ConfigError: If the episode has no such step, or was not collected by a worker.
+        ConfigError: If the episode has no such step or was not collected by a worker.
     """
 
     def __init__(
@@ -70,13 +71,13 @@ class Branch(GroupStart):
         seeds = facts.get("seeds")
         if not seeds or len(episode.assistant_turns) != len(episode):
             raise ConfigError(
-                f"episode {episode.id_} cannot be continued, because its record has no seeds or no messages of the "
-                "policy; only episodes that a worker has collected can be continued"
+                f"episode {episode.id_} cannot be continued, because its record lacks seeds or policy messages; "
+                "only episodes that a worker has collected can be continued"
             )
-        if not 0 <= step < len(episode):
+        if not isinstance(step, int) or not 0 <= step < len(episode):
             raise ConfigError(
-                f"step must be between 0 and {len(episode) - 1} for episode {episode.id_}, which has {len(episode)} "
-                f"step{'s' if len(episode) != 1 else ''}; got {step}"
+                f"step must be an integer between 0 and {len(episode) - 1} for episode {episode.id_}, which has "
+                f"{pluralize(len(episode), 'step')}; got {step!r}"
             )
         super().__init__(task, sample, seeds["run"], policy_label=policy_label, environment=environment, kind=kind)
         self.step = step
@@ -165,7 +166,7 @@ class Branch(GroupStart):
             await super()._reseed(resource, seed)
 
     async def _repeat(self, t: int, toolbox: Toolbox) -> None:
-        """Execute the calls of a recorded step, and compare their results."""
+        """Execute the calls of a recorded step and compare their results."""
         recorded, done = self._recorded, Execution()
         for call in recorded.get_infos(t + 1).get("own_calls") or ():
             key = "arguments_text" if isinstance(call["arguments"], str) else "arguments"
@@ -182,7 +183,7 @@ class Branch(GroupStart):
         if done.failure is not None:
             raise EnvironmentFailure(f"{self._where(t)}: {done.failure.message}")
         if done.is_over:
-            raise EnvironmentFailure(f"{self._where(t)}: the episode ends there, which the recorded one does not")
+            raise EnvironmentFailure(f"{self._where(t)}: the episode ends there, but the recorded episode continues")
         before, now = recorded.environment_rewards()[t], done.reward
         if before is None or now is None or not math.isclose(before, now, rel_tol=1e-9, abs_tol=1e-12):
             self._compare(t, "the reward", before, now)
@@ -210,7 +211,7 @@ class Branch(GroupStart):
 
 
 def new_part(episode: SingleAgentEpisode) -> SingleAgentEpisode:
-    """Return an episode without the steps that it has repeated from a recorded one. They become context."""
+    """Return an episode without the steps repeated from a recorded episode. These steps become context."""
     continues = (get_facts(episode).get("start") or {}).get("continues")
     return episode[continues["step"] :] if continues else episode
 
@@ -218,7 +219,7 @@ def new_part(episode: SingleAgentEpisode) -> SingleAgentEpisode:
 def check_started(episode: SingleAgentEpisode) -> None:
     """Raise the failure of a continuation that could not start.
 
-    Such an episode says nothing about the step, so it must not count as an unsuccessful one.
+    Such an episode provides no information about the step, so it must not count as unsuccessful.
     """
     failure = get_facts(episode)["failure"]
     if failure and not episode.is_reset:

@@ -1,4 +1,4 @@
-"""Limits of a run (`RunBudget`) and the clock of an episode (`EpisodeClock`).
+"""The limits of a run (`RunBudget`) and the clock of an episode (`EpisodeClock`).
 
 All workers of a run share one `RunBudget`. Once it is exhausted, no episode takes another step. Running episodes stop
 with `StopReason.RUN_LIMIT`, and run again if the run is resumed with a larger budget.
@@ -18,7 +18,7 @@ from reward_kit.task_parts import RunLimitsModel
 
 
 class ActionUsage(NamedTuple):
-    """The tokens that were read and written for one action, and its cost in US dollars.
+    """The tokens read and written for one action, and the cost of the action in US dollars.
 
     If the price is unknown, the cost is `None`.
     """
@@ -28,14 +28,14 @@ class ActionUsage(NamedTuple):
 
 
 class ReachedLimit(NamedTuple):
-    """A limit that was reached. It consists of the key in the limits of the run, and a description."""
+    """A limit that was reached: its key in the run's limits, and a description."""
 
     key: str
     text: str
 
 
 class RunBudget:
-    """The limits of one run, and the usage that counts toward them.
+    """The limits of one run and the usage that counts towards them.
 
     Args:
         limits: the limits of the run. By default, no limits apply.
@@ -48,14 +48,14 @@ class RunBudget:
         self._began = time.monotonic() - seconds
 
     def spend(self, used: ActionUsage, steps: int = 0) -> None:
-        """Add the usage of an action and the number of steps that the action took."""
+        """Add the usage of an action and the number of steps that it took."""
         self.tokens += used.tokens
         self.cost += used.cost or 0.0
         self.steps += steps
 
     @property
     def seconds(self) -> float:
-        """The number of seconds spent on the run, including the time of earlier processes."""
+        """The number of seconds spent on the run, including the time that earlier processes spent."""
         return time.monotonic() - self._began
 
     def exhausted(self) -> ReachedLimit | None:
@@ -73,7 +73,7 @@ class RunBudget:
 
 
 class EpisodeClock:
-    """A clock that measures the time of an episode, excluding the time that its requests wait in a queue.
+    """A clock that measures the time of an episode, excluding the time that its requests spend waiting in a queue.
 
     If that time counted, an outage that pauses the run would use up the time limit of every running episode.
 
@@ -104,7 +104,8 @@ class EpisodeClock:
     def deadline(self, seconds: float | None) -> Iterator[anyio.CancelScope | None]:
         """Cancel the block after `seconds` on this clock.
 
-        If `seconds` is `None`, the block is not limited, and no cancel scope is created, because a scope costs time.
+        If `seconds` is `None`, the block has no time limit. In this case, no cancel scope is created, because creating
+        one takes time.
         """
         if seconds is None:
             yield None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LiveEpisode:
-    """The state of a running episode. Its methods write the record of the episode."""
+    """The state of a running episode. Its methods write the episode's record."""
 
     start: EpisodeStart
     episode: SingleAgentEpisode
@@ -56,7 +56,7 @@ class LiveEpisode:
 
     @property
     def cost(self) -> float:
-        """The cost so far in US dollars, including the cost of the simulated user and of repeated steps."""
+        """The cost so far in US dollars, including the costs of the simulated user and of repeated steps."""
         return self.earlier_cost + self.usage.get("cost", 0.0) + self.user_usage.get("cost", 0.0)
 
     def resume(self, past: Past) -> None:
@@ -78,7 +78,7 @@ class LiveEpisode:
         self.episode.is_terminated, self.episode.is_truncated = reason.is_terminal, not reason.is_terminal
 
     def count_usage(self, facts: Mapping[str, Any] | None, account: dict[str, float]) -> ActionUsage:
-        """Add the usage of one action to `account`, and return the number of tokens and the cost.
+        """Add the usage of one action to `account`. Return its number of tokens and its cost.
 
         If the endpoint reported no usage, the token ids are counted instead.
         """
@@ -94,7 +94,7 @@ class LiveEpisode:
         return ActionUsage(tokens, usage.get("cost"))
 
     async def record_state(self, resource: ForkableResource) -> None:
-        """Record the keys of the state in which the policy acts next."""
+        """Record the keys of the state in which the policy will act next."""
         info = self.episode.get_infos(-1)
         info["state_key"] = state_key = await resource.state_key()
         if not resource.state_key_covers_results:
@@ -130,7 +130,7 @@ class LiveEpisode:
         )
 
     def record_facts(self, policy_label: str) -> None:
-        """Record the identity, the start, the end and the timing of the episode."""
+        """Record the identity, start, end and timing of the episode."""
         start, reason, past = self.start, self.stop_reason or StopReason.ERROR, self.start.past
         zero = self._began
         steps = [[round(time_s - zero, 6) for time_s in times] for times in self.step_times]

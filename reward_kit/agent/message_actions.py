@@ -13,7 +13,7 @@ MAX_NESTING = 100
 
 
 class RawToolCall(NamedTuple):
-    """A tool call as the model wrote it. The arguments are a string that should contain a JSON object."""
+    """A tool call as written by the model. The arguments are a string that should contain a JSON object."""
 
     name: str
     arguments: str
@@ -23,7 +23,7 @@ class RawToolCall(NamedTuple):
 def parse_action(message: Message) -> dict[str, Any]:
     """Convert an assistant message to an action.
 
-    Parts that the message does not have are omitted from the action. If the content has multiple parts, their text is
+    The action contains only keys for parts that the message has. If the content has multiple parts, their texts are
     joined.
     """
     calls = [RawToolCall(call.function.name, call.function.arguments, call.id) for call in message.tool_calls or ()]

@@ -1,9 +1,9 @@
-"""`StepData`, the view of a step for credit assignment, and `StopReason`, the reason why an episode ended.
+"""`StepData`, a step as seen by credit assignment, and `StopReason`, the reason why an episode ended.
 
-This module also writes the token data of an action (`PolicyOutput.log_probs`) to an episode, and reads it back. Token
-ids are stored with the tokens of the episode, which contain only the part of each prompt that is new. The usage and the
-finish reason are stored in the info of the step. Data that cannot be stored as a turn, such as sampled ids without the
-ids of their prompt, is stored in the outputs of the step.
+This module also writes the token data of an action (`PolicyOutput.log_probs`) to an episode and reads it back. Token
+ids are stored with the episode's tokens, which contain only the new part of each prompt. The usage and the finish
+reason are stored in the step's info. Data that cannot be stored as a turn, such as sampled ids without their prompt
+ids, is stored in the step's outputs.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class History(Sequence[Message]):
             return [self._messages[i] for i in range(*index.indices(self._stop))]
         position = index + self._stop if index < 0 else index
         if not 0 <= position < self._stop:
-            raise IndexError(f"message index {index} is out of range for a history of {self._stop} messages")
+            raise IndexError(f"message index {index} is out of range for a history with {self._stop} messages")
         return self._messages[position]
 
     def __iter__(self) -> Iterator[Message]:
@@ -125,7 +125,7 @@ class History(Sequence[Message]):
 
 
 class SeenResults:
-    """The set of tool results that an agent has seen, regardless of their order and of repetitions."""
+    """The set of tool results that an agent has seen, regardless of order and repetition."""
 
     __slots__ = ("_combined", "_hashes")
 
@@ -134,7 +134,7 @@ class SeenResults:
         self._combined = 0
 
     def add(self, messages: Iterable[Message], hashes: Iterable[str] = ()) -> None:
-        """Add the tool results among the messages, and results of which only the `hash_key` is known."""
+        """Add the tool results among the messages, and the results for which only the `hash_key` is known."""
         results = (message for message in messages if message.role in ("tool", "function"))
         for result in chain(map(_hash_result, results), hashes):
             if result not in self._hashes:
@@ -155,21 +155,21 @@ class StepData(BaseModel):
 
     Attributes:
         system_step_index: the index of the action in its episode, from 0.
-        observation_data: the part of the observation that is new in this step.
+        observation_data: the new part of the observation in this step.
         action_taken: the structured action.
         raw_policy_output: the text that the model wrote.
         resulting_messages_history: the conversation after the step, as a list or as a `History` that shares its
             messages.
-        policy_logprobs: the `PolicyOutput.log_probs` of the action, without unknown keys.
+        policy_logprobs: the action's `PolicyOutput.log_probs`, without unknown keys.
         policy_value_estimate: V(s), if the policy has a critic.
         is_done: True in the last step of an episode.
-        step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, and the results of
-            tools. `state_and_results` combines the state key with the results seen so far, if the state key does not
-            cover them.
+        step_info: `assistant_turn_index`, `state_key`, `environment_reward`, `is_action_valid`, and the tool results.
+            If the state key does not cover the tool results, `state_and_results` combines it with the results seen so
+            far.
         base_reward: the reward of this step, or None.
-        advantage: the advantage of the action. None if credit has not been assigned, or if the episode has no score.
-        return_to_go: the target for the critic. If the policy reported a value V, it is A + V, otherwise G_k, the
-            discounted return from this step on. None if `advantage` is `None`.
+        advantage: the advantage of the action. It is None if credit has not been assigned or the episode has no score.
+        return_to_go: the target for the critic. It is A + V if the policy reported a value V, and otherwise G_k, the
+            discounted return from this step on. It is `None` if `advantage` is `None`.
     """
 
     model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
@@ -237,10 +237,10 @@ LOG_PROBS_KEYS = frozenset({*_IN_OUTPUTS, *_IN_INFO, "segment_reason", "allowed_
 def write_log_probs(
     log_probs: Mapping[str, Any] | None, episode: SingleAgentEpisode, info: dict[str, Any]
 ) -> dict[str, Any]:
-    """Store the token data of an action in its episode and in the `info` of its step.
+    """Store an action's token data in its episode and in the `info` of its step.
 
     Returns:
-        The data that could not be stored there, as outputs of the step.
+        The data that could not be stored there, to be stored as outputs of the step.
     """
     if not log_probs:
         return {}
@@ -257,7 +257,7 @@ def write_log_probs(
 
 
 def read_log_probs(episode: SingleAgentEpisode, t: int, turn: Turn | None) -> dict[str, Any] | None:
-    """Return the token data of the t-th action, or None if none exists.
+    """Return the token data of the t-th action, or None if it has none.
 
     `turn` is the turn of the action, `episode.tokens.turns().get(t)`.
     """

@@ -1,9 +1,9 @@
 """`AgentPolicy`, the interface of agents.
 
-All episodes of a run share one policy. Its `open` returns a session for one episode, which holds the state of that
-episode, such as a random generator, a position or a KV slot. The worker requests actions from the session and closes
-it. By default, `open` returns the policy itself, which is enough for a policy without such state. The policy is closed
-at the end of the run.
+All episodes of a run share one policy. Its `open` method returns a session for one episode. The session holds the state
+of that episode, such as a random generator, a position or a KV slot. The worker requests actions from the session and
+closes it. By default, `open` returns the policy itself, which is sufficient for a policy without such state. The policy
+is closed at the end of the run.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Action = dict[str, Any]
 `{"type": "terminate", "content"?}`.
 
 `arguments` is a mapping. Arguments that are not a JSON object are stored verbatim as `arguments_text` instead, and
-answered with a tool error. A policy that runs its own loop, such as an agent of another framework, may add `results`
-(the chat messages that followed the answer; its calls are not executed again), `prompt_messages` (the model's input if
-it differs from the conversation), and `is_final`, which ends the episode.
+answered with a tool error. A policy that runs its own loop, such as an agent from a different framework, may add
+`results` (the chat messages that followed the answer; the action's calls are not executed again), `prompt_messages`
+(the model's input if it differs from the conversation), and `is_final`, which ends the episode.
 """
 
 
@@ -58,7 +58,7 @@ class ToolAnswer(NamedTuple):
 
 
 OWN_ACCOUNT = ("results", "prompt_messages", "is_final")
-"""Keys of an action that describe calls executed by the policy itself; recorded in messages and outputs."""
+"""The keys of an action that describe calls executed by the policy itself. Messages and outputs record them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class EpisodeContext:
     Attributes:
         rollout_id: the id of the episode, unique in a run.
         seed: the seed for all randomness in the policy. No two episodes share a seed.
-        resource: the live resource of the episode, meant for experts. A model must not use it. None if the task has
-            only tools.
+        resource: the live resource of the episode, which is meant for experts and must not be used by a model. It is
+            None if the task has only tools.
         sample_id: the id of the sample.
         rollout_index: the position of the episode in its group, from 0.
         call_tool: a function that calls a tool while `get_action` runs, one call at a time. The arguments are a
             mapping, or a string if they are not a JSON object. The calls are recorded in the step of the action that is
-            returned next. If that action has `results`, the results of the calls become messages. None outside of an
-            episode.
+            returned next. If that action has `results`, the results of the calls become messages. `call_tool` is `None`
+            outside an episode.
     """
 
     rollout_id: str
@@ -87,18 +87,17 @@ class EpisodeContext:
 
 
 class PolicyOutput(NamedTuple):
-    """An action of a policy. A plain tuple of the four values in this order is accepted too.
+    """An action of a policy. A plain tuple of the four values in this order is also accepted.
 
     Attributes:
         action_structured: the action; see `Action`.
         raw_policy_output: the text that the model wrote, if any.
         log_probs: a mapping with any of these keys: `prompt_ids` (P,), the token ids of the prompt; `token_ids` (N,),
-            the sampled token ids; `logprobs` (N,), their log-probabilities in the sampling distribution;
-            `policy_version`;
-            `usage` (`prompt_tokens`, `completion_tokens`, `cost`); `finish_reason`; `segment_reason`, the reason why
-            `prompt_ids` rewrites the context; and `allowed_ids` (N,), the ids that a constraint allowed at each token,
-            or None if it allowed any. Unknown values are omitted.
-        value_estimate: V(s) in the units of the return, if the policy has a critic.
+            the sampled token ids; `logprobs` (N,), their log-probabilities under the sampling distribution;
+            `policy_version`; `usage` (`prompt_tokens`, `completion_tokens`, `cost`); `finish_reason`; `segment_reason`,
+            the reason why `prompt_ids` rewrites the context; and `allowed_ids` (N,), the ids that a constraint allowed
+            for each token, or None if it allowed any id. Unknown values are omitted.
+        value_estimate: V(s), in the same units as the return, if the policy has a critic.
     """
 
     action_structured: Action
@@ -108,15 +107,15 @@ class PolicyOutput(NamedTuple):
 
     @classmethod
     def from_chat_completion(cls, completion: Any, *, value_estimate: float | None = None) -> PolicyOutput:
-        """Convert the first choice of a chat completion: its text or tool calls, its reasoning and its token data.
+        """Convert the first choice of a chat completion, including its text or tool calls, reasoning and token data.
 
         Args:
-            completion: a `ChatCompletion` of the openai package, or its JSON as a mapping.
-            value_estimate: V(s) in the units of the return, if the policy has a critic.
+            completion: a `ChatCompletion` from the openai package, or its JSON as a mapping.
+            value_estimate: V(s), in the same units as the return, if the policy has a critic.
 
         Raises:
             PolicyError: If `completion` has the wrong type.
-            ProviderError: If the completion has no choices, or its message is malformed.
+            ProviderError: If the completion has no choices or its message is malformed.
         """
         from reward_kit.providers.completion import RequestFacts, read_completion
 
@@ -128,12 +127,12 @@ class PolicyOutput(NamedTuple):
 
 
 class PastTurn(NamedTuple):
-    """A turn of an episode that a session continues.
+    """An earlier turn of an episode that a session continues.
 
     Attributes:
         observation: the conversation before the action.
         tools: the tools that could be called.
-        output: the recorded action, with its text and its tokens if they are known.
+        output: the recorded action, including its text and, if known, its tokens.
     """
 
     observation: Sequence[Message]
@@ -145,12 +144,12 @@ class AgentPolicy(ABC):
     """The base class of agents. Subclass it to run your own agent in an episode.
 
     Attributes:
-        path_options: the parameters of the constructor that are paths, relative to the task file.
-        maybe_path_options: the parameters of the constructor that are either a path or a name. A value is interpreted
-            as a path, relative to the task file, if it starts with a dot or if that path exists.
-        object_options: the parameters of the constructor that a task file specifies as file.py:name, relative to the
-            task file. The constructor receives the loaded object.
-        is_free: True if actions cost nothing, so that cost limits do not apply.
+        path_options: the constructor parameters that are paths relative to the task file.
+        maybe_path_options: the constructor parameters that are either a path or a name. A value is interpreted as a
+            path relative to the task file if it starts with a dot or if that path exists.
+        object_options: the constructor parameters that a task file specifies as file.py:name, relative to the task
+            file. The constructor receives the loaded object.
+        is_free: True if actions are free of charge, so cost limits do not apply.
     """
 
     path_options: ClassVar[tuple[str, ...]] = ()
@@ -160,7 +159,7 @@ class AgentPolicy(ABC):
 
     @property
     def knows_cost(self) -> bool:
-        """True if the reported usage of an action includes its cost, as a cost limit requires."""
+        """True if an action's reported usage includes the cost, which a cost limit requires."""
         return self.is_free
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
@@ -174,20 +173,21 @@ class AgentPolicy(ABC):
         """Choose the next action.
 
         Args:
-            observation: the whole conversation so far. The new messages are at its end. It must not be changed.
+            observation: the whole conversation so far, with the new messages at the end. It must not be modified.
             available_tools_specs: the tools that can be called now, in OpenAI format, or None.
         """
 
     async def resume(self, turns: Sequence[PastTurn]) -> None:
         """Continue an episode as if this session had already taken these turns.
 
-        This is called once on the session that `open` returned, when a new episode continues a recorded one. A policy
-        that is its own session has no state and is not called. By default, `get_action` is
-        called for each turn and must return the recorded action. A session that calls a model or draws random numbers
-        should override this method. If it needs nothing but the conversation, the body is `return`.
+        This method is called once on the session that `open` returned when a new episode continues a recorded episode.
+        It is not called on a policy that is its own session, because such a policy has no state. By default,
+        `get_action` is called for each turn and must return the recorded action. A session that calls a model or draws
+        random numbers should override this method. If such a session needs nothing but the conversation, the method can
+        simply `return`.
 
         Args:
-            turns: the earlier turns, of this policy or of a different one.
+            turns: the earlier turns, taken by this policy or by a different policy.
 
         Raises:
             PolicyError: If the session cannot continue these turns.
@@ -204,9 +204,9 @@ class AgentPolicy(ABC):
                 )
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
-        """Inspect the conversation of a successful episode, before `close`.
+        """Inspect the conversation of a successful episode. This method is called before `close`.
 
-        If this raises an error, the episode fails.
+        If it raises an error, the episode fails.
         """
         return
 
@@ -232,7 +232,7 @@ async def open_session(policy: AgentPolicy, context: EpisodeContext) -> AgentPol
     except (TransientError, AccessError) as error:
         raise ProviderError(str(error)) from error
     if not hasattr(session, "get_action"):
-        raise PolicyError(f"open must return the session for this episode, an AgentPolicy, got {session!r:.80}")
+        raise PolicyError(f"open must return an AgentPolicy, the session for this episode; got {session!r:.80}")
     return cast(AgentPolicy, session)
 
 
@@ -247,7 +247,7 @@ async def next_action(
     """Return the next action of a session.
 
     If a model client fails temporarily in `get_action`, `get_action` is called again with the same arguments. The
-    waiting times between these calls are the same as for requests that this package sends.
+    delays between these calls are the same as for requests that this package sends.
 
     Args:
         session: the session of the policy.
@@ -277,7 +277,7 @@ async def next_action(
 
     async def attempt() -> PolicyOutput:
         if isinstance(first, TransientError) and has_acted():
-            raise ProviderError(f"{first}; not retried, because get_action had already called tools") from first
+            raise ProviderError(f"{first}; get_action was not retried, because it had already called tools") from first
         if failures:
             raise failures.pop()
         return await act()
@@ -298,7 +298,7 @@ async def next_action(
 
 
 def policy_output(completion: ChatCompletion) -> PolicyOutput:
-    """Convert a chat completion to a policy output. Its `log_probs` contains only values that the endpoint sent."""
+    """Convert a chat completion to a policy output. Its `log_probs` contain only values that the endpoint sent."""
     message, usage = completion.message, completion.usage
     facts: dict[str, Any] = {
         "prompt_ids": completion.prompt_ids,
@@ -323,10 +323,10 @@ ACTION_TYPES = ("text", "tool_call", "tool_calls", "terminate")
 
 
 def check_output(output: object) -> PolicyOutput:
-    """Check the value that `get_action` returned, and return it as a `PolicyOutput`.
+    """Validate the value that `get_action` returned, and return it as a `PolicyOutput`.
 
     Raises:
-        PolicyError: If a part of it is invalid.
+        PolicyError: If a part of the value is invalid.
     """
     if not isinstance(output, PolicyOutput):
         if not isinstance(output, tuple) or len(output) != 4:
@@ -343,21 +343,21 @@ def check_output(output: object) -> PolicyOutput:
     if kind not in ACTION_TYPES:
         raise PolicyError(f"invalid action {action!r}: its type must be one of {', '.join(ACTION_TYPES)}")
     if kind == "text" and not isinstance(action.get("content"), str):
-        raise PolicyError(f"a text action needs a 'content' string, got {action!r}")
+        raise PolicyError(f"a text action needs a string 'content', got {action!r}")
     for key in ("content", "reasoning_content"):
         if not isinstance(action.get(key), str | None):
             raise PolicyError(f"{key!r} of an action must be a string or None, got {action[key]!r}")
     if not isinstance(action.get(PROVIDER_ITEMS, {}), dict):
         raise PolicyError(f"{PROVIDER_ITEMS!r} of an action must be a dict, got {action[PROVIDER_ITEMS]!r}")
     if kind == "tool_calls" and not (isinstance(action.get("calls"), list | tuple) and action["calls"]):
-        raise PolicyError(f"a tool_calls action needs 'calls', a list of at least one call, got {action!r}")
+        raise PolicyError(f"a tool_calls action needs 'calls', a non-empty list of calls, got {action!r}")
     for key in ("results", "prompt_messages"):
         if key in action:
             with boundary(PolicyError, f"{key!r} of an action must be a list of chat messages"):
                 _MESSAGES.validate_python(action[key])
     for call in get_tool_calls(action):
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
-            raise PolicyError(f"a tool call needs a 'name' string, got {call!r}")
+            raise PolicyError(f"a tool call needs a string 'name', got {call!r}")
     return output
 
 

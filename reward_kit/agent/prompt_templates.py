@@ -1,9 +1,9 @@
-"""Message templates of task files: sandboxed Jinja with a limit on the work of each rendering.
+"""The message templates of task files: sandboxed Jinja with a limit on the work that each rendering may do.
 
-A template comes from a task file and its values come from a dataset, so either may be hostile. The sandbox of Jinja
-blocks access to Python, but a `{% for %}` loop, `'x' * 10**10` or `|center(10**10)` can still exhaust time and memory.
-Here, each rendering has a budget. Every loop, call and filter, and every operator that creates a larger value, charges
-its cost to that budget, in advance if the size of the result can be computed. Values are immutable.
+A template comes from a task file and its values come from a dataset, so either may be hostile. Jinja's sandbox blocks
+access to Python, but a `{% for %}` loop, `'x' * 10**10` or `|center(10**10)` can still exhaust time and memory. Here,
+each rendering has a budget. Every loop, call and filter, and every operator that creates a larger value, is charged to
+that budget. The charge is made in advance if the size of the result can be computed. Values are immutable.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class _Budget:
         self._left, self._end = TEMPLATE_WORK, time.thread_time() + TEMPLATE_CPU_S
 
     def spend(self, work: int) -> None:
-        """Deduct the cost of a step, or of a value with this many characters or items."""
+        """Deduct the cost of a step, or of a value with the given number of characters or items."""
         self._left -= work
         if self._left < 0:
             raise TemplateLimitError(
-                f"it produces more than {TEMPLATE_WORK:,} characters, counting list items and steps"
+                f"rendering produces more than {TEMPLATE_WORK:,} characters, counting list items and steps"
             )
         if time.thread_time() > self._end:
-            raise TemplateLimitError(f"it needs more than {TEMPLATE_CPU_S:g} s of CPU time")
+            raise TemplateLimitError(f"rendering took more than {TEMPLATE_CPU_S:g} s of CPU time")
 
 
 _budget: ContextVar[_Budget] = ContextVar("_budget")
@@ -72,7 +72,7 @@ def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
     from jinja2 import meta
 
     if len(text) > TEMPLATE_BYTES:
-        raise TemplateLimitError(f"it has more than {TEMPLATE_BYTES // 1024} KiB")
+        raise TemplateLimitError(f"the template has more than {TEMPLATE_BYTES // 1024} KiB")
     environment = _BoundedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     try:
         tree = environment.parse(text)
@@ -81,14 +81,14 @@ def compile_template(text: str) -> tuple[jinja2.Template, frozenset[str]]:
     except jinja2.TemplateSyntaxError:
         raise
     except (RecursionError, MemoryError, SyntaxError, ValueError) as error:  # raised for the generated Python code
-        raise TemplateLimitError(f"it is nested too deeply to be compiled ({type(error).__name__})") from None
+        raise TemplateLimitError(f"the template is nested too deeply to be compiled ({type(error).__name__})") from None
 
 
 def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str:
     """Return the rendered text of a template.
 
     Raises:
-        TemplateLimitError: If the text or the work to produce it exceeds a limit.
+        TemplateLimitError: If the text, or the work needed to produce it, exceeds a limit.
     """
     token = _budget.set(_Budget())
     try:
@@ -96,7 +96,7 @@ def render_template(template: jinja2.Template, fields: Mapping[str, Any]) -> str
         for piece in template.generate(fields):
             size += len(piece)
             if size > TEMPLATE_OUTPUT_CHARS:
-                raise TemplateLimitError(f"its rendered text has more than {TEMPLATE_OUTPUT_CHARS:,} characters")
+                raise TemplateLimitError(f"the rendered text has more than {TEMPLATE_OUTPUT_CHARS:,} characters")
             pieces.append(piece)
         return "".join(pieces)
     finally:
@@ -111,7 +111,7 @@ def _spend(work: int) -> None:
 
 
 def _paid(value: Any) -> Any:
-    """Return a value after charging for everything in it. If a list occurs twice, it is charged twice."""
+    """Return a value after charging for everything in it. A list that occurs twice is charged twice."""
     _spend(1)
     pending = [value]
     while pending:
@@ -128,14 +128,14 @@ def _paid(value: Any) -> Any:
 
 
 def _check_small(name: str, values: Iterable[Any]) -> None:
-    """Reject a width, a count or a precision that would create an enormous string."""
+    """Reject a width, count or precision that would create an enormous string."""
     for value in values:
         if isinstance(value, int | float) and not -TEMPLATE_NUMBER <= value <= TEMPLATE_NUMBER:
-            raise TemplateLimitError(f"it passes a number above {TEMPLATE_NUMBER:,} to {name!r}")
+            raise TemplateLimitError(f"a number above {TEMPLATE_NUMBER:,} is passed to {name!r}")
 
 
 class _Payments(NodeTransformer):
-    """Routes loops, `~` and literal collections through filters that charge their cost to the budget."""
+    """Routes loops, `~` and literal collections through filters that charge the cost to the budget."""
 
     def visit_For(self, node: nodes.For, *args: Any, **kwargs: Any) -> nodes.Node:
         self.generic_visit(node)
@@ -175,9 +175,7 @@ class _Formatter(sandbox.SandboxedFormatter):
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         if _LARGE_NUMBER.search(format_spec):
-            raise TemplateLimitError(
-                f"it uses the format {format_spec[:40]!r}, with a number above {TEMPLATE_NUMBER:,}"
-            )
+            raise TemplateLimitError(f"the format {format_spec[:40]!r} contains a number above {TEMPLATE_NUMBER:,}")
         return _paid(super().format_field(_paid(value), format_spec))
 
 
@@ -212,7 +210,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
         if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() + right.bit_length() if operator == "*" else left.bit_length() * abs(right)
             if bits > _NUMBER_BITS:
-                raise TemplateLimitError(f"it computes a number with more than {_NUMBER_BITS:,} bits")
+                raise TemplateLimitError(f"the template computes a number with more than {_NUMBER_BITS:,} bits")
         if operator == "%" and isinstance(left, str | bytes):
             return _percent(left, right)
         return _paid(super().call_binop(context, operator, left, right))
@@ -240,9 +238,7 @@ class _BoundedEnvironment(sandbox.ImmutableSandboxedEnvironment):
 
 def _percent(left: str | bytes, right: Any) -> Any:
     if _LARGE_PERCENT.search(str(left)):
-        raise TemplateLimitError(
-            f"it uses the format {str(left)[:40]!r}, with a number above {TEMPLATE_NUMBER:,} or '*'"
-        )
+        raise TemplateLimitError(f"the format {str(left)[:40]!r} contains '*' or a number above {TEMPLATE_NUMBER:,}")
     _spend(len(left) * 4)
     return _paid(left % _paid(right))
 
@@ -254,7 +250,7 @@ def _repeated(text: Any, name: str, args: tuple[Any, ...]) -> int:
     if name == "join" and args and hasattr(args[0], "__len__"):
         return len(text) * len(args[0])
     raise TemplateLimitError(
-        f"it calls {name!r} with arguments for which the size of the result is unknown; use the filter instead"
+        f"{name!r} is called with arguments for which the size of the result is unknown; use the filter instead"
     )
 
 
@@ -278,7 +274,9 @@ def _paying_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any
         elif name in ("join", "wordwrap", "urlize", "xmlattr") and hasattr(value, "__len__"):
             _spend(len(value) * (texts + 1))
         elif name == "sum" and isinstance(kwargs.get("start", rest[1] if len(rest) > 1 else 0), str | list | tuple):
-            raise TemplateLimitError("it sums strings or lists, so the size of the result is unknown; use 'join'")
+            raise TemplateLimitError(
+                "'sum' is applied to strings or lists, so the size of the result is unknown; use 'join'"
+            )
         result = function(*args, **kwargs)
         return result if isinstance(result, Iterator) else _paid(result)
 

@@ -1,4 +1,4 @@
-"""Samples, the seeds and ids that are derived from samples, and the first messages of their episodes."""
+"""Samples, the seeds and ids derived from them, and the first messages of their episodes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class PromptError(ConfigError):
 
 
 def parse_tags(value: Any) -> tuple[str, ...]:
-    """Return the tags of a row, given the value of its field `tags`.
+    """Return a row's tags, given the value of its `tags` field.
 
     The value is a list of strings, or a string in which tags are separated by commas, as in a CSV file. Any other value
-    contains no tags.
+    yields no tags.
     """
     given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     return tuple(dict.fromkeys(tag.strip() for tag in given if isinstance(tag, str) and tag.strip()))
@@ -50,7 +50,7 @@ class Sample:
         id: the id of the sample, unique in its task.
         row: the fields that message templates and reward functions may use.
         ground_truth: the value that reward functions receive. The policy never receives it.
-        resource_config: the settings that override `base_resource_config` of the task.
+        resource_config: the settings that override the task's `base_resource_config`.
         where: the file and line of the sample, for messages.
     """
 
@@ -62,7 +62,7 @@ class Sample:
 
     @property
     def location(self) -> str:
-        """The id of the sample and its file and line, for messages."""
+        """The id, file and line of the sample, for messages."""
         return f"sample {self.id!r}" + (f" ({self.where})" if self.where else "")
 
     @classmethod
@@ -73,7 +73,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """The seeds of one episode. All episodes of a group have the same environment seed, but different policy seeds."""
+    """The seeds of one episode. All episodes of a group have the same environment seed but different policy seeds."""
 
     run: int
     environment: int
@@ -82,7 +82,7 @@ class Seeds:
 
 
 def derive_seed(*parts: object) -> int:
-    """Return a 63-bit seed that is derived from the parts, such as a purpose, the seed of the run and ids.
+    """Return a 63-bit seed derived from the given parts, such as a purpose, the run's seed, and ids.
 
     Equal parts always produce equal seeds.
     """
@@ -106,7 +106,7 @@ def derive_seeds(run_seed: int, sample_id: str, rollout_index: int, noise: str, 
 
 
 def make_group_id(run_seed: int, sample_id: str, policy_label: str = "") -> str:
-    """Return a readable id for the group of episodes of a sample. It is unique in a run."""
+    """Return a readable id for a sample's group of episodes. The id is unique in a run."""
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", sample_id)[:40]
     return f"{slug}-{derive_seed('group', run_seed, sample_id, policy_label) & 0xFFFFFFFFFFFF:012x}"
 
@@ -153,8 +153,7 @@ class Prompt:
     def render(self, sample: Sample, observation: str = "") -> list[Message]:
         """Return the first messages of an episode.
 
-        The templates are rendered with the row of the sample. If the task has no templates, the `messages` of the row
-        are used.
+        The templates are rendered with the sample's row. If the task has no templates, the row's `messages` are used.
 
         Args:
             sample: the sample of the episode.

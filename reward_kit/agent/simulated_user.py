@@ -1,9 +1,9 @@
-"""`SimulatedUser`, the user in a dialogue. It is a policy that replies to the agent after each of the agent's turns.
+"""`SimulatedUser`, the user in a dialogue, which replies to the agent after each of the agent's turns.
 
-The policy of the user sees the conversation from the perspective of the user: the agent's messages have the role
-"user", and the user's messages have the role "assistant". It does not see tool calls, tool results, the observation of
-the environment, or the system message of the task. This is the setup of τ-bench (https://arxiv.org/abs/2406.12045),
-including its stop signal.
+A policy acts as the user. It sees the conversation from the user's perspective: the agent's messages have the role
+"user", and the user's messages have the role "assistant". It does not see tool calls, tool results, the environment's
+observation, or the task's system message. This is the setup of τ-bench (https://arxiv.org/abs/2406.12045), including
+its stop signal.
 
 `build_dialogue` converts a recorded conversation to an episode with two agents.
 """
@@ -52,9 +52,9 @@ Replies = Sequence[str] | Callable[[Sequence[Message], Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """A message of the user as the agent reads it. The turn may also end the conversation.
+    """A user message as the agent reads it. The turn may also end the conversation.
 
-    The `facts` can be stored as JSON. They include the raw output of the policy and, if known, the `usage`, the
+    The `facts` can be stored as JSON. They include the policy's raw output and, if known, the `usage`, the
     `finish_reason` and the token ids. In the first turn, they also include the `instructions` for the user.
     """
 
@@ -71,9 +71,9 @@ class SimulatedUser:
     """The simulated user for all episodes of a run.
 
     Args:
-        policy: the policy that acts as the user. Its text actions are the messages of the user, and a terminate action
-            ends the conversation.
-        instructions: the system message for this policy, as a template that is rendered with the row of the sample.
+        policy: the policy that acts as the user. Its text actions are the user's messages, and a terminate action ends
+            the conversation.
+        instructions: the system message for this policy, as a template that is rendered with the sample's row.
         stop_phrase: a phrase that ends the conversation if a reply contains it. It is removed from the reply.
         opens: True if the user speaks first. By default, the user speaks first if the task has no user message.
 
@@ -95,7 +95,7 @@ class SimulatedUser:
 
     @property
     def is_free(self) -> bool:
-        """True if the replies of the user cost nothing."""
+        """True if the user's replies are free of charge."""
         return self.policy.is_free
 
     @property
@@ -107,14 +107,14 @@ class SimulatedUser:
         """Render the templates for a sample, as `open` does.
 
         Raises:
-            ConfigError: If a field is missing from the row of the sample.
+            ConfigError: If a field is missing from the sample's row.
         """
         self._instructions.render(sample)
 
     async def open(self, start: EpisodeStart) -> UserSession:
         """Open the session of the user for one episode.
 
-        The seed of the session does not depend on the agent, so every agent meets the same user.
+        The session's seed does not depend on the agent, so every agent meets the same user.
         """
         seed = derive_seed("user", start.seeds.run, start.sample.id, start.rollout_index)
         policy = self._policy_for(start.sample)
@@ -126,11 +126,11 @@ class SimulatedUser:
         return UserSession(session, instructions, self._stop_phrase, opens=self._opens, is_shared=is_shared)
 
     def speaks_first(self, messages: Sequence[Message], observation: str) -> bool:
-        """Return True if the user speaks first in an episode with these first messages and this observation."""
+        """Return True if the user speaks first in an episode that starts with these messages and this observation."""
         return _speaks_first(self._opens, messages, observation)
 
     async def close(self) -> None:
-        """Close the policy of the user. Call this once, after the last session."""
+        """Close the user's policy. Call this method once, after the last session."""
         await self.policy.close()
 
     def _policy_for(self, sample: Sample) -> AgentPolicy:
@@ -141,9 +141,9 @@ class ScriptedUser(SimulatedUser):
     """A user who sends predefined replies and then ends the conversation.
 
     Args:
-        replies: the replies in order, as templates that are rendered with the row of the sample. Alternatively, a
-            synchronous or asynchronous function that returns a string. It receives the row and the conversation as the
-            user sees it. By default, the replies are taken from the field `replies` of the row, which is not rendered.
+        replies: the replies in order, as templates that are rendered with the sample's row. Alternatively, a
+            synchronous or asynchronous function that receives the row and the conversation as the user sees it, and
+            returns a string. By default, the replies are taken from the row's `replies` field and are not rendered.
         instructions: the system message, which is passed to a function in `replies`; see `SimulatedUser`.
         stop_phrase: a phrase that ends the conversation; see `SimulatedUser`.
         opens: True if the user speaks first; see `SimulatedUser`.
@@ -196,7 +196,7 @@ class ScriptedUser(SimulatedUser):
 class UserSession:
     """The user of one episode.
 
-    If all episodes share one session of the policy, that session is not closed with the episode.
+    If all episodes share one session of the policy, the session is not closed with the episode.
     """
 
     def __init__(
@@ -216,10 +216,9 @@ class UserSession:
         self._heard: list[tuple[Message, Message | None]] = []
 
     def speaks_first(self, messages: Sequence[Message], observation: str) -> bool:
-        """Return True if the user speaks first. Call this once, before `reply`.
+        """Return True if the user speaks first. Call this method once, before `reply`.
 
-        The first messages of the task may include the first observation of the environment, which is hidden from the
-        user.
+        The task's first messages may include the environment's first observation, which is hidden from the user.
         """
         self._observation = observation
         if speaks_first := _speaks_first(self._opens, messages, observation):
@@ -227,10 +226,10 @@ class UserSession:
         return speaks_first
 
     async def resume(self, past: Past) -> None:
-        """Continue a conversation whose earlier messages of the user are recorded. Call this instead of `speaks_first`.
+        """Continue a conversation with recorded user messages. Call this method instead of `speaks_first`.
 
         Raises:
-            PolicyError: If the policy of the user cannot continue these turns.
+            PolicyError: If the user's policy cannot continue these turns.
         """
         episode, self._observation = past.episode, past.observation
         opening = episode.get_infos(0).get("user")
@@ -263,10 +262,10 @@ class UserSession:
 
         Args:
             messages: the conversation as the agent sees it.
-            form: a question from the environment. It follows the conversation but does not become part of it.
+            form: a question from the environment, which follows the conversation but does not become part of it.
 
         Raises:
-            PolicyError: If the policy of the user did not return an action, or called a tool.
+            PolicyError: If the user's policy did not return an action, or called a tool.
         """
         # Keep each message the same object from turn to turn, so that the policy encodes it only once.
         seen: list[tuple[Message | None, Message | None]] = [*self._heard, *[(None, None)] * len(messages)]
@@ -303,9 +302,9 @@ class UserSession:
 
 
 def to_user_view(message: Message, observation: str) -> Message | None:
-    """Return a message as the policy of the user sees it, or None if it is hidden.
+    """Return a message as the user's policy sees it, or None if the message is hidden.
 
-    The `observation` of the environment is hidden.
+    The environment's `observation` is hidden.
     """
     if message.role == "assistant" and not message.tool_calls and not message.function_call:
         return Message(role="user", content=message.text or NO_ANSWER)
@@ -321,7 +320,7 @@ def _is_from_user(message: Message, observation: str) -> bool:
 
 
 class _RowTemplates:
-    """Templates that are compiled once and rendered with the row of each sample."""
+    """Templates that are compiled once and rendered with each sample's row."""
 
     def __init__(self, texts: Sequence[str], role: str) -> None:
         messages = [{"role": role, "content": text} for text in texts]
@@ -331,8 +330,7 @@ class _RowTemplates:
     def render(self, sample: Sample) -> list[Message]:
         if self._prompt.shows_observation and "observation" not in sample.row:
             raise ConfigError(
-                "the templates of the user contain {{ observation }}, but the user does not see the "
-                "environment; remove it"
+                "the user's templates contain {{ observation }}, but the user does not see the environment; remove it"
             )
         return [] if self._is_empty else self._prompt.render(sample)
 
@@ -359,26 +357,27 @@ def _check_texts(value: Any, what: str) -> list[str]:
 
 
 class _UserTurn(NamedTuple):
-    """A recorded message of the user. It is `None` if the user ended the conversation without text."""
+    """A recorded user message. The message is `None` if the user ended the conversation without text."""
 
     message: Message | None
     facts: Mapping[str, Any]
 
 
 def build_dialogue(episode: SingleAgentEpisode) -> MultiAgentEpisode:
-    """Return a recorded conversation as an episode with an "agent" and a "user", to inspect or train either of them.
+    """Return a recorded conversation as an episode with an "agent" and a "user".
+
+    Either of them can be inspected or trained.
 
     Each action of either agent is one step of the environment. The episode of the agent is the recorded one, with the
     same conversation and tokens. The user observes the text of the agent, and the user's replies are its actions. If
-    the raw text and the usage of the user's messages are known, they become extra model outputs. If the token ids of
-    these messages are known, they become the tokens of the user's episode.
+    the raw text and usage of the user's messages are known, they become extra model outputs. If the token ids of these
+    messages are known, they become the tokens of the user's episode.
 
-    If the user spoke last and the task ended with that message, the action of the user is complete. If the conversation
-    was cut off or continues, the action is left hanging. The rewards of the user are unknown. A user who never spoke is
-    omitted.
+    If the user spoke last and the task ended with that message, the user's action is complete. If the conversation was
+    cut off or continues, the action is left hanging. The user's rewards are unknown. A user who never spoke is omitted.
 
     Raises:
-        EpisodeError: If the recorded tokens of the user are inconsistent.
+        EpisodeError: If the user's recorded tokens are inconsistent.
     """
     from reward_kit.episodes.multi_agent_episode import MultiAgentEpisode
 
@@ -417,7 +416,7 @@ def _user_turn(episode: SingleAgentEpisode, t: int) -> _UserTurn | None:
 
 
 def _messages_after(episode: SingleAgentEpisode, t: int) -> list[Message]:
-    """Return the messages that followed the t-th action. For -1, return the first messages of the task."""
+    """Return the messages that followed the t-th action. For -1, return the task's first messages."""
     if t >= 0:
         return episode.answers_to(t)
     if given := episode.get_infos(0).get("given_messages"):
@@ -427,7 +426,7 @@ def _messages_after(episode: SingleAgentEpisode, t: int) -> list[Message]:
 
 
 def _add_step(dialogue: MultiAgentEpisode, episode: SingleAgentEpisode, t: int) -> None:
-    """Add one recorded step: the action of the agent and, if there is one, the reply of the user."""
+    """Add one recorded step: the agent's action and, if there is one, the user's reply."""
     outputs = {key: column.get(t) for key, column in episode.extra_model_outputs.items()}
     acts: dict[str, Any] = {
         "actions": {AGENT: episode.get_actions(t)},
@@ -468,7 +467,7 @@ def _add_answered(
     user_waits: bool,
     **acts: Any,
 ) -> None:
-    """Add the step of the environment in which the agent observes the results of its t-th action."""
+    """Add the environment step in which the agent observes the results of its t-th action."""
     is_last = t == len(episode) - 1
     agents, rewards = {USER}, {}
     if t >= 0:
@@ -487,9 +486,9 @@ def _add_answered(
 
 
 def _add_user_conversation(user: SingleAgentEpisode, episode: SingleAgentEpisode) -> None:
-    """Add the conversation from the perspective of the user.
+    """Add the conversation from the user's perspective.
 
-    It consists of the instructions, the messages that the user saw, and the replies of the user.
+    It consists of the instructions, the messages that the user saw, and the user's replies.
     """
     user.id_ = f"{episode.id_}-{USER}"
     turns = [_user_turn(episode, t) for t in range(-1, len(episode))]

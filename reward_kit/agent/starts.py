@@ -1,8 +1,8 @@
 """`GroupStart`, the common start of all episodes in a group, and guarded calls to an environment.
 
-A `GroupStart` sets up and resets the resource of the sample once, and records the state key. Each episode receives a
-private fork, which must have the same state key. If the resource cannot be forked, each episode starts from a separate
-reset instead, and its record says that the start was not verified.
+A `GroupStart` sets up and resets the sample's resource once and records the state key. Each episode receives a private
+fork, which must have the same state key. If the resource cannot be forked, each episode starts from a separate reset
+instead, and its record says that the start was not verified.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ logger = logging.getLogger("reward_kit.agent")
 
 
 class environment_call:
-    """A guarded call to a resource. Errors become an `EnvironmentFailure`, and the call is cancelled after `seconds`.
+    """A guarded call to a resource.
 
-    A resource that never waits gets no cancel scope, because a scope would cost as much as a step of a fast
+    An error becomes an `EnvironmentFailure`, and the call is cancelled after `seconds`.
+
+    A resource that never waits gets no cancel scope, because creating a scope takes as long as a step of a fast
     environment. `limit` is the name of the setting that defines `seconds`.
     """
 
@@ -104,14 +106,14 @@ class SharedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The steps of a recorded episode that a new episode begins with.
+    """The steps of a recorded episode with which a new episode begins.
 
     Attributes:
-        episode: the recorded episode, cut before the step from which the new one continues.
-        turns: the turns of the policy in these steps.
+        episode: the recorded episode, cut off before the step from which the new episode continues.
+        turns: the policy's turns in these steps.
         rollout_id: the id of the recorded episode.
-        observation: the first observation of the environment, or "".
-        noise_seeds: the seeds of the noise, each with the step before which it takes effect.
+        observation: the environment's first observation, or "".
+        noise_seeds: the noise seeds, each with the step before which it takes effect.
     """
 
     episode: SingleAgentEpisode
@@ -148,9 +150,10 @@ class GroupStart:
         task: the task that defines the resource.
         sample: the sample of the group.
         run_seed: the seed of the run.
-        policy_label: the name of the policy. It distinguishes the groups of different policies for the same sample.
-        environment: a resource to use instead of the `resource_type` of the task.
-        kind: the class of the resource, which overrides the `resource_type` of the task.
+        policy_label: the name of the policy. It distinguishes the groups that different policies have for the same
+            sample.
+        environment: a resource to use instead of the task's `resource_type`.
+        kind: the class of the resource. It overrides the task's `resource_type`.
         first_keys: the state key of the first episode, keyed by group id. An episode that starts in a different state
             gets a different group id, because it cannot be compared with the other episodes.
     """
@@ -181,7 +184,7 @@ class GroupStart:
         await self.close()
 
     async def close(self) -> None:
-        """Close the resource of the group. The fork of each episode is closed separately."""
+        """Close the group's resource. The fork of each episode is closed separately."""
         base, self._base = self._base, None
         if base is not None:
             await close_quietly(base)
@@ -226,7 +229,7 @@ class GroupStart:
             key = await self._state_key(resource)
             if self._key is not None and key != self._key:
                 raise EnvironmentFailure(
-                    f"{type(resource).__name__}: a fork has the state key {key}, but the original has "
+                    f"{type(resource).__name__}: the state key of a fork is {key}, but the original's is "
                     f"{self._key}; fork() does not copy the state"
                 )
             await self._reseed(resource, start.seeds.noise)
@@ -234,7 +237,7 @@ class GroupStart:
         return replace(start, group_id=self._group_of(key), state_key=key)
 
     async def finish(self, start: EpisodeStart) -> None:
-        """Close the resource of an episode. If the resource is shared, let the next episode use it instead."""
+        """Close the resource of an episode or, if it is shared, let the next episode use it."""
         shared = self._shared
         if shared is not None and start.resource is shared.resource:
             shared.lock.release()
@@ -247,7 +250,7 @@ class GroupStart:
         if key == first:
             return self.group_id
         logger.warning(
-            "group %s: this episode starts in state %s, but the first one started in %s, so it begins a new group; %s",
+            "group %s: this episode starts in state %s, but the first episode started in %s, so a new group begins; %s",
             self.group_id,
             key,
             first,
@@ -260,13 +263,16 @@ class GroupStart:
     async def _make_base(
         self, kind: type[ForkableResource], config: dict[str, object], seeds: Seeds
     ) -> ForkableResource:
-        """Return a resource in the state at the start of an episode. It is forked after `_advance`."""
+        """Return a resource in the state at the start of an episode. The resource is forked after `_advance`."""
         if self._shared is None:
             return await self._fresh(kind, config, seeds)
         return await self._fork_shared(self._shared)
 
     async def _advance(self, resource: ForkableResource, seeds: Seeds) -> None:
-        """Move a resource from the start of an episode to the start of this group. Here, the two are the same."""
+        """Move a resource from the start of an episode to the start of this group.
+
+        In this class, the two are identical.
+        """
         return
 
     async def _reseed(self, resource: ForkableResource, seed: int) -> None:

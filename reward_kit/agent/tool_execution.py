@@ -1,4 +1,4 @@
-"""Execution of the tool calls in an action."""
+"""Execution of an action's tool calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("reward_kit.agent")
 
 @dataclass(slots=True)
 class Execution:
-    """The results of one action: its messages, the sum of its rewards, and JSON-compatible data for the step."""
+    """The results of one action: the messages, the sum of the rewards, and JSON-compatible data for the step."""
 
     messages: list[Message] = field(default_factory=list)
     reward: float | None = None
@@ -58,11 +58,11 @@ class Execution:
 class Toolbox:
     """The tools that the agent can call in one episode, including the terminate tool.
 
-    If the task names its `tools`, the agent can call only those. Otherwise, the agent can call the tools that the task
-    defines or, if it defines none, the tools of the resource.
+    If the task lists `tools`, the agent can call only those. Otherwise, the agent can call the tools that the task
+    defines or, if it defines none, the resource's tools.
 
     Attributes:
-        missing: the names in the `tools` of the task that did not exist when `specs` was last called, each mapped to a
+        missing: the names in the task's `tools` that did not exist when `specs` was last called, each mapped to a
             message.
         scope: the cancel scope that enforces the deadline of the running call.
     """
@@ -116,10 +116,10 @@ class Toolbox:
     async def execute(
         self, action: Action, step: int, seconds_left: float | None, done: Execution | None = None
     ) -> Execution:
-        """Execute the calls of an action in order, and add the results to `done`.
+        """Execute an action's calls in order, and add the results to `done`.
 
-        If a call raises a `ToolError`, the agent receives its message. Any other exception of a tool or a resource ends
-        the episode with a failure, because it is not a mistake of the agent. A resource that times out also ends the
+        If a call raises a `ToolError`, the agent receives its message. Any other exception from a tool or a resource
+        ends the episode with a failure, because it is not the agent's mistake. A resource that times out also ends the
         episode, because its state is unknown.
         """
         done = Execution() if done is None else done
@@ -145,7 +145,7 @@ class Toolbox:
     async def _call(
         self, call: Mapping[str, Any], done: Execution, seconds_left: float | None
     ) -> tuple[str, dict[str, Any]]:
-        """Return the text that the agent receives as the result of a call, and data about the call."""
+        """Return the text that the agent receives as the result of a call, together with data about the call."""
         if done.is_over:
             return NOT_EXECUTED, {"skipped": True}
         name, arguments = call["name"], call.get("arguments") or {}
@@ -174,7 +174,7 @@ class Toolbox:
                 )
             # A task's own tool may be retried, but an interrupted resource is in an unknown state.
             raise (ToolError if is_own else DeadlineError)(
-                f"tool {name!r} did not answer within {limit:g} s (limits.tool_time_s)"
+                f"tool {name!r} did not respond within {limit:g} s (limits.tool_time_s)"
             )
         except ToolError as error:
             return f"Error: {error}", {"error": str(error), "is_valid": False}

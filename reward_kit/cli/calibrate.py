@@ -1,4 +1,4 @@
-"""`reward-kit calibrate`: measure the agreement of an LLM judge, or any other reward, with human labels."""
+"""`reward-kit calibrate`: measure how well an LLM judge, or any other reward, agrees with human labels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COLUMNS = tuple(LabelColumns.__dataclass_fields__)
 
 
 def _columns(command: Any) -> Any:
-    """Add an option for the name of each column of the label file."""
+    """Add an option for the name of each column in the label file."""
     for name in reversed(_COLUMNS):
         default = getattr(LabelColumns(), name)
         text = f"The column with the {name.replace('rollout', 'rollout id')}."
@@ -55,10 +55,10 @@ def _columns(command: Any) -> Any:
 @click.option(
     "--metric",
     metavar="NAME",
-    help="Instead of --reward: a metric that the run of the labels recorded, or score; calls no reward.",
+    help="Instead of --reward: a metric recorded by the labeled run, or score. No reward is called.",
 )
 @set_option("Set an option of the reward.", ("-O", "--option", "options"))
-@click.option("--data", type=click.Path(path_type=Path), help="Transcripts that the rollout_id column refers to.")
+@click.option("--data", type=click.Path(path_type=Path), help="The transcripts to which the rollout_id column refers.")
 @click.option(
     "--pairs",
     type=click.Choice(["scores", "judge"]),
@@ -78,7 +78,7 @@ def _columns(command: Any) -> Any:
 @click.option(
     "--max-concurrency", type=WholeNumber(1), default=16, show_default=True, help="Maximum number of concurrent calls."
 )
-@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Seed of the bootstrap.")
+@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Random seed for the bootstrap.")
 @click.option(
     "--resamples",
     type=WholeNumber(0),
@@ -123,7 +123,7 @@ def command(
     if (reward is None) == (metric is None):
         raise click.UsageError("pass either --reward FILE.py:FUNCTION or --metric NAME")
     if metric is not None and (options or sandbox or pairs == "judge"):
-        raise click.UsageError("-O, --sandbox and --pairs judge require --reward; --metric calls no reward")
+        raise click.UsageError("-O, --sandbox and --pairs judge require --reward, because --metric calls no reward")
     try:
         known = tuple(float(part) for part in levels.split(",")) if levels is not None else None
     except ValueError:
@@ -161,7 +161,7 @@ def command(
 def _loaded(
     reward: str, name: str, confinement: Mapping[str, Any], options: tuple[str, ...]
 ) -> tuple[Reward, float | None]:
-    """Load the reward with its options. Return the reward and the time limit of a call in seconds."""
+    """Load the reward with its options. Return the reward, and the time limit for a call in seconds."""
     given = {"reward_options": apply_overrides({}, dict(parse_override(item, "-O") for item in options))}
     try:
         keys = {"name": name, "reward_function_path": reward, **given}

@@ -1,4 +1,4 @@
-"""`reward-kit check`: check a task file, a reward or a resource before a run, or a run after it has finished."""
+"""`reward-kit check`: check a task file, a reward or a resource before a run, or check a finished run."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ _TARGETS_OF_OPTION = {
     "seed": ("reward", "task file", "resource"),
     "form": ("file of rollouts",),
 }
-"""The kinds of targets that an option applies to."""
+"""The kinds of targets to which an option applies."""
 _SECONDS_BETWEEN = 5.0
 
 
 @click.command(name="check")
 @click.argument("target", shell_complete=complete_targets)
-@set_option("Resource: set a key of its config.", ("-c", "--config", "config"))
+@set_option("Resource: set a key of the configuration.", ("-c", "--config", "config"))
 @set_option("Reward: set an option.", ("-O", "--option", "options"))
 @click.option(
     "--steps",
@@ -75,7 +75,7 @@ _SECONDS_BETWEEN = 5.0
     help="Resource: number of random actions to try.",
 )
 @click.option(
-    "--data", type=click.Path(path_type=Path), help="Reward: transcripts to test it on, in the format of `score`."
+    "--data", type=click.Path(path_type=Path), help="Reward: transcripts on which to test it, in the format of `score`."
 )
 @click.option("--ground-truth", multiple=True, metavar="JSON", help="Reward: a ground truth; may be repeated.")
 @click.option("--gold", multiple=True, metavar="TEXT", help="Reward: a correct answer for each ground truth.")
@@ -83,7 +83,7 @@ _SECONDS_BETWEEN = 5.0
     "--against",
     metavar="FILE.py:FUNCTION",
     shell_complete=complete_rewards,
-    help="Reward: a second reward to compare it with.",
+    help="Reward: a second reward with which to compare it.",
 )
 @click.option(
     "--sandbox",
@@ -99,7 +99,7 @@ _SECONDS_BETWEEN = 5.0
     default=10.0,
     show_default=True,
     metavar="S",
-    help="Reward: time limit of one call in seconds.",
+    help="Reward: time limit for one call in seconds.",
 )
 @click.option(
     "--limit", type=WholeNumber(1), default=10, show_default=True, help="Task file: number of samples to check."
@@ -108,7 +108,7 @@ _SECONDS_BETWEEN = 5.0
     "--gold-policy",
     metavar="NAME",
     shell_complete=complete_policies,
-    help="Task file: a policy that solves the task; default: the expert of the resource.",
+    help="Task file: a policy that solves the task; default: the resource's expert.",
 )
 @click.option(
     "--fail-on",
@@ -119,7 +119,7 @@ _SECONDS_BETWEEN = 5.0
 )
 @json_option("Reward, task file, run, rollouts: print the findings as JSON.")
 @click.option("--format", "form", type=click.Choice(FORMATS), help="File of rollouts: the trainer that wrote it.")
-@click.option("--seed", default=0, show_default=True, help="Seed of all random choices.")
+@click.option("--seed", default=0, show_default=True, help="Random seed for all random choices.")
 @click.option(
     "--no-run", is_flag=True, help="Task file: only read the file and its dataset, and show the code that would run."
 )
@@ -127,9 +127,9 @@ _SECONDS_BETWEEN = 5.0
 def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more: Any) -> None:
     """Check TARGET: a task file, a reward, a resource (a built-in name, module:Class or file.py:Class), or a run.
 
-    A task is checked on its first samples: a reference solution (gold_actions or gold_answer of the row, a policy, or
-    the expert of the resource) must score 1, and an agent that does nothing must score 0. The reward of the task is
-    then checked on these episodes.
+    A task is checked on its first samples: a reference solution (the row's gold_actions or gold_answer, a policy, or
+    the resource's expert) must score 1, and an agent that does nothing must score 0. The task's reward is then checked
+    on these episodes.
 
     A reward (file.py:function or package.module:function) is called in its sandbox with unusual, wrong, exploiting and
     long rollouts. A resource is checked with random actions: forks, determinism and state keys must be as declared.
@@ -189,7 +189,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
 
 
 def _print_report(report: Report | TaskReport, fail_on: str, as_json: bool) -> None:
-    """Print the report, and exit with the exit code that it determines."""
+    """Print the report, and exit with the exit code determined by the report."""
     if as_json:
         echo_json(report.to_json(), indent=2)
     else:
@@ -198,7 +198,6 @@ def _print_report(report: Report | TaskReport, fail_on: str, as_json: bool) -> N
 
 
 def _reject_options_unless(kind: str) -> None:
-    """Reject options that have no effect on this kind of target."""
     context = click.get_current_context()
     for parameter in context.command.params:
         is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
@@ -230,7 +229,10 @@ def _check_task(path: Path, options: Mapping[str, Any], seed: int) -> None:
     if task.reward is None:
         return
     if why := why_not_free(task, plan.user):
-        echo(f"not checked: whether a correct solution scores 1 and doing nothing scores 0, because {why}", err=as_json)
+        echo(
+            f"not checked: whether a correct solution scores 1 and doing nothing scores 0, because {why}",
+            err=as_json,
+        )
         return
     policy, name = None, options["gold_policy"]
     if name is not None:
@@ -290,7 +292,7 @@ def _status_line() -> Iterator[Callable[[str], None]]:
 def _merge_tools(findings: Sequence[Finding], tools: Sequence[str]) -> list[str]:
     """Return a line for each finding.
 
-    Findings that differ only in the tool call are merged into one line that states their number.
+    Findings that differ only in the tool call are merged into one line that shows how many there are.
     """
     call = re.compile(rf"\b({'|'.join(map(re.escape, tools))})\([^()]*\)") if tools else re.compile("(?!)")
     lines: dict[str, list[str]] = {}

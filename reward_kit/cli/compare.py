@@ -1,4 +1,4 @@
-"""`reward-kit compare`: show the differences between runs and their confidence intervals, and apply gates for CI."""
+"""`reward-kit compare`: show the differences between runs with confidence intervals, and apply gates for CI."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from reward_kit.runs.comparison_table import comparison_markdown, comparison_not
     "policies",
     multiple=True,
     metavar="NAME",
-    help="A policy to compare, if the runs have several policies; may be repeated.",
+    help="A policy to compare, if the runs have multiple policies; may be repeated.",
 )
 @newest_run_option("the two newest runs")
 @click.option(
@@ -54,7 +54,7 @@ from reward_kit.runs.comparison_table import comparison_markdown, comparison_not
     flag_value="0",
     multiple=True,
     metavar="[[METRIC=]MARGIN]",
-    help="Exit with code 1 if a run is significantly worse than the baseline, in its score or in METRIC, by more than "
+    help="Exit with code 1 if the score or METRIC of a run is significantly worse than the baseline's, by more than "
     "MARGIN (default 0); may be repeated.",
 )
 @fail_under_options("the mean score of the last run")
@@ -65,9 +65,9 @@ from reward_kit.runs.comparison_table import comparison_markdown, comparison_not
     default=0,
     show_default=True,
     metavar="X",
-    help="With a gate: fail it if more than X episodes of a run ended with an error.",
+    help="With a gate: fail if more than X episodes of a run ended with an error.",
 )
-@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Seed of the resampling.")
+@click.option("--seed", type=WholeNumber(0), default=0, show_default=True, help="Random seed for the resampling.")
 @click.option(
     "--display", type=click.Choice(["rich", "plain"]), help="Table style; default: rich on a terminal, otherwise plain."
 )
@@ -87,10 +87,10 @@ def command(
     as_markdown: bool,
     as_json: bool,
 ) -> None:
-    """Compare the RUNs, directories written by `run` or `score`, with the first one on their common samples.
+    """Compare runs with the first RUN on their common samples. A RUN is a directory written by `run` or `score`.
 
-    The first RUN is the baseline. With one RUN, its policies are compared. Without RUN, the two newest runs of a task
-    are compared, and the older one is the baseline.
+    The first RUN is the baseline. With a single RUN, its policies are compared. Without RUN, the two newest runs of a
+    task are compared, with the older run as the baseline.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`reward-kit credit`: compute the credit of each step of a run from its scores, with any estimator."""
+"""`reward-kit credit`: compute the credit of each step from the scores of a run, with any estimator."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
     "--estimator",
     metavar="NAME",
     shell_complete=complete_estimators,
-    help="The estimator, or file.py:function; default: the one in the `credit:` block of the task, otherwise gigpo.",
+    help="The estimator, or file.py:function; default: the estimator in the task's `credit:` block, otherwise gigpo.",
 )
 @set_option("Set an option of the estimator, or step_rewards.", ("-O", "--option", "options"))
 @newest_run_option()
@@ -68,7 +68,7 @@ _DIGEST, _DIGEST_SHOWN = re.compile("[0-9a-f]{32,}"), 8
 def command(
     run: Path | None, estimator: str | None, options: tuple[str, ...], log_dir: Path, top: int, as_json: bool
 ) -> None:
-    """Compute the credit of each step of RUN, write it to credit.jsonl, and show the best and worst steps.
+    """Compute the credit of each step in RUN, write it to credit.jsonl, and show the best and worst steps.
 
     An existing credit.jsonl is replaced, and report.html is rewritten with the credit of every step. Without RUN, the
     newest run is used.
@@ -128,9 +128,9 @@ def _settings(header: RunHeader, estimator: str | None, asked: Mapping[str, Any]
 
 
 def _trusted(run: Path, header: RunHeader, settings: CreditModel, typed: Sequence[str]) -> CreditModel:
-    """Return the settings if the user trusts the functions to which they refer.
+    """Return the settings if the user trusts the functions to which the settings refer.
 
-    `typed` contains the references on the command line. All others come from the files of the run.
+    `typed` contains the references given on the command line. All other references come from the run's files.
     """
     if typed:
         require_trust_in(typed)

@@ -1,7 +1,7 @@
 """`reward-kit doctor`: check the sandbox, the installed packages and the model endpoints.
 
-Each endpoint receives one GET request for `/models`, which is free of charge. A key is sent only to the origins for
-which it is configured (`providers/keys.py`), even after a redirect. Keys are never printed.
+Each endpoint receives one GET request for `/models`. The request is free of charge. A key is sent only to the origins
+for which it is configured (`providers/keys.py`), even after a redirect. Keys are never printed.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class EndpointAnswer(NamedTuple):
 
 
 async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
-    """Query the given endpoints and, if one is configured in the environment, that endpoint.
+    """Query the given endpoints and, if an endpoint is configured in the environment, that endpoint.
 
-    Query them concurrently.
+    All endpoints are queried concurrently.
     """
     endpoints, answers = [], []
     in_file = read_dotenv(Path.cwd())
@@ -76,7 +76,7 @@ async def ask_endpoints(base_urls: Sequence[str]) -> list[EndpointAnswer]:
 
 
 def configured_keys() -> list[dict[str, Any]]:
-    """Return the name, the source and the allowed origins of each key variable that is set, but not its value."""
+    """Return the name, source and allowed origins of each key variable that is set, but not its value."""
     dotenv = {name: value for name, value in read_dotenv(Path.cwd()).items() if value}
     shell = {name: value for name, value in os.environ.items() if value}
     found = []
@@ -112,7 +112,7 @@ async def _ask(endpoint: EndpointSettings) -> EndpointAnswer:
         except (ValueError, TypeError, KeyError, RecursionError):
             outcome, message = (
                 "foreign",
-                "the response is not that of an OpenAI-compatible API; does the URL end in /v1?",
+                "the response is not from an OpenAI-compatible API; does the URL end in /v1?",
             )
     elif status in (401, 403):
         no_key = endpoint.no_key
@@ -166,12 +166,12 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+).*?extra\s*==\s*['\"]([A-Za-z0-9._-
     help="Also check this OpenAI-compatible endpoint; may be repeated.",
 )
 def command(as_json: bool, base_urls: tuple[str, ...]) -> int:
-    """Check the sandbox, packages and model endpoints of this machine.
+    """Check this machine's sandbox, packages and model endpoints.
 
-    Each sandbox level is tested in a temporary process, as in a run. The endpoints are those of OPENAI_BASE_URL (with
-    OPENAI_API_KEY) and --base-url; each receives one request for its list of models. A key is sent only to the origins
-    for which it is configured, which are listed under Keys. The exit code is 1 if model-written code cannot be confined
-    or if an endpoint of --base-url does not answer, otherwise 0.
+    Each sandbox level is tested in a temporary process, as in a run. The endpoints are those in OPENAI_BASE_URL (with
+    OPENAI_API_KEY) and --base-url. Each endpoint receives one request for its list of models. A key is sent only to the
+    origins for which it is configured, which are listed under Keys. The exit code is 1 if model-written code cannot be
+    confined or if an endpoint given by --base-url does not respond, and 0 otherwise.
 
     \b
     Examples:
@@ -253,13 +253,13 @@ def _extras() -> dict[str, list[str]]:
 
 
 def _packages() -> dict[str, str]:
-    """Return the version of each package of the extras that is installed."""
+    """Return the version of each installed package that belongs to an extra."""
     names = sorted({name for names in _required().values() for name in names})
     return {name: version for name in names if (version := _version(name)) is not None}
 
 
 def _required() -> dict[str, list[str]]:
-    """Return the packages that each extra requires for this version of Python."""
+    """Return the packages that each extra requires on this version of Python."""
     wanted: dict[str, list[str]] = {}
     try:
         requirements = importlib.metadata.requires("reward-kit") or []

@@ -47,14 +47,14 @@ _UNREADABLE = "episodes.jsonl: {} cannot be read as an episode"
 @click.option(
     "--otlp",
     metavar="URL|env",
-    help="Send the episodes as traces to this OpenTelemetry collector; env: the one in OTEL_EXPORTER_OTLP_ENDPOINT.",
+    help="Send the episodes as traces to this OpenTelemetry collector; env: use OTEL_EXPORTER_OTLP_ENDPOINT.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Output file, or a directory for several tables; - is standard output. Default: RUN/export/.",
+    help="Output file, or a directory for multiple tables; - is standard output. Default: RUN/export/.",
 )
 @newest_run_option()
 @click.option(
@@ -136,7 +136,7 @@ def _folder(path: Path, *, is_private: bool) -> Path:
     try:
         (make_private_folder if is_private else Path.mkdir)(path, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot create {path}: {error.strerror}; pass another file with -o") from None
+        raise ConfigError(f"cannot create {path}: {error.strerror}; pass a different file with -o") from None
     return path
 
 
@@ -148,7 +148,7 @@ def _check_target(path: Path) -> None:
 
 
 def _targets(run: Path, form: str, output: Path | None, tables: Sequence[str]) -> dict[str, Path]:
-    """Return the path of the output file of each table."""
+    """Return the path of the output file for each table."""
     chosen = list(dict.fromkeys(tables)) or list(TABLES)
     if output is not None and len(chosen) == 1 and not output.is_dir():
         if output == STDOUT and form == "parquet":
@@ -256,7 +256,7 @@ def _send_traces(header: RunHeader, selection: Selection, endpoint: str, run: Pa
 
 
 def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | None) -> Sequence[Mapping[str, Any]]:
-    """Return the tools of `--tools` or, if an episode calls tools, those of the task."""
+    """Return the tools given by `--tools` or, if an episode calls tools, the task's tools."""
     from reward_kit.runs.chats import load_task_tools, read_tools
 
     if given is not None:
@@ -271,7 +271,7 @@ def _tools(run: Path, header: RunHeader, selection: Selection, given: Path | Non
         found = load_task_tools(header)
     if found.changed:
         changed = ", ".join(found.changed)
-        echo(f"the tools may differ from those of the run, because these inputs changed: {changed}", err=True)
+        echo(f"the tools may differ from the run's tools, because these inputs changed: {changed}", err=True)
     return found.tools
 
 

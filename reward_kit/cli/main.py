@@ -1,4 +1,4 @@
-"""`reward-kit`: import and run the requested command, and convert errors to a one-line message and an exit code."""
+"""`reward-kit`: import and run the requested command, and convert an error to a one-line message and an exit code."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SETUP = "setup"
 GROUPS: dict[str, dict[str, str]] = {
     "Evaluate": {
         "run": "Run a task file: collect and score episodes, and show a table of results.",
-        "score": "Score transcripts, or score the episodes of a run with another reward.",
-        "view": "Show the live pages of all runs in a browser, or write the page of one run.",
+        "score": "Score transcripts, or score the episodes of a run with a different reward.",
+        "view": "Show live pages of all runs in a browser, or write the page of one run.",
         "compare": "Compare runs, with confidence intervals and gates for CI.",
         "credit": "Compute the credit of each step of a run.",
-        "why": "Find the steps at which episodes were lost or won, by continuing them from there.",
+        "why": "Continue episodes to find the steps at which they were lost or won.",
         "export": "Export a run as tables (Parquet, CSV, JSON Lines) or as chats for fine-tuning.",
         "check": "Check a task, a reward or a resource before a run, or a finished run.",
         "calibrate": "Compare a reward, such as an LLM judge, with human labels.",
@@ -54,7 +54,7 @@ HIDDEN = {
 """Commands that are not listed by `--help`."""
 VERBS = {name: summary for group in (*GROUPS.values(), HIDDEN) for name, summary in group.items()}
 _MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP, "agent-eval": "run"}
-"""The modules of commands whose module has a different name; in these, the command is the function with its name."""
+"""The modules of commands whose module has a different name. There, the command is the function with its name."""
 _ALIASES = {
     "rescore": "score RUN",
     "explain": "train --dry-run",
@@ -86,7 +86,7 @@ EXIT_CODES = {
 
 
 class LazyGroup(click.Group):
-    """A command group that imports the module of a command only when it is called, to keep --help fast."""
+    """A command group that imports a command's module only when the command is called, to keep --help fast."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         """Return the visible commands, in the order of `--help`."""
@@ -127,7 +127,7 @@ class LazyGroup(click.Group):
 
 
 def module_of(name: str) -> str:
-    """Return the name of the module of a command."""
+    """Return the name of a command's module."""
     return f"reward_kit.cli.{_MODULES.get(name, name)}"
 
 
@@ -150,7 +150,7 @@ def _show_logs(context: click.Context, option: click.Parameter, times: int) -> N
 
 
 def _with_common_options(command: click.Command, prefix: str) -> click.Command:
-    """Add `-v` to a command, and an environment variable to each of its options."""
+    """Add `-v` to a command and an environment variable to each of its options."""
     for name, inner in getattr(command, "commands", {}).items():
         _with_common_options(inner, f"{prefix}_{name}")
     if any("--verbose" in option.opts for option in command.params):
@@ -221,7 +221,7 @@ def main() -> None:
 
 
 def _show_error(error: RewardKitError, noted: Exception) -> None:
-    """Print an error on one line, followed by the notes of the error and its exception group."""
+    """Print an error on one line, followed by the notes on the error and on its exception group."""
     echo(f"error: {error}", err=True)
     for note in getattr(noted, "__notes__", ()):
         echo(note, err=True)

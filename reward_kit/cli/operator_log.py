@@ -39,13 +39,13 @@ _STANDARD_FIELDS = {*vars(logging.makeLogRecord({})), "message", "asctime", "tas
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """The minimum level of the records to show, and separate minimum levels for some loggers and their children."""
+    """The minimum level of the records to show, and separate levels for individual loggers and their children."""
 
     base: int
     named: Mapping[str, int] = field(default_factory=dict)
 
     def level_of(self, name: str) -> int:
-        """Return the minimum level of a logger. It may be inherited from the nearest parent that has a level."""
+        """Return a logger's minimum level, which may be inherited from the nearest parent that has one."""
         while name:
             if name in self.named:
                 return self.named[name]
@@ -54,7 +54,7 @@ class LogFilter:
 
 
 def parsed(text: str) -> LogFilter:
-    """Parse `info`, or `warning:providers=debug,runs=info`: a level, and optionally levels of parts of the package."""
+    """Parse a level and, optionally, levels for parts of the package, as in `warning:providers=debug,runs=info`."""
     base, _, rest = text.partition(":")
     named = {}
     for part in filter(None, rest.split(",")):
@@ -88,7 +88,7 @@ class OperatorHandler(logging.StreamHandler[Any]):
         self._redactions = [redaction]
 
     def add_redaction(self, redaction: Redaction) -> None:
-        """Add a redaction, such as one for the secrets of a task."""
+        """Add a redaction, such as a redaction of a task's secrets."""
         self._redactions.append(redaction)
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -96,7 +96,7 @@ class OperatorHandler(logging.StreamHandler[Any]):
         return record.levelno >= self._wanted.level_of(record.name)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format the record as one line. If there is a traceback, it is indented below the line."""
+        """Format the record as one line. A traceback, if any, is indented below the line."""
         moment = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         at = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         level, trace = record.levelname.lower(), format_traceback(record)

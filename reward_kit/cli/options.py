@@ -1,6 +1,6 @@
-"""Options that multiple commands share, and their types and shell completion.
+"""Options shared by multiple commands, with their types and shell completion.
 
-This module must not import heavy modules, so that help and completion stay fast.
+This module must not import heavy modules, because help and completion must stay fast.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SectionedCommand(click.Command):
         self._title_of = {name: title for title, names in sections.items() for name in names}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for each group of options, ordered by the first option of the group."""
+        """Write a section for each group of options. The groups are ordered by their first option."""
         records: dict[str, list[tuple[str, str]]] = {title: [] for title in self._title_of.values()}
         for parameter in self.get_params(ctx):
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
@@ -78,7 +78,7 @@ class WholeNumber(click.IntRange):
 
 
 class GateNumber(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5
-    """A number for the score, `X`, or for a metric, `METRIC=X`.
+    """A number for the score (`X`) or for a metric (`METRIC=X`).
 
     Args:
         least: the lowest valid number, or None for no limit.
@@ -114,7 +114,7 @@ def fail_under_options(of: str) -> Callable[[Any], Any]:
         type=GateNumber(),
         multiple=True,
         metavar="[METRIC=]X",
-        help=f"Exit with code 1 if {of}, or the mean of METRIC, is below X; may be repeated.",
+        help=f"Exit with code 1 if {of} (or the mean of METRIC) is below X; may be repeated.",
     )
     lower_bound = click.option(
         "--lower-bound",
@@ -125,8 +125,8 @@ def fail_under_options(of: str) -> Callable[[Any], Any]:
 
 
 def fail_on_error_option(command: Any) -> Any:
-    """Add `--fail-on-error`. The name of its parameter is `error_limit`."""
-    text = "Stop if more than X episodes ended with an error. Without it, any error fails --fail-under at the end."
+    """Add `--fail-on-error`, whose parameter is named `error_limit`."""
+    text = "Stop if more than X episodes ended with an error. By default, any error fails --fail-under at the end."
     return click.option("--fail-on-error", "error_limit", type=Number(0), metavar="X", help=text)(command)
 
 
@@ -146,12 +146,12 @@ def set_option(help: str, option: tuple[str, ...] = ("-T", "--set", "overrides")
 
 
 def json_option(help: str = "Print the summary as JSON on standard output.") -> Callable[[Any], Any]:
-    """Return the option `--json`. The name of its parameter is `as_json`."""
+    """Return the option `--json`, whose parameter is named `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help=help)
 
 
 def display_option() -> Callable[[Any], Any]:
-    """Return the option `--display`, the kind of progress display."""
+    """Return the option `--display`, which selects the kind of progress display."""
     return click.option(
         "--display",
         type=click.Choice(["rich", "plain", "none"]),
@@ -186,21 +186,21 @@ def sandbox_options(default: str | None = None) -> Callable[[Any], Any]:
     return click.option(
         "--sandbox",
         type=click.Choice(["in_process", "warm", "isolated"]),
-        help=f"Sandbox level of the reward; default: {first}warm for your own files.",
+        help=f"Sandbox level for the reward; default: {first}warm for your own files.",
     )
 
 
 def sandbox_keys(sandbox: str | None) -> dict[str, Any]:
     """Return the dotted task key that `--sandbox` sets, and its value.
 
-    If the option is not used, the result is empty.
+    The result is empty if the option is not set.
     """
     return {"sandbox.level": sandbox} if sandbox else {}
 
 
 def cache_option(command: Any) -> Any:
     """Add `--cache`."""
-    text = "Reuse model and judge answers stored in FILE, and add new ones to it."
+    text = "Reuse model and judge answers stored in FILE, and add new answers to it."
     return click.option("--cache", type=click.Path(path_type=Path), metavar="FILE", help=text)(command)
 
 
@@ -213,7 +213,7 @@ def cache_arguments(cache: Path | None) -> list[str]:
 
 
 def newest_run_option(what: str = "the newest run") -> Callable[[Any], Any]:
-    """Return the option `--log-dir` of a command that reads a run."""
+    """Return the option `--log-dir` for a command that reads a run."""
     return log_dir_option(f"Directory to search for {what} if no RUN is given.")
 
 
@@ -232,7 +232,10 @@ def run_or_newest(run: Path | None, log_dir: Path, *, except_for: Path | None = 
 
 
 def two_newest(log_dir: Path) -> tuple[Path, Path]:
-    """Find the newest run in a directory, and return the two newest runs of its task. The older run comes first."""
+    """Return the two newest runs of the task that the newest run in a directory belongs to.
+
+    The older run comes first.
+    """
     from reward_kit.runs.run_folder import RunHeader, newest_runs
 
     found = newest_runs(log_dir, lambda header: header.training is None)
@@ -242,7 +245,7 @@ def two_newest(log_dir: Path) -> tuple[Path, Path]:
     earlier = [path for path in found[1:] if RunHeader.read(path).task_name == name]
     if not earlier:
         raise ConfigError(
-            f"{log_dir} has one run of task {name!r}, {newest}; specify the runs to compare, "
+            f"{log_dir} has only one run of task {name!r}, {newest}; specify the runs to compare, "
             "or only this run to compare its policies"
         )
     echo(f"the two newest runs of task {name!r}: {earlier[0]} (the baseline) and {newest}", err=True)
@@ -276,14 +279,17 @@ def complete_runs(context: click.Context, parameter: click.Parameter, typed: str
 
 
 def complete_policies(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Complete a policy. Suggestions are built-in policies and files."""
+    """Complete a policy. The suggestions are built-in policies and files."""
     from reward_kit.agent.policies import BUILT_IN
 
     return [CompletionItem(typed, type="file"), *_beginning(typed, BUILT_IN)]
 
 
 def complete_rewards(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Complete a reward. Suggestions are built-in rewards and files or, after `FILE.py:`, the rewards in the file."""
+    """Complete a reward.
+
+    The suggestions are built-in rewards and files or, after `FILE.py:`, the rewards in that file.
+    """
     import reward_kit.rewards
     from reward_kit.checks.source_facts import rewards_in
 

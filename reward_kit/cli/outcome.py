@@ -71,7 +71,8 @@ async def interruptible(
         say: a function that prints a note.
         traffic: the provider session of the run's endpoints, if any.
         grace_s: the time limit in seconds for finishing running episodes, or None for no limit.
-        collected: an event that is set when no episode is running. After that, missing scores get a few more seconds.
+        collected: an event that is set when no episode is running anymore. After that, a few more seconds are allowed
+            for missing scores.
     """
 
     def stop_now() -> None:
@@ -108,13 +109,13 @@ async def interruptible(
 
 
 def keep_logs_in_run(redaction: Redaction) -> None:
-    """Send the log of the package only to the operator log and the log file of the run. Secrets are redacted."""
+    """Send the package's log only to the operator log and the run's log file. Secrets are redacted."""
     operator_log.add_redaction(redaction)
     logging.getLogger("reward_kit").propagate = False
 
 
 def allow_many_connections() -> None:
-    """Raise the limit of open files to the maximum, because the default is too low for a thousand episodes."""
+    """Raise the limit on open files to the maximum, because the default is too low for a thousand episodes."""
     if sys.platform == "win32":
         return
     import resource
@@ -128,18 +129,18 @@ def allow_many_connections() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The settings for the exit code and the final output of a command.
+    """The settings for a command's exit code and final output.
 
     Attributes:
         title: the title of the table.
-        expected: the number of episodes of the complete run.
+        expected: the number of episodes in the complete run.
         thresholds: the gates on mean scores and metrics.
-        error_limit: the number of episodes that may end with an error. If it is `None`, errors do not stop the run, but
-            they fail the gates.
+        error_limit: the number of episodes that may end with an error. If it is `None`, errors do not stop the run but
+            fail the gates.
         as_json: whether to print the summary as JSON instead of the table.
         resume_command: the command that resumes an incomplete run, or None if the run cannot be resumed.
-        further: a function that takes the rows of the run and returns additional keys for `summary.json`.
-        shown: a function that takes the rows of the run and returns the text below the table.
+        further: a function that takes the run's rows and returns additional keys for `summary.json`.
+        shown: a function that takes the run's rows and returns the text to show below the table.
     """
 
     title: str
@@ -217,9 +218,9 @@ def run_into(
 
 
 def _slowest_wait(execution: Run, traffic: ProviderSession | None) -> str | None:
-    """Return a description of what a run has been waiting for, or None.
+    """Return a description of the longest wait in a run, or None if no wait is long enough to report.
 
-    A request is reported after 10 seconds, and an episode after 30 seconds.
+    A request is reported after 10 seconds and an episode after 30 seconds.
     """
     request = traffic.longest_wait() if traffic is not None else None
     if request is not None and request[0] >= _LONG_REQUEST_S:
@@ -231,7 +232,7 @@ def _slowest_wait(execution: Run, traffic: ProviderSession | None) -> str | None
 
 
 def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
-    """Print the outcome of a run and suggest the next commands. Return the exit code."""
+    """Print the outcome of a run, suggest the next commands, and return the exit code."""
     policies, missing, note = outcome.policies, outcome.missing, note_console()
     resume = ending.resume_command
     if outcome.credit_error is not None:
@@ -334,7 +335,7 @@ def resume_line(command: Sequence[str]) -> str:
 
 @contextmanager
 def noting_resume(command: Sequence[str] | None, path: Path) -> Iterator[None]:
-    """If an error such as a full disk ends the run in `path`, add a note with the resume command to the error."""
+    """If an error such as a full disk ends the run in `path`, add a note with the resume command to that error."""
     try:
         yield
     except (RewardKitError, ExceptionGroup) as error:
@@ -349,7 +350,7 @@ def note_console() -> Console:
 
 
 def note_page(page: Path | None, error: Exception | None) -> None:
-    """Print the path of the run's page, or the reason why the page was not written."""
+    """Print the path of the run's page, or the reason why no page was written."""
     if error is not None:
         note_console().print(f"No report was written: {error}", style="red")
     elif page is not None:

@@ -1,7 +1,7 @@
 """`reward-kit run`: collect, score and store the episodes of a task.
 
-The command calls `load_task` (`runs/tasks.py`), which parses and resolves the task file, `plan_run` and `begin_run`
-(`runs/plan.py`), and `run` (`runs/runner.py`), in this order.
+The command first calls `load_task` (`runs/tasks.py`), which parses and resolves the task file, then `plan_run` and
+`begin_run` (`runs/plan.py`), and finally `run` (`runs/runner.py`).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _SECTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of `run`. They are named like the parameters of the command."""
+    """The options of `run`. The fields have the same names as the command's parameters."""
 
     task: Path | None
     models: tuple[str, ...]
@@ -133,7 +133,7 @@ class RunOptions:
     help="random, expert, human, scripted, replay:RUN or file.py:Class; may be repeated.",
 )
 @click.option("--base-url", help="The endpoint of the models; default: the provider's or, for openai, OPENAI_BASE_URL.")
-@click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Record model answers in FILE.")
+@click.option("--record", type=click.Path(path_type=Path), metavar="FILE", help="Record the model's answers in FILE.")
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),
@@ -144,7 +144,7 @@ class RunOptions:
 @click.option("-n", "--rollouts", type=WholeNumber(1), help="Number of episodes per sample.")
 @click.option("--limit", type=WholeNumber(1), help="Run only the first N samples.")
 @click.option("--sample-id", "sample_ids", multiple=True, help="Run only this sample; may be repeated.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random choices.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed for all random choices.")
 @set_option("Set a key of the task (dotted if nested).")
 @sandbox_options("the task's")
 @trust_option
@@ -155,23 +155,25 @@ class RunOptions:
     show_default=True,
     help="Maximum number of concurrent episodes.",
 )
-@click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop the run at a cost of X US dollars.")
+@click.option(
+    "--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop the run when it has cost X US dollars."
+)
 @fail_under_options("a mean score")
 @fail_on_error_option
 @resume_options
 @click.option("--only-failed", is_flag=True, help="With --resume: rerun only the episodes that ended with an error.")
-@click.option("--force", is_flag=True, help="With --resume: continue although files of the task changed.")
+@click.option("--force", is_flag=True, help="With --resume: continue even if files of the task have changed.")
 @display_option()
 @json_option()
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check all inputs, and show the plan and the first request, without sending or writing anything.",
+    help="Check all inputs and show the plan and the first request. Nothing is sent or written.",
 )
 @click.option(
     "--otlp",
     metavar="URL|env",
-    help="Send the episodes as traces to this OpenTelemetry collector; env: the one in OTEL_EXPORTER_OTLP_ENDPOINT.",
+    help="Send the episodes as traces to this OpenTelemetry collector; env: use OTEL_EXPORTER_OTLP_ENDPOINT.",
 )
 @click.option(
     "--engine",
@@ -282,7 +284,7 @@ agent_eval.params = [
 
 
 def keys_for_trust(policies: Sequence[str], base_url: str | None) -> dict[str, Any]:
-    """Return the options other than -T that refer to code or an endpoint, as task keys for the trust prompt."""
+    """Return the options that refer to code or an endpoint, except -T, as task keys for the trust prompt."""
     return {"--policy": list(policies), **({"--base-url": base_url} if base_url is not None else {})}
 
 
@@ -318,7 +320,7 @@ def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Pa
 
 
 def refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool, use: str = "resumed") -> None:
-    """Reject a run whose inputs changed, or report the changes with --force, since results would not be comparable."""
+    """Reject a run whose inputs changed, because results would not be comparable. With --force, report the changes."""
     changes = "\n".join(differences(path, header.digests, task.digests, task.inputs))
     if changes and not force:
         raise ConfigError(
@@ -332,7 +334,7 @@ def refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool,
 def with_run_limits(
     task: LoadedTask, header: RunHeader | None, overrides: Mapping[str, Any], max_cost: float | None
 ) -> LoadedTask:
-    """Return the task with the limits of the task file, the earlier run, -T and --max-cost."""
+    """Return the task with the limits from the task file, the earlier run, -T and --max-cost."""
     limits = dict(header.run_limits) if header is not None else {}
     limits |= {key.partition(".")[2]: value for key, value in overrides.items() if key.startswith("run_limits.")}
     limits |= {"cost": max_cost} if max_cost is not None else {}
@@ -344,7 +346,7 @@ def with_run_limits(
 
 
 async def _first_request(plan: RunPlan) -> FirstRequest:
-    """Return the first request to the model for the first sample."""
+    """Return the first model request for the first sample."""
     worker = RLRolloutWorker(plan.definition, ScriptedPolicy([]), tools=plan.tools, user=plan.user)
     async with ServerPool():
         return await worker.first_request(plan.seed, sample=plan.samples[0])
@@ -392,9 +394,9 @@ def _content(message: Message) -> str:
 
 
 def _traffic(asked: RunOptions) -> ProviderSession:
-    """Return the provider session of this run, including its recording if there is one.
+    """Return the provider session of this run, including its recording, if any.
 
-    In a dry run, the session rejects requests.
+    In a dry run, the session rejects all requests.
     """
     files = {"--record": asked.record, "--replay": asked.replay, "--cache": asked.cache}
     named = [option for option, file in files.items() if file is not None]

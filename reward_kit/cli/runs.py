@@ -35,8 +35,8 @@ class StoredRun:
             it open; "unreadable" if its `run.json` is damaged.
         started_at: the start time in UTC.
         size: the size on disk in bytes.
-        total: the number of episodes of the complete run.
-        scores: the mean score of each policy, if there is a summary.
+        total: the number of episodes in the complete run.
+        scores: the mean score of each policy, if the run has a summary.
         resume: the command that resumes the run, if it was stopped.
     """
 
@@ -143,11 +143,13 @@ def list_(log_dir: Path, as_json: bool) -> None:
 @command.command(name="prune")
 @_LOG_DIR
 @click.option("--keep", type=WholeNumber(0), metavar="N", help="Keep the newest N runs of each task.")
-@click.option("--older-than", metavar="AGE", help="Remove only runs older than this, such as 30d, 12h or 90m.")
+@click.option(
+    "--older-than", metavar="AGE", help="Remove only runs that are older than this age, such as 30d, 12h or 90m."
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 def prune(log_dir: Path, keep: int | None, older_than: str | None, yes: bool, dry_run: bool) -> None:
-    """Remove runs by number, by age, or by both. Runs that are open in a process are kept.
+    """Remove runs by number, by age, or both. Runs that are open in a process are kept.
 
     \b
     Examples:

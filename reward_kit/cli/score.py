@@ -63,7 +63,11 @@ from reward_kit.runs.scoring import (
 from reward_kit.runs.summary import EpisodeRow, Threshold
 from reward_kit.runs.task_file import parse_override
 
-_MUST_HOLD = {"run": "episodes of another run", "files": "the run has changed since", "scorer": "another reward"}
+_MUST_HOLD = {
+    "run": "episodes of a different run",
+    "files": "the run has changed since",
+    "scorer": "a different reward",
+}
 _SECTIONS = {
     "Reward and sandbox": (
         *("reward", "options", "sandbox"),
@@ -105,7 +109,9 @@ class ScoreArgs:
 @set_option("Set an option of the reward.", ("-O", "--option", "options"))
 @sandbox_options()
 @set_option("Set sandbox.KEY, limits.reward_time_s or redact, as in a task file.")
-@click.option("--pass-threshold", type=Number(), help="Lowest passing score; default: 1, or the run's threshold.")
+@click.option(
+    "--pass-threshold", type=Number(), help="Lowest passing score; default: the run's threshold, otherwise 1."
+)
 @trust_option
 @fail_under_options("a mean score")
 @fail_on_error_option
@@ -124,11 +130,11 @@ class ScoreArgs:
 def command(data: Path | None, output: Path | None, only_failed: bool, **options: Any) -> None:
     """Score the transcripts in DATA with a reward function, or score the episodes of RUN again.
 
-    DATA is a JSONL, CSV or YAML file, whose rows have `messages` and optionally `id`, `ground_truth` and `policy`.
+    DATA is a JSONL, CSV or YAML file. Its rows have `messages` and, optionally, `id`, `ground_truth` and `policy`.
 
     RUN is the directory of a run. Its stored episodes are scored again without calling the model, the scores are
-    written to a new run, and the changes are shown. RUN is not modified. Redacted texts are scored as stored.
-    Without RUN, the newest run is used.
+    written to a new run, and the changes are shown. RUN is not modified. Redacted text is scored as stored. Without
+    RUN, the newest run is used.
 
     \b
     Examples:
@@ -192,12 +198,10 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     if not (folder.path / "episodes.jsonl").exists():
         hidden = copy_results(source, folder.path, ready.redaction)
         if source.redact:
-            echo(
-                f"the texts were redacted by {source.redact} when they were stored, and are scored as stored", err=True
-            )
+            echo(f"the text was redacted by {source.redact} when it was stored, and is scored as stored", err=True)
         if hidden:
             of = f"{hidden:,} of {len(source.index.episodes):,} episodes"
-            echo(f"secrets in {of} are replaced by {HIDDEN!r}; the texts are scored as stored", err=True)
+            echo(f"secrets in {of} are replaced by {HIDDEN!r}; the text is scored as stored", err=True)
     before = earlier_scores(source)
 
     def changes(rows: Sequence[EpisodeRow]) -> ScoreChanges:
@@ -227,7 +231,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
 def _open_folder(
     source: SourceRun, args: ScoreArgs, ready: ScoringSetup, plan: RunPlan, output: Path | None
 ) -> RunFolder:
-    """Return the directory of the new run, or of a run that an earlier call of the same command started."""
+    """Return the directory of the new run, or of a run that an earlier call to the same command started."""
     earlier = source.header
     files = {name: source.path / name for name in ("episodes.jsonl", "scores.jsonl")}
     rescored_from = {
@@ -263,9 +267,9 @@ def _open_folder(
 
 
 def _changes_table(changes: ScoreChanges) -> RenderableType:
-    """Return a table that has a column for each policy.
+    """Return a table with one column for each policy.
 
-    Below the table are the episodes whose scores changed the most.
+    The episodes whose scores changed the most are listed below the table.
     """
     table = Table(title=Text("What changed", "bold"), box=box.SIMPLE_HEAVY, title_justify="left")
     table.add_column("", style="dim", no_wrap=True)

@@ -41,14 +41,14 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     type=WholeNumber(0, 65535),
     default=8700,
     show_default=True,
-    help="The port to listen on; 0 chooses a free one.",
+    help="The port to listen on; 0 chooses a free port.",
 )
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
     help="File with one key per line. Default: $REWARD_KIT_SERVE_API_KEY, otherwise a generated key, which is printed.",
 )
-@set_option("Set an option of the reward; with several rewards, NAME.KEY=VALUE.", ("-O", "--option", "options"))
+@set_option("Set an option of the reward; with multiple rewards, NAME.KEY=VALUE.", ("-O", "--option", "options"))
 @sandbox_options()
 @click.option(
     "--deadline",
@@ -56,26 +56,26 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
     default=600.0,
     show_default=True,
     metavar="S",
-    help="Time limit of one call in seconds.",
+    help="Time limit for one call in seconds.",
 )
 @click.option(
     "--max-concurrency",
     type=WholeNumber(1),
     default=64,
     show_default=True,
-    help="Maximum number of concurrent calls of each reward.",
+    help="Maximum number of concurrent calls to each reward.",
 )
 @click.option(
     "--max-pending",
     type=WholeNumber(1),
     default=4096,
     show_default=True,
-    help="Maximum number of waiting rollouts of each reward; further requests are answered with 429.",
+    help="Maximum number of waiting rollouts for each reward; further requests receive status 429.",
 )
 @click.option(
     "--max-batch",
     type=WholeNumber(1),
-    help="Maximum number of rollouts in a request.  [default: 1024, or --max-pending if less]",
+    help="Maximum number of rollouts in a request.  [default: 1024, or --max-pending if lower]",
 )
 @click.option(
     "--max-messages",
@@ -87,14 +87,14 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
 @click.option(
     "--max-body-mb",
     type=Number(0.001),
-    help="Maximum size of a request body in MiB.  [default: 16, or --max-held-mb if less]",
+    help="Maximum size of a request body in MiB.  [default: 16, or --max-held-mb if lower]",
 )
 @click.option(
     "--max-held-mb",
     type=Number(0.001),
     default=512.0,
     show_default=True,
-    help="Maximum size of all bodies held at a time in MiB.",
+    help="Maximum total size, in MiB, of the bodies held at any time.",
 )
 @click.option(
     "--max-connections",
@@ -130,15 +130,15 @@ _EXAMPLE = '{"messages": [{"role": "assistant", "content": "42"}], "ground_truth
 @click.option(
     "--otlp",
     metavar="URL|env",
-    help="Send a trace of each score to this OpenTelemetry collector; env: the one in OTEL_EXPORTER_OTLP_ENDPOINT.",
+    help="Send a trace of each score to this OpenTelemetry collector; env: use OTEL_EXPORTER_OTLP_ENDPOINT.",
 )
 @trust_option
 def command(rewards: tuple[str, ...], **given: Any) -> None:
     """Serve reward functions over HTTP. Every request needs a key, and the rewards run in their sandbox.
 
-    `POST /v1/rewards/NAME/score` scores a rollout, and `…/score_batch` scores several; see /openapi.json. A task refers
-    to a served reward by its URL: `reward_function_path: http://HOST:8700/v1/rewards/NAME`. Ctrl-C stops the server
-    when all requests in flight are answered.
+    `POST /v1/rewards/NAME/score` scores one rollout, and `…/score_batch` scores multiple rollouts; see /openapi.json. A
+    task refers to a served reward by its URL: `reward_function_path: http://HOST:8700/v1/rewards/NAME`. Ctrl-C stops
+    the server once all requests in flight are answered.
 
     \b
     Examples:
@@ -165,7 +165,7 @@ def command(rewards: tuple[str, ...], **given: Any) -> None:
 def _limits(given: dict[str, Any]) -> ServerOptions:
     """Return the options of the server.
 
-    If a limit is not set, it defaults to its usual value or, if that value is smaller, to the related larger limit.
+    A limit that is not set defaults to its usual value or, if the related larger limit is lower, to that limit.
     """
     from reward_kit.integrations.reward_server.options import AT_LEAST, ServerOptions
 
@@ -175,12 +175,12 @@ def _limits(given: dict[str, Any]) -> ServerOptions:
             given[smaller] = min(usual[smaller], given[larger])
         if given[smaller] > given[larger]:
             flags = [f"--{name.replace('_', '-')}" for name in (smaller, larger)]
-            raise ConfigError(f"{flags[0]} must be at most {flags[1]}, {given[larger]:g}; increase both limits")
+            raise ConfigError(f"{flags[0]} must be at most {flags[1]} ({given[larger]:g}); increase both limits")
     return ServerOptions(**{name if name in usual else f"{name}_s": value for name, value in given.items()})
 
 
 def _keys(file: Path | None) -> tuple[Keys, str]:
-    """Return the keys, and the key that was generated for this server, or "" if keys are configured."""
+    """Return the keys, and either the key generated for this server or, if keys are configured, ""."""
     from reward_kit.integrations.reward_server.options import Keys, new_key, read_keys
 
     keys, note = read_keys(file)
@@ -217,7 +217,7 @@ def _show_addresses(named: Sequence[NamedReward], address: str, made: str, host:
         echo(f"{one.name}: {one.reward.mode}, POST {address}/v1/rewards/{one.name}/score", err=True)
     if made:
         echo(
-            "Key for this start, shown only once; to use a fixed key, set REWARD_KIT_SERVE_API_KEY or --api-key-file:",
+            "Key for this server, shown only once; to use a fixed key, set REWARD_KIT_SERVE_API_KEY or --api-key-file:",
             err=True,
         )
         echo(f"  export {KEY_VARIABLE}={made}", err=True)

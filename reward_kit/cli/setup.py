@@ -1,4 +1,4 @@
-"""`reward-kit init`, `schema` and `completion`: write files for a new project, an editor and a shell."""
+"""`reward-kit init`, `schema` and `completion`: write files for a new project, an editor, or a shell."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SCHEMA = "task.schema.json"
 @click.command(name="init")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 def init(directory: Path) -> None:
-    """Create a small working project in DIR, with a task, samples, a tool, a reward, an agent, tests and a CI workflow.
+    """Create a small working project in DIR: a task, samples, a tool, a reward, an agent, tests and a CI workflow.
 
     Existing files are never overwritten.
 
@@ -110,7 +110,7 @@ def attributes_of(documented: type[Any]) -> dict[str, str]:
 
 
 def schema_of(model: type[BaseModel]) -> str:
-    """Return the JSON schema of a model. It contains the descriptions of all keys but no titles."""
+    """Return the JSON schema of a model. The schema contains the descriptions of all keys, but no titles."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Described(GenerateJsonSchema):

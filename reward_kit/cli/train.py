@@ -1,4 +1,4 @@
-"""`reward-kit train`: train a policy from a train file, with resumable runs."""
+"""`reward-kit train`: train a policy as configured in a train file. Runs can be resumed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from reward_kit.errors import requires_extra
 @click.argument("config", required=False, type=click.Path(path_type=Path))
 @set_option("Set a key of the train file (dotted if nested; task.KEY for the task).")
 @resume_options
-@click.option("--force", is_flag=True, help="With --resume: continue although files changed.")
+@click.option("--force", is_flag=True, help="With --resume: continue even if files have changed.")
 @display_option()
 @json_option()
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check all inputs, and print the batches, the credit and the loss as formulas, without writing anything.",
+    help="Check all inputs and print the batches, the credit and the loss as formulas. Nothing is written.",
 )
 @trust_option
 def command(**given: Any) -> None:

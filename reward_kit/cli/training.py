@@ -56,7 +56,7 @@ class TrainArgs:
 
 
 def run_train(args: TrainArgs) -> None:
-    """Train in this process and exit. The process may be one of multiple processes that `torchrun` started."""
+    """Train in this process and exit. The process may be one of several that `torchrun` started."""
     with open_process_group() as group:
         if group is not None and not group.processes.is_first:
             if not follow_training(group):
@@ -96,7 +96,7 @@ def _run_first(args: TrainArgs, group: ProcessGroup | None) -> int:
 
 
 def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, TrainingPlan]:
-    """Return the run to resume and its plan, after applying the overrides of keys that a resume may change."""
+    """Return the run to resume, and its plan after applying overrides of keys that a resume may change."""
     if args.resume == LATEST:
         path = latest_run(args.log_dir, load_plan(args.config).name if args.config else None, training=True)
     else:
@@ -128,7 +128,7 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
     if header.status == "complete" and training.updates >= plan.config.updates:
         done = pluralize(training.updates, "update")
         more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", f"updates={2 * training.updates}"])
-        echo(f"{path} is finished after {done}. To continue training, increase updates:  {more}", err=True)
+        echo(f"{path} finished after {done}. To continue training, increase updates:  {more}", err=True)
     return path, plan
 
 

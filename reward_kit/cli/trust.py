@@ -1,4 +1,4 @@
-"""The `--trust` option, and the prompt that is shown before a command runs code from a directory for the first time."""
+"""The `--trust` option, and the prompt shown before a command runs code from a directory for the first time."""
 
 from __future__ import annotations
 
@@ -45,14 +45,17 @@ def trust_option(command: Callable[..., Any]) -> Any:
 def require_trust_in_file(
     path: Path, typed: Mapping[str, Any] | None = None, stored: Mapping[str, Any] | None = None
 ) -> bool:
-    """Raise an error unless the user trusts the code that a task or train file runs. On a terminal, prompt the user."""
+    """Raise an error unless the user trusts the code that a task file or train file runs.
+
+    On a terminal, prompt the user.
+    """
     from reward_kit.runs.trust import plan_file_code
 
     return _require(plan_file_code(path, typed, stored), str(path))
 
 
 def require_trust_in(references: Sequence[str], folder: Path | None = None) -> None:
-    """Raise an error unless the user trusts the code that `file.py:name` references name.
+    """Raise an error unless the user trusts the code referenced as `file.py:name`.
 
     On a terminal, prompt the user.
     """
@@ -62,7 +65,7 @@ def require_trust_in(references: Sequence[str], folder: Path | None = None) -> N
 
 
 def trust_new_folder(folder: Path) -> None:
-    """Record that the user created a directory. Its code is then trusted without a prompt."""
+    """Record that the user created a directory. The code in it is then trusted without a prompt."""
     from reward_kit.runs.trust import PlannedCode, trust
 
     try:
@@ -108,7 +111,7 @@ def _ask(code: PlannedCode, files: Sequence[Path], what: str) -> None:
 
 
 def describe_code(code: PlannedCode) -> Iterator[str]:
-    """Yield lines that describe the code to run. The settings come first, followed by the files."""
+    """Yield lines that describe the code to run: first the settings, then the files."""
     lines = list(code.settings)
     for file in code.files:
         name = str(file.relative_to(code.folder) if file.is_relative_to(code.folder) else file)

@@ -1,4 +1,4 @@
-"""`reward-kit view`: serve live pages of the runs in a directory to a browser, or write the page of a run to a file."""
+"""`reward-kit view`: serve live pages of the runs in a directory, or write the page of a run to a file."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from reward_kit.runs.run_folder import FILE
     metavar="[DIR|RUN]",
     shell_complete=complete_runs,
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port to listen on; default: a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port to listen on; default: a free port.")
 @click.option("--open/--no-open", "opens", default=False, help="Open the address in the browser of this machine.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the page of one run to FILE, such as report.html, instead of serving pages.",
+    help="Instead of serving pages, write the page of one run to FILE, such as report.html.",
 )
 def command(folder: Path, port: int, opens: bool, output: Path | None) -> None:
-    """Serve the pages of the runs in DIR ("runs" by default), or of one run, to browsers on this machine only.
+    """Serve the pages of the runs in DIR (default: "runs"), or of a single run, only to browsers on this machine.
 
-    The address contains a token, which every request needs. Episodes of a live run appear as they finish. DIR is not
+    The address contains a token that every request needs. Episodes of a live run appear as they finish. DIR is not
     modified. Ctrl-C stops the server.
 
-    With -o, the page of RUN, or of the newest run in DIR, is written to a file instead. The episodes of a large run are
-    written to a directory next to the file.
+    With -o, the page of RUN or, by default, of the newest run in DIR is written to a file instead. If the run is large,
+    its episodes are written to a directory next to the file.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ async def _serve(catalog: RunCatalog, port: int, opens: bool) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with serving(catalog, port, access) as address:
             echo(address)
-            echo("Ctrl-C stops the server. Anyone on this machine with this address can read these runs.", err=True)
+            echo("Ctrl-C stops the server. Anyone on this machine who has this address can read these runs.", err=True)
             if opens:  # do not pass this address, because other users can read the arguments of the browser's process
                 once = f"{address.partition('?')[0]}?{CODE}={access.one_time_code()}"
                 await anyio.to_thread.run_sync(webbrowser.open, once)

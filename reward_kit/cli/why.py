@@ -1,4 +1,4 @@
-"""`reward-kit why`: find the steps at which finished episodes were lost or won, by continuing them from there."""
+"""`reward-kit why`: continue finished episodes to find the steps at which they were lost or won."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ _SECTIONS = {
 _LONGEST_ACTION = 70
 _MOST_INSTEAD = 3
 _BAR = 12
+_TABLE_WIDTH = 58  # without the column of actions
 
 
 @click.command(name="why", cls=SectionedCommand, sections=_SECTIONS)
@@ -86,8 +88,10 @@ _BAR = 12
     show_default=True,
     help="Maximum number of continuations per episode.",
 )
-@click.option("--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop at a cost of X US dollars.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the continuations.")
+@click.option(
+    "--max-cost", type=Number(0, min_open=True), metavar="X", help="Stop when the continuations have cost X US dollars."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed for the continuations.")
 @click.option(
     "--max-concurrency",
     type=WholeNumber(1),
@@ -95,19 +99,20 @@ _BAR = 12
     show_default=True,
     help="Maximum number of concurrent continuations.",
 )
-@set_option("Set a key of the task (dotted if nested), such as a secret that was not stored.")
-@click.option("--force", is_flag=True, help="Continue although files of the task changed.")
+@set_option("Set a key of the policy (policy.KEY), a limit (run_limits.KEY), or a secret that was not stored.")
+@click.option("--force", is_flag=True, help="Continue even if files of the task have changed.")
 @trust_option
 @json_option("Print the results as JSON on standard output.")
 def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any) -> None:
     """Find the steps at which episodes of RUN were lost or won.
 
-    The policy of the episode continues it from a step, several times, with other random numbers. The share of the
-    continuations that pass is the success probability before that step. The search measures the steps between which it
-    changes, and shows what the continuations that passed did instead.
+    The episode's policy continues the episode from a step multiple times, with different random numbers. The share of
+    the continuations that pass is the success probability before that step. The search finds the steps between which
+    this probability changes, and shows what the continuations that passed did instead.
 
-    EPISODE is a rollout id, or the beginning of one. Without it, the first failed episodes of the run are examined.
-    Without RUN, the newest run is used. Results are written to counterfactual.jsonl and report.html of the run.
+    EPISODE is a rollout id or the beginning of one. Without EPISODE, the first failed episodes of the run are examined.
+    Without RUN, the newest run is used. Results are written to counterfactual.jsonl and report.html in the run's
+    directory.
 
     \b
     Examples:
@@ -128,8 +133,7 @@ def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any
         for result in results:
             _show(console, result)
     if not results:
-        note_console().print("nothing was measured")
-        return
+        raise RewardKitError("nothing was measured")
     note_console().print(f"Written to {path / FILE}")
     note_page(*write_page(path))
 
@@ -137,7 +141,7 @@ def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any
 def _prepare(
     path: Path, episode: str | None, options: Mapping[str, Any]
 ) -> tuple[RunPlan, ProviderSession, list[MeasuredEpisode]]:
-    """Load the task and the policies of a run, and choose the episodes."""
+    """Load the task and policies of a run, and choose the episodes."""
     header = RunHeader.read_folder(path)
     if header.task_path is None or header.from_python is not None:
         raise ConfigError(
@@ -167,7 +171,10 @@ def _prepare(
     definition = task.definition.model_copy(update={"run_limits": RunLimitsModel()})
     task = with_run_limits(replace(task, definition=definition), None, overrides, options["max_cost"])
     args = replace(args, seed=options["seed"])
+    echo(f"task file: {args.task_path}", err=True)
     plan = plan_run(task, args, max_concurrency=options["max_concurrency"], traffic=traffic)
+    if plan.has_human:
+        raise ConfigError("a person cannot continue episodes; choose a different --policy, or --model")
     unknown = {one.row.policy for one in chosen} - {named.label for named in plan.policies}
     if len(plan.policies) > 1 and unknown:
         raise ConfigError(f"{path}: policy {min(unknown)!r} of these episodes is not in the run; pass --policy")
@@ -181,18 +188,26 @@ async def _measure_all(
     chosen: Sequence[MeasuredEpisode],
     continuations: int,
 ) -> list[Counterfactual]:
-    """Measure the episodes, and write each result."""
     results: list[Counterfactual] = []
     async with open_measuring(plan, traffic) as workers:
         for one in chosen:
             worker = workers[one.row.policy] if len(workers) > 1 else next(iter(workers.values()))
             episode = episode_at(path, one.offset)
 
-            def report(value: StepValue, id_: str = episode.id_) -> None:
-                echo(f"{id_}: step {value.step}: {value.passed} of {value.scored} continuations passed", err=True)
+            latest: list[Counterfactual] = []
+
+            def report(result: Counterfactual, value: StepValue, latest: list[Counterfactual] = latest) -> None:
+                latest[:] = [result]
+                passed = f"{value.passed} of {value.scored} continuations passed"
+                echo(f"{result.rollout_id}: step {value.step}: {passed}", err=True)
 
             try:
                 result = await worker.measure(episode, one.score, continuations, report)
+            except anyio.get_cancelled_exc_class():
+                for partial in latest:  # interrupted: keep what was paid for
+                    partial.stopped = "interrupted"
+                    write_result(path, partial, plan.redaction)
+                raise
             except RewardKitError as error:
                 if len(chosen) == 1:
                     raise
@@ -203,6 +218,8 @@ async def _measure_all(
                 results.append(result)
             if result.stopped is not None:
                 echo(f"stopped at a limit: {result.stopped}", err=True)
+                if rest := len(chosen) - chosen.index(one) - 1:
+                    echo(f"{pluralize(rest, 'episode')} not examined", err=True)
                 break
     return results
 
@@ -225,30 +242,41 @@ def _show(console: SafeConsole, result: Counterfactual) -> None:
             "█" * round(value.mean * _BAR),
             f"{low:.2f}–{high:.2f}",
             f"{value.passed}/{value.scored}",
-            Text(escape_text(result.actions[value.step], _LONGEST_ACTION), overflow="ellipsis"),
+            Text(escape_text(result.actions[value.step], max(console.width - _TABLE_WIDTH, 12))),
         )
     console.print(table)
     changes = result.search.changes()
     for change in changes:
         console.print(Text(_describe(result, change)))
     if not changes:
-        first = result.values[0].mean if result.values else None
-        about = f" It was {first:.2f} before the first step." if first is not None else ""
-        console.print(Text(f"No step changed the success probability significantly.{about}"))
+        console.print(Text(f"No change of the success probability is significant{_largest_loss(result)}."))
     used = f"{len(result.continuations):,} continuations"
     cost = f", {result.cost:.4f} US dollars" if result.cost else ""
     console.print(Text(f"Used {used}{cost}.\n", "dim"))
+
+
+def _largest_loss(result: Counterfactual) -> str:
+    """Describe the largest decrease between two measured steps, as the end of a sentence."""
+    drops = [(before.mean - after.mean, before, after) for before, after in pairwise(result.values)]
+    drop, before, after = max(drops, key=lambda one: one[0], default=(0.0, None, None))
+    if drop <= 0 or before is None or after is None:
+        return f"; it was {result.values[0].mean:.2f} before the first step" if result.values else ""
+    return (
+        f". The largest loss is between step {before.step} ({before.mean:.2f}) and step {after.step} "
+        f"({after.mean:.2f}); more --continuations could confirm it"
+    )
 
 
 def _describe(result: Counterfactual, change: Change) -> str:
     """Describe a change of the success probability, and what successful continuations did instead."""
     before, after = change.before, change.after
     word = "lost" if change.difference < 0 else "gained"
-    where = f"at step {before.step}" if change.is_located else f"between steps {before.step} and {after.step}"
+    end = f"step {after.step}" if after.step < len(result.actions) else "the end"
+    where = f"at step {before.step}" if change.is_located else f"between step {before.step} and {end}"
     lines = [f"Success probability {word} {where}: {before.mean:.2f} → {after.mean:.2f}"]
     if change.is_located:
         lines.append(f"  action: {escape_text(result.actions[before.step], _LONGEST_ACTION)}")
     if change.difference < 0 and (instead := result.instead(change)):
-        lines.append("  first actions of the continuations that passed:")
+        lines.append(f"  first actions of the continuations from step {before.step} that passed:")
         lines += [f"    {count} × {escape_text(action, _LONGEST_ACTION)}" for action, count in instead[:_MOST_INSTEAD]]
     return "\n".join(lines)

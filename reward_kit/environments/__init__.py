@@ -1,4 +1,4 @@
-"""The public API of the environments: base class, tools, built-in resources and final states.
+"""The public API of the environments: the base class, tools, built-in resources and final states.
 
 Modules are imported on first use.
 """

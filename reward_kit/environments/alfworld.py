@@ -1,8 +1,8 @@
-"""ALFWorld's household as a resource: `alfworld` on a fast native engine, and `alfworld_real` on TextWorld's engine.
+"""ALFWorld's household as a resource: `alfworld` uses a fast native engine, `alfworld_real` uses TextWorld's engine.
 
 Both resources play the same problems with identical texts, commands and rewards. `alfworld_real` can also play
-published game files. The reward is 1 when the goal is reached, which ends the episode, and 0 otherwise. The state key
-does not depend on `max_commands`.
+published game files. The reward is 1 when the goal is reached, and 0 otherwise. Reaching the goal ends the episode. The
+state key does not depend on `max_commands`.
 """
 
 from __future__ import annotations
@@ -143,11 +143,11 @@ class _Changes:
 
 @dataclass(slots=True)
 class Session:
-    """A game in progress on either engine.
+    """A game in progress on one of the engines.
 
-    `engine` is the native engine in its current state. A published game has no native engine. Instead, `game` is its
-    name, `changes` tracks its state, and `plan` contains the remaining commands of the planner until the agent deviates
-    from them. `milestones` is keyed by the number of commands.
+    `engine` is the native engine in its current state. A published game has no native engine. Instead, `game` is the
+    name of the game, `changes` tracks its state, and `plan` contains the planner's remaining commands until the agent
+    deviates from them. `milestones` is keyed by the number of commands.
     """
 
     form: ActionForm
@@ -210,13 +210,13 @@ class Session:
         return self.view.done or self.is_truncated()
 
     def copy(self) -> Session:
-        """Return an independent copy of this session. It must use the native engine."""
+        """Return an independent copy of this session, which must use the native engine."""
         engine = self.engine.fork() if self.engine is not None else None
         return replace(self, engine=engine, milestones=dict(self.milestones))
 
 
 class _Household(ForkableResource):
-    """The parts of both resources that do not depend on the engine."""
+    """The engine-independent parts of both resources."""
 
     takes_task_folder = True
     # `game_file` and `published` are excluded, because a game file has a grammar that is evaluated as Python.
@@ -283,7 +283,7 @@ class _Household(ForkableResource):
     async def expert_action(self) -> Mapping[str, Any] | None:
         """Return the first command of a shortest plan.
 
-        In a published game, return the planner's next command if it is still valid.
+        For a published game, return the planner's next command if it is still valid.
         """
         session = self._session
         if session.is_over():
@@ -294,7 +294,7 @@ class _Household(ForkableResource):
 
 
 class AlfworldResource(_Household):
-    """A household on the native engine."""
+    """A household that uses the native engine."""
 
     fork_kind = "native"
     never_waits = True
@@ -335,10 +335,10 @@ class AlfworldResource(_Household):
 
 
 class RealAlfworldResource(_Household, ReplayForkResource):
-    """A household on TextWorld's engine, which runs in a worker process.
+    """A household that uses TextWorld's engine, which runs in a worker process.
 
-    For a generated problem, the native engine runs in parallel to provide the state key and the expert. The episode
-    fails if the two engines differ in anything that the agent sees.
+    For a generated problem, the native engine runs in parallel and provides the state key and the expert. If the two
+    engines differ in anything that the agent sees, the episode fails.
     """
 
     def __init__(self) -> None:
@@ -391,7 +391,7 @@ class RealEngine(EngineProcess):
         super().__init__("household engine", worker or worker_command("reward_kit.environments.household_worker"))
 
     async def load(self, source: Problem | Path) -> HouseholdView:
-        """Start the game of a problem, or the game in the `game.tw-pddl` file at an absolute path."""
+        """Start the game for a problem, or the game in the `game.tw-pddl` file at an absolute path."""
         if isinstance(source, Path):
             return _view(await self.ask({"op": "load", "path": str(source)}))
         return _view(await self.ask({"op": "load", "problem": source.to_json()}))  # noqa: ASYNC240 - not a path
@@ -401,7 +401,10 @@ class RealEngine(EngineProcess):
         return _view(await self.ask({"op": "step", "command": command}))
 
     async def expert(self) -> list[str]:
-        """Return the planner's commands to the goal, or [] if it finds no plan. Call this before the first step."""
+        """Return the planner's commands to the goal, or [] if there is no plan.
+
+        Call this method before the first step.
+        """
         return list(await self.ask({"op": "expert"}))
 
 
@@ -436,9 +439,9 @@ def _read(config: Mapping[str, Any], resource: str) -> AlfworldConfig:
 
 
 def _tables_for(settings: AlfworldConfig, seed: int | None) -> Tables:
-    """Return the tables of the configured problem.
+    """Return the tables for the configured problem.
 
-    If neither a problem nor an index is configured, the seed of the reset selects a problem.
+    If neither a problem nor an index is configured, the seed passed to the reset selects a problem.
     """
     if settings.problem is None:
         index = settings.index if settings.index is not None else random.Random(seed).randrange(2**32)
@@ -469,9 +472,9 @@ def _game_file(settings: AlfworldConfig) -> Path:
 
 
 def _published_game(settings: AlfworldConfig, seed: int) -> Path:
-    """Return the game of the split with the configured index.
+    """Return the split's game with the configured index.
 
-    If no index is configured, the seed of the reset selects a game.
+    If no index is configured, the seed passed to the reset selects a game.
     """
     folder = {"train": "train", "development": "valid_seen", "held_out": "valid_unseen"}[settings.split]
     types = [kind.value for kind in settings.task_types or TaskType]

@@ -2,11 +2,11 @@
 
 A resource is one private environment. Call `setup(config)` once, `reset(seed)` to go to an initial state, `step` until
 the episode ends, and then `close`. `fork` returns an independent copy in the same state, so that all episodes of a
-group begin in the same state. `fork_kind` declares how the copy is made:
+group can begin in the same state. `fork_kind` declares how the copy is made:
 
 - `native`: the state is copied. Changes in one copy are never visible in another.
 - `replay`: the recorded actions are repeated in a new environment, and every observation is compared with the recorded
-  one (`environments/replay.py`).
+  observation (`environments/replay.py`).
 - `none`: the resource acts on something external that cannot be copied. Each episode of a group then starts from a
   separate reset, and the group is recorded as unverified.
 
@@ -43,12 +43,11 @@ class StepOutcome:
     """The result of one action.
 
     Attributes:
-        observation: what the agent sees: text, or a value that is shown to the agent as JSON.
+        observation: what the agent sees: text, or a value to show to the agent as JSON.
         reward: the environment's reward, or None if it defines no reward.
-        terminated: True if the task has ended in success or failure.
-        truncated: True if the environment stopped for a reason outside the task, such as a time limit.
-        info: additional values that can be stored as JSON. `is_action_valid: False` marks an action that could not be
-            executed.
+        terminated: True if the task has ended, in success or in failure.
+        truncated: True if the environment stopped the episode for a reason outside the task, such as a time limit.
+        info: additional JSON-compatible values. `is_action_valid: False` marks an action that could not be executed.
     """
 
     observation: Any
@@ -60,14 +59,17 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
-    """A stored final state. The format of `payload` depends on `kind` ("json", "sqlite", "files" or "composite")."""
+    """A stored final state.
+
+    Its `kind` ("json", "sqlite", "files" or "composite") determines the format of `payload`.
+    """
 
     kind: str
     payload: bytes
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the payload in hexadecimal, under which the snapshot is stored."""
+        """The SHA-256 digest of the payload in hexadecimal. The snapshot is stored under this digest."""
         return hashlib.sha256(self.payload).hexdigest()
 
     @classmethod
@@ -84,22 +86,23 @@ class ForkableResource(ABC):
     A subclass defines `step` and `get_tools_spec`, or declares its tools as methods with `@tool`.
 
     Attributes:
-        fork_kind: how `fork` works; see the docstring of the module.
+        fork_kind: how `fork` works; see the module docstring.
         deterministic: whether the same seed and actions produce the same observations, rewards and state keys.
-        never_waits: whether the methods never await anything. The runner then sets no time limit, because it could not
-            interrupt the methods.
+        never_waits: whether the methods never await anything. In that case, the runner sets no time limit, because it
+            could not interrupt the methods.
         takes_task_folder: whether to add the directory of the task file as the configuration key `task_folder`. Paths
             are relative to this directory, and paths outside it are rejected.
         takes_resource_server: whether to add the task's `resource_server` as the configuration key `resource_server`.
-        has_cheap_state: whether `final_state` takes little time and memory. The runner then also calls `final_state` at
-            the start of a group, and records the changes that each episode made.
-        state_key_covers_results: whether the state key also covers what the agent has learned from tool results, as in
-            a game whose observations show the state. If False, as for a database, the default state hash of credit also
-            compares the set of results seen so far. In a subclass that defines `state_key`, it is True unless set.
-        per_sample_keys: the configuration keys that a row of a dataset may set in its `resource_config`. A dotted name
-            (`env_kwargs.desc`) declares one key of a mapping. Rows are untrusted data, so list only keys whose whole
-            value is data (a level, a seed, an initial state), and never a command, an address, a path or the name of
-            code.
+        has_cheap_state: whether `final_state` takes little time and memory. In that case, the runner also calls
+            `final_state` at the start of a group and records the changes that each episode made.
+        state_key_covers_results: whether the state key also covers what the agent has learned from tool results. This
+            is the case, for example, in a game whose observations show the state. If it is False, as for a database,
+            the default state hash for credit assignment also compares the set of results seen so far. In a subclass
+            that defines `state_key`, the default is True.
+        per_sample_keys: the configuration keys that a dataset row may set in its `resource_config`. A dotted name
+            (`env_kwargs.desc`) declares one key of a mapping. Rows are untrusted, so list only keys whose entire value
+            is data (a level, a seed, an initial state), and never a key whose value is a command, an address, a path or
+            the name of code.
     """
 
     fork_kind: ClassVar[ForkKind] = "none"
@@ -154,19 +157,19 @@ class ForkableResource(ABC):
     def keys_refused_to_rows(
         cls, config: Mapping[str, Any], row: Mapping[str, Any]
     ) -> Iterator[tuple[str, type[ForkableResource]]]:
-        """Yield the dotted keys that a row may not set in its `resource_config`, each with the class that rejects it.
+        """Yield the dotted keys that a row may not set in its `resource_config`, and the class that rejects each key.
 
         Raises:
             ConfigError: `per_sample_keys` is not a set of names.
         """
         allowed: Any = cls.per_sample_keys_for(config)
         if isinstance(allowed, str) or not all(isinstance(key, str) for key in allowed):
-            raise ConfigError(f"{cls.__name__}.per_sample_keys: must be a set of names, got {allowed!r:.80}")
+            raise ConfigError(f"{cls.__name__}.per_sample_keys must be a set of names, got {allowed!r:.80}")
         paths = {tuple(key.split(".")) for key in allowed}
         return ((key, cls) for key in _undeclared(row, {path for path in paths if path[0] not in _SET_BY_RUNNER}))
 
     async def setup(self, config: Mapping[str, Any]) -> None:
-        """Build the environment from the task's `base_resource_config`. Called once, before all other methods.
+        """Build the environment from the task's `base_resource_config`. This method is called once, before all others.
 
         The default implementation is for a resource without options.
 
@@ -189,7 +192,7 @@ class ForkableResource(ABC):
         raise NotImplementedError(f"{type(self).__name__} declares fork_kind {self.fork_kind!r} and cannot be forked")
 
     async def checkpoint(self) -> Any:
-        """Return the state as a value that `restore` accepts and that later steps do not change."""
+        """Return the state as a value that can be passed to `restore` and is not changed by later steps."""
         raise NotImplementedError(f"{type(self).__name__} cannot be checkpointed")
 
     async def restore(self, state: Any) -> None:
@@ -207,7 +210,7 @@ class ForkableResource(ABC):
         """
 
     async def get_observation(self) -> Any:
-        """Return the first observation of an agent that starts in the current state, or None."""
+        """Return the first observation for an agent that starts in the current state, or None."""
         return None
 
     @abstractmethod
@@ -219,11 +222,14 @@ class ForkableResource(ABC):
         """Return the key of the current state. States with equal keys have equal futures."""
 
     async def final_state(self) -> StateSnapshot | None:
-        """Return the state that reward functions receive, or None. Called before `close`."""
+        """Return the state that reward functions receive, or None.
+
+        This method is called before `close`.
+        """
         return None
 
     async def close(self) -> None:
-        """Release all resources. Called exactly once, also after a failure, and even if `setup` failed."""
+        """Release all resources. This method is called exactly once, even if `setup` or a later call failed."""
         return
 
     async def reseed_noise(self, seed: int) -> None:
@@ -239,15 +245,15 @@ class ForkableResource(ABC):
         return None
 
     def seen_by_tool(self, kind: type[ForkableResource], parameter: str) -> ForkableResource:
-        """Return the resource to pass to a tool of the task.
+        """Return the resource to pass to one of the task's tools.
 
-        The tool receives it in the parameter named `parameter`, which is annotated with `kind`.
+        The tool receives the resource in the parameter named `parameter`, which is annotated with `kind`.
         """
         return self
 
 
 def describe_missing_methods(kind: type[ForkableResource]) -> str:
-    """Describe the methods that an abstract class does not define.
+    """Describe the methods that an abstract class lacks.
 
     If `get_tools_spec` is one of them, also explain how to declare tools.
     """
@@ -257,7 +263,7 @@ def describe_missing_methods(kind: type[ForkableResource]) -> str:
 
 
 class CopyForkResource(ForkableResource):
-    """Base class of resources that reassign their attributes but never mutate the values.
+    """Base class for resources that reassign their attributes but never mutate the values.
 
     Copies can therefore share the values.
     """
@@ -287,7 +293,7 @@ def _undeclared(row: Mapping[str, Any], allowed: set[tuple[str, ...]]) -> Iterat
 
 
 def tool_spec(name: str, description: str, parameters: Mapping[str, Any] | None = None) -> ToolSpec:
-    """Return a tool in OpenAI format; `parameters` is a JSON schema, by default one with no properties."""
+    """Return a tool in OpenAI format. `parameters` is a JSON schema, by default a schema without properties."""
     schema = dict(parameters or {"type": "object", "properties": {}})
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
@@ -357,7 +363,7 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_asci
 
 
 def canonical_json(value: Any) -> str:
-    """Return the canonical JSON of a value, with sorted keys, no spaces and unescaped Unicode.
+    """Return the canonical JSON of a value, which has sorted keys, no spaces and unescaped Unicode.
 
     Equal values produce equal strings.
     """

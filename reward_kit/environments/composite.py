@@ -1,7 +1,7 @@
 """A resource that combines multiple resources for one task, such as a database and a directory.
 
 Most operations apply to all parts concurrently. A step goes to the part whose tool was called. The composite forks in a
-way that all its parts support, and it is deterministic only if every part is deterministic.
+way that all of its parts support. It is deterministic only if every part is deterministic.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ _logger = logging.getLogger(__name__)
 
 
 class ToolNames:
-    """Unique names for the tools of multiple parts. If names clash, each tool is prefixed with the name of its part.
+    """Unique names for the tools of multiple parts.
 
-    `names` maps each (part, tool) to its unique name, and `tools` is the inverse. Each call of `offer` replaces both
+    If names clash, each affected tool is prefixed with the name of its part.
+
+    `names` maps each (part, tool) to its unique name, and `tools` is the inverse. Each call to `offer` replaces both
     mappings, so a copy made with `copy.copy` is not affected by later calls.
     """
 
@@ -77,8 +79,7 @@ class ToolNames:
 class CompositeConfig(BaseModel):
     """The configuration of `composite`.
 
-    Every key other than `resources` is the name of a part, and its value overrides keys in the configuration of that
-    part.
+    Every key other than `resources` is the name of a part, and its value overrides keys in that part's configuration.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -87,7 +88,7 @@ class CompositeConfig(BaseModel):
 
 
 class CompositeResource(ForkableResource):
-    """Multiple resources that are set up, reset, forked and closed together; see `parts`."""
+    """Multiple resources that are set up, reset, forked and closed together. They are listed in `parts`."""
 
     # Used while the configuration is unknown. If a part cannot be forked, it raises an error later.
     fork_kind = "native"
@@ -98,7 +99,7 @@ class CompositeResource(ForkableResource):
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
-        """Return the most restricted fork kind of all parts. "none" is the most restricted, followed by "replay"."""
+        """Return the most restricted fork kind among all parts. "none" is the most restricted, followed by "replay"."""
         if "resources" not in config:
             return cls.fork_kind
         kinds = [kind.fork_kind_for(own) for kind, own in read_parts(config).values()]
@@ -201,7 +202,10 @@ class CompositeResource(ForkableResource):
         return self._names.offer(specs)
 
     async def get_observation(self) -> Any:
-        """Return the observations of the parts. If more than one part has an observation, each one gets a heading."""
+        """Return the observations of the parts.
+
+        If more than one part has an observation, each observation gets a heading.
+        """
         observed = await _each(self.parts, lambda _, part: part.get_observation())
         shown = {name: value for name, value in observed.items() if value is not None and value != ""}
         if len(shown) < 2:
@@ -227,7 +231,7 @@ class CompositeResource(ForkableResource):
         return compose(kept) if kept else None
 
     async def close(self) -> None:
-        """Close every part, even if closing some of them fails. Then raise the first failure."""
+        """Close every part, even if closing some parts fails. Then raise the first failure."""
         parts, self._parts = self._parts, {}
         for failure in await _close_all(parts):
             raise failure
@@ -281,13 +285,13 @@ def read_parts(config: Mapping[str, Any]) -> dict[str, tuple[type[ForkableResour
         if key not in names:
             raise ConfigError(f"composite resource: unknown part {key!r}{did_you_mean(key, names)}")
         if not isinstance(value, Mapping):
-            raise ConfigError(f"composite resource: {key}: must be a mapping of keys, got {value!r:.80}")
+            raise ConfigError(f"composite resource: {key}: must be a mapping, got {value!r:.80}")
     parts = {}
     for part in settings.resources:
         with _part_errors(part.name):
             kind = resource_class(part.type)
             if issubclass(kind, CompositeResource):
-                raise ConfigError("a composite cannot contain a composite; put all resources into one list")
+                raise ConfigError("a composite cannot contain another composite; put all resources into one list")
         parts[part.name] = (kind, deep_merge(part.config, over.get(part.name, {})))
     return parts
 
@@ -297,12 +301,12 @@ def part_for_tool(
 ) -> str | None:
     """Return the name of the part to pass to a tool parameter annotated with `wanted`, or None for the composite.
 
-    If exactly one part is of the class `wanted`, this part is chosen. Otherwise, it is the part that has the same name
-    as the parameter. A parameter annotated with `ForkableResource` receives the composite unless a part has the name of
-    the parameter.
+    If exactly one part is an instance of `wanted`, that part is chosen. Otherwise, the part with the same name as the
+    parameter is chosen. A parameter annotated with `ForkableResource` receives the composite unless a part has the same
+    name as the parameter.
 
     Raises:
-        ConfigError: no part matches, or multiple parts match and none of them has the name of the parameter.
+        ConfigError: no part matches, or multiple parts match and none of them has the same name as the parameter.
     """
     if issubclass(CompositeResource, wanted):
         return parameter if wanted is ForkableResource and parameter in kinds else None
@@ -347,7 +351,10 @@ class _part_errors:
 async def _each(
     parts: Mapping[str, ForkableResource], call: Callable[[str, ForkableResource], Awaitable[_T]]
 ) -> dict[str, _T]:
-    """Call a function concurrently for every part and return the results. The first failure cancels the other calls."""
+    """Call a function concurrently for every part, and return the results.
+
+    The first failure cancels the other calls.
+    """
     done: dict[str, _T] = {}
 
     async def call_part(name: str) -> None:
@@ -370,7 +377,7 @@ async def _each(
 
 
 async def _close_all(parts: Mapping[str, ForkableResource]) -> list[RewardKitError]:
-    """Close every part and return the failures."""
+    """Close every part, and return the failures."""
     failures: list[RewardKitError] = []
 
     async def close_part(name: str, part: ForkableResource) -> None:
@@ -385,5 +392,5 @@ async def _close_all(parts: Mapping[str, ForkableResource]) -> list[RewardKitErr
 
 
 def _part_seed(seed: int, name: str) -> int:
-    """Return a 63-bit seed for the part `name`. Two parts of the same class receive different seeds."""
+    """Return a 63-bit seed for the part `name`. Parts of the same class receive different seeds."""
     return int(hash_key("part", str(seed), name)[:16], 16) >> 1

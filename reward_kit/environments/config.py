@@ -45,7 +45,7 @@ _Config = TypeVar("_Config", bound=BaseModel)
 
 
 class ResourceConfig(BaseModel):
-    """The base class of resource configurations. Unknown keys are rejected."""
+    """The base class for resource configurations. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -73,10 +73,11 @@ def resource_class(name: str) -> type[ForkableResource]:
 
 
 def read_config(model: type[_Config], config: Mapping[str, Any], resource: str, part: str = "") -> _Config:
-    """Validate `config` as `model`. If `config` is only a part of a configuration, `part` names it in the message.
+    """Validate `config` as `model`. If `config` is only a part of a configuration, messages refer to it as `part`.
 
     Raises:
-        ConfigError: a key or value is invalid. The message lists all invalid keys with the nearest valid names.
+        ConfigError: a key or value is invalid. The message lists all invalid keys and, for each, the nearest valid
+            name.
     """
     try:
         return model.model_validate(dict(config))
@@ -88,9 +89,9 @@ def read_config(model: type[_Config], config: Mapping[str, Any], resource: str, 
 def headers_from_environment(names: Mapping[str, str], url: str, resource: str, started: str = "") -> dict[str, str]:
     """Return the headers that `headers_env` defines for requests to `url`.
 
-    `headers_env` maps the names of headers to the environment variables that contain their values. `started` is the
-    address of the server that the task starts, or "". A server that the task starts on this machine may receive any
-    variable, because the task could also pass the variable through `pass_env`.
+    `headers_env` maps header names to the environment variables that contain their values. `started` is the address of
+    the server that the task starts, or "" if it starts none. A server that the task starts on this machine may receive
+    any variable, because the task could also pass the variable through `pass_env`.
 
     Raises:
         ConfigError: a variable is not set, or may not be sent to that origin (`providers/keys.py`).
@@ -109,10 +110,11 @@ def headers_from_environment(names: Mapping[str, str], url: str, resource: str, 
 
 
 def task_path(path: str, task_folder: str | None, key: str) -> Path:
-    """Return the path that a task sets in `key`, relative to the directory of the task or the working directory.
+    """Return the path that a task sets in `key`. It may be relative to the task's directory or the working directory.
 
     Raises:
-        ConfigError: `task_folder` is set, and the path is outside it (through `..`, an absolute path or a symlink).
+        ConfigError: `task_folder` is set, and the path is outside that directory (through `..`, an absolute path or a
+            symlink).
     """
     if task_folder is None:
         return Path(path).resolve()
@@ -137,14 +139,14 @@ def merged_config(
         where: the name of the row, or its file and line, for error messages.
 
     Raises:
-        ConfigError: the row sets a key that is not per-sample data of this resource.
+        ConfigError: the row sets a key that is not per-sample data for this resource.
     """
     check_row_config(kind, base, row, where)
     return deep_merge(base, row)
 
 
 def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row: Mapping[str, Any], where: str) -> None:
-    """Reject a row's `resource_config` if it sets anything but per-sample data.
+    """Reject a row's `resource_config` if it sets anything other than per-sample data.
 
     The arguments are the same as for `merged_config`.
     """
@@ -158,7 +160,7 @@ def check_row_config(kind: type[ForkableResource], base: Mapping[str, Any], row:
 
 
 def deep_merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated recursively with `over`. Both were written by the author of the task."""
+    """Return `base` updated recursively with `over`. The author of the task wrote both."""
     merged = dict(base)
     for key, value in over.items():
         inner = merged.get(key)

@@ -1,7 +1,7 @@
-"""Forms that a server asks the user of an episode to fill in (elicitation in the Model Context Protocol).
+"""Forms that a server asks the episode's user to fill in ("elicitation" in the Model Context Protocol).
 
-The runner sets `CURRENT_USER` if the task has a simulated user. An environment calls `fill_form`, which checks the
-user's answer against the schema of the form.
+The runner sets `CURRENT_USER` if the task has a simulated user. An environment calls `fill_form`, which validates the
+user's answer against the form's schema.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Required: {required}. To refuse, answer with only the word decline."""
 class UserAnswer(NamedTuple):
     """The user's answer to one message.
 
-    Without a `text`, `reason` describes why the user did not answer. If both are set, `text` is the last message of a
+    If `text` is `None`, `reason` describes why there is no answer. If both are set, `text` is the last message from a
     user who ended the conversation, and `reason` applies only if the text is not a valid answer.
     """
 
@@ -48,7 +48,7 @@ CURRENT_USER: ContextVar[AskUser | None] = ContextVar("CURRENT_USER", default=No
 class FormAnswer:
     """An answer to a form. `content` is set if the user filled in the form; otherwise, `reason` is set.
 
-    `facts` describe how the user produced the answer, such as the usage.
+    `facts` contains information about how the user produced the answer, such as the usage.
     """
 
     action: Literal["accept", "decline", "cancel"]
@@ -58,7 +58,7 @@ class FormAnswer:
 
 
 async def fill_form(ask: AskUser, message: str, schema: Mapping[str, Any]) -> FormAnswer:
-    """Show a form to the user and return the answer. An answer that does not match the schema counts as a refusal."""
+    """Show a form to the user, and return the answer. An answer that does not match the schema counts as a refusal."""
     fields = schema.get("properties")
     fields = fields if isinstance(fields, Mapping) else {}
     required = schema.get("required")
@@ -109,7 +109,7 @@ def _is_flat(value: Any) -> bool:
 
 @contextmanager
 def without_deadline(scope: anyio.CancelScope | None) -> Iterator[None]:
-    """Suspend the deadline of a scope while the user answers."""
+    """Suspend a scope's deadline while the user answers."""
     if scope is None:
         yield
         return

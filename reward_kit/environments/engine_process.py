@@ -1,8 +1,8 @@
-"""The client of `engine_worker`, for a blocking engine in a worker process that handles one request at a time.
+"""The client of `engine_worker`. The worker process runs a blocking engine and handles one request at a time.
 
 If the worker dies, sends an invalid response or does not respond in time, the client raises an `EnvironmentFailure`
-with the worker's last output. The worker runs in a private directory. When the client is closed, the directory is
-removed, and all processes that the worker started are killed.
+that contains the end of the worker's output. The worker runs in a private directory. When the client is closed, the
+directory is removed, and all processes that the worker started are killed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def worker_command(module: str) -> list[str]:
 
 
 class EngineProcess:
-    """A worker process. Call `start` first and `close` last, and send one request at a time.
+    """A worker process. Call `start` first, then send one request at a time, and call `close` last.
 
     Args:
         name: the name of the engine in messages, such as "household engine".
@@ -59,7 +59,7 @@ class EngineProcess:
         self._answering = False
 
     async def start(self) -> Any:
-        """Start the worker and return its first response.
+        """Start the worker, and return its first response.
 
         Raises:
             ConfigError: a package that the worker needs is missing, or the program cannot be run.
@@ -89,7 +89,9 @@ class EngineProcess:
             raise
 
     async def ask(self, request: Mapping[str, Any], timeout: float | None = None) -> Any:
-        """Send one request and wait at most `timeout` seconds for the response. Its `op` names the operation.
+        """Send one request, and wait at most `timeout` seconds for the response.
+
+        The request's `op` names the operation.
 
         Raises:
             ConfigError: the request is invalid. The worker keeps running.
@@ -99,7 +101,7 @@ class EngineProcess:
             raise EnvironmentFailure(f"{self._name}: not running, because it was closed or never set up")
         if self._answering:
             # The response to the cancelled request would be mistaken for the response to this one.
-            await self._fail("an earlier request was cancelled before it was answered")
+            await self._fail("an earlier request was cancelled before it received a response")
         try:
             await self._process.stdin.send(json.dumps(request).encode() + b"\n")
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -107,7 +109,7 @@ class EngineProcess:
         return await self._receive(self._timeout if timeout is None else timeout)
 
     async def close(self) -> None:
-        """Stop the worker and the processes it started. Calling this method again has no effect."""
+        """Stop the worker and the processes that it started. Calling this method again has no effect."""
         with anyio.CancelScope(shield=True):
             await self._exits.aclose()
 
@@ -149,7 +151,7 @@ class EngineProcess:
         return "the worker closed its pipe"
 
     async def _fail(self, what: str) -> NoReturn:
-        """Stop the worker and raise an `EnvironmentFailure` with the last lines of its output."""
+        """Stop the worker, and raise an `EnvironmentFailure` with the last lines of its output."""
         lines: list[str] = []
         if self._log is not None:
             lines = read_log_end(self._log).decode("utf-8", "replace").rstrip().splitlines()[-_LOG_LINES:]

@@ -2,7 +2,7 @@
 
 It reads JSON requests from standard input and writes JSON responses to standard output. Each request and each response
 is one line. A request's `op` names the operation. A response is `{"ok": ...}`, or `{"error": message}` if the request
-is invalid. Any other exception ends the process, and its traceback is written to standard error.
+is invalid. Any other exception ends the process, and the traceback is written to standard error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A private temporary directory for agents that read and edit files.
 
 No path, link or race condition gives access to anything outside the directory. A path is resolved one name at a time
-with `openat` and `O_NOFOLLOW`, starting from an open descriptor of the directory. A symbolic link is therefore rejected
-at the moment of use, even if it was created after a check.
+with `openat` and `O_NOFOLLOW`, starting from an open descriptor for the directory. A symbolic link is therefore
+rejected at the time of use, even if it was created after a check.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def split_path(path: object) -> tuple[str, ...]:
 
 
 def format_path(parts: tuple[str, ...]) -> str:
-    """Return the path as shown in messages."""
+    """Return a path in the form shown in messages."""
     return repr("/".join(parts) or ".")
 
 
@@ -195,7 +195,8 @@ def scan(root: int, max_bytes: int, parts: tuple[str, ...] = ()) -> Iterator[Ent
 def read_tree(folder: Path, max_bytes: int, key: str = "") -> tuple[Entry, ...]:
     """Return the entries below `folder`.
 
-    If `key` is the configuration key that sets the folder, the symbolic links in the folder are logged.
+    If `key` is given, it is the configuration key that sets the folder, and the symbolic links in the folder are
+    logged.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -227,7 +228,7 @@ def remove(directory: int, name: str) -> None:
 
 
 def files_key(entries: tuple[Entry, ...]) -> str:
-    """Return the state key of a set of files. It covers their paths, contents and executable bits."""
+    """Return the state key for a set of files. It covers their paths, contents and executable bits."""
     parts: list[str] = []
     for entry in sorted(entries, key=lambda entry: entry.path):
         content = hashlib.blake2b(entry.content, digest_size=16).hexdigest()
@@ -270,9 +271,11 @@ class FilesystemConfig(ResourceConfig):
 
 
 class FileTree:
-    """The directory on disk. The agent sees its `files` directory. A new file is first written to `new` and then moved.
+    """The directory on disk. The agent sees its `files` subdirectory.
 
-    Every tool either succeeds completely, or raises a `ToolError` and changes nothing.
+    A new file is first written to `new` and then moved.
+
+    Every tool either succeeds completely or raises a `ToolError` and changes nothing.
     """
 
     def __init__(self, entries: tuple[Entry, ...], limits: FilesystemConfig) -> None:
@@ -450,7 +453,7 @@ class FilesystemResource(ForkableResource):
 
     @property
     def root(self) -> Path:
-        """The path of the directory, for tools that run programs in it."""
+        """The path of the directory, for tools that run programs there."""
         # The caller may write to the directory, so from now on the state key must be computed every time.
         self._touched = True
         return Path(self._here.path) / FILES_FOLDER

@@ -1,9 +1,9 @@
 """Gymnasium's toy-text environments (FrozenLake, Taxi, Blackjack, CliffWalking), each with one typed tool.
 
-Each environment has a `Family`, which names its actions and renders its state as text. Gymnasium's own rendering is not
+Each environment has a `Family`, which names its actions and renders its state as text. Gymnasium's rendering is not
 sufficient, because it marks the agent only by color and shows the last action. Other environments with discrete actions
-work if their rendering and observations are usable. The state key excludes randomness and time (a TimeLimit truncates
-the episode).
+work if their rendering and observations are usable. The state key excludes randomness and elapsed time (a TimeLimit
+truncates the episode).
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _DATA_ARGUMENTS = {
 
 
 def action_values(transitions: Transitions, discount: float = 0.99, tolerance: float = 1e-10) -> NDArray[np.float64]:
-    """Return the optimal action values (states, actions).
+    """Return the optimal action values as a (states, actions) array.
 
         Q(s, a) = Σ p(s', r | s, a) · (r + γ · max_a' Q(s', a'))    (Sutton and Barto 2018, section 4.4)
 
-    Value iteration runs until no value changes by more than `tolerance`. `discount` is γ. It must be below 1, so that
-    shorter paths have higher values.
+    Value iteration runs until no value changes by more than `tolerance`. `discount` is the discount factor γ. It must
+    be below 1, so that shorter paths have higher values.
     """
     width = max(len(outcomes) for row in transitions.values() for outcomes in row.values())
     table = np.zeros((len(transitions), len(transitions[0]), width, 4))
@@ -73,7 +73,7 @@ def action_values(transitions: Transitions, discount: float = 0.99, tolerance: f
 
 
 class Family:
-    """The text and state of one kind of environment that has a transition table.
+    """The text and state of one kind of environment with a transition table.
 
     Every method takes the unwrapped environment.
     """
@@ -87,7 +87,7 @@ class Family:
         raise NotImplementedError
 
     def state(self, env: Any, observation: Any) -> Any:
-        """Return, as a JSON value, everything that determines the future except the configuration and noise."""
+        """Return everything that determines the future, except the configuration and noise, as a JSON value."""
         return int(env.s)
 
     def succeeded(self, env: Any, reward: float | None, terminated: bool) -> bool | None:
@@ -201,7 +201,10 @@ UNKNOWN = Unknown()
 
 
 def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
-    """Return the action of the basic strategy: stick (0) or hit (1). `dealer` is the visible card; an ace is 1."""
+    """Return the action of the basic strategy: stick (0) or hit (1).
+
+    `dealer` is the visible card, where an ace is 1.
+    """
     if usable_ace:
         return int(total <= 17 or (total == 18 and dealer in (1, 9, 10)))
     if total <= 11:
@@ -212,7 +215,7 @@ def blackjack_strategy(total: int, dealer: int, usable_ace: bool) -> int:
 
 
 def plain_text(text: str) -> str:
-    """Return terminal text without color codes. Colored parts are put in brackets."""
+    """Return terminal text without color codes. Colored parts are enclosed in brackets."""
     return _COLORED.sub(r"[\1]", text).replace("\x1b", "").strip("\n")
 
 
@@ -235,7 +238,7 @@ def _grid(cells: list[list[str]], position: int) -> str:
 
 
 class RandomMap(ResourceConfig):
-    """A random FrozenLake map. The seed of the reset determines it."""
+    """A random FrozenLake map, which the seed passed to the reset determines."""
 
     size: int = Field(default=8, ge=2, le=64)
     p: float = Field(default=0.8, gt=0, le=1, description="the probability that a cell is frozen")
@@ -250,7 +253,7 @@ class GymnasiumConfig(ResourceConfig):
 
 
 class GymnasiumResource(ForkableResource):
-    """A Gymnasium environment. `act(action)` is its only tool."""
+    """A Gymnasium environment with a single tool, `act(action)`."""
 
     fork_kind = "native"
     per_sample_keys = frozenset({"random_map"})
@@ -269,7 +272,7 @@ class GymnasiumResource(ForkableResource):
 
     @classmethod
     def per_sample_keys_for(cls, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return `random_map` and, for a toy-text environment, those of its arguments that are data."""
+        """Return `random_map` and, for a toy-text environment, those of its arguments that contain only data."""
         match = re.fullmatch(r"(FrozenLake|CliffWalking|Taxi|Blackjack)\w*(-v\d+)?", str(config.get("env_id")))
         known = _DATA_ARGUMENTS[match[1]] if match else ()
         return cls.per_sample_keys | {f"env_kwargs.{name}" for name in known}
@@ -370,8 +373,8 @@ class GymnasiumResource(ForkableResource):
     async def expert_action(self) -> Mapping[str, Any] | None:
         """Return the optimal action, or None for an environment that has no expert.
 
-        The optimal action is the best action of the transition table (γ = 0.99) or, for Blackjack, the action of the
-        basic strategy.
+        The optimal action is the best action according to the transition table (γ = 0.99) or, for Blackjack, the basic
+        strategy.
         """
         env = self._env.unwrapped
         if self._terminated or self._truncated:

@@ -1,10 +1,10 @@
-"""A fast engine for household games, equivalent to TextWorld's engine on ALFWorld's domain, and an exact expert.
+"""A fast engine for household games, equivalent to TextWorld's engine in ALFWorld's domain, and an exact expert.
 
-The possible actions depend only on the receptacle where the agent stands, the object in its hand, the receptacle's
-contents, and whether the receptacle is open. For each such combination, the actions are collected in a `_Spot`, which
-is created once and stored in the problem's tables. All engines of a problem share the tables, so a step consists of two
-lookups and a few integer operations. Sets of objects are bit masks over the things in text order. Facts that never
-affect the agent's actions or texts, such as whether a lamp is on, are not stored.
+The possible actions depend only on the receptacle at which the agent stands, the object in its hand, the receptacle's
+contents, and whether the receptacle is open. For each combination of these, the actions are collected in a `_Spot`,
+which is created once and stored in the problem's tables. All engines for a problem share the tables, so a step consists
+of two lookups and a few integer operations. A set of objects is a bit mask over the things in text order. Facts that
+never affect the agent's actions or texts, such as whether a lamp is on, are not stored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Available commands:
 
 
 class HouseholdView(NamedTuple):
-    """An observation of a household game, and the commands that are admissible in this state."""
+    """An observation from a household game, and the commands that are admissible in that state."""
 
     observation: str
     admissible: tuple[str, ...]
@@ -61,7 +61,7 @@ class HouseholdView(NamedTuple):
 class _Spot(NamedTuple):
     """The actions at the agent's location.
 
-    It contains the sorted commands, and the function and arguments that execute each command.
+    It contains the sorted commands and, for each command, the function and arguments that execute it.
     """
 
     commands: tuple[str, ...]
@@ -71,7 +71,7 @@ class _Spot(NamedTuple):
 class Tables:
     """The constant part of a problem.
 
-    All engines of the problem share it and refer to receptacles and things by index.
+    All engines for the problem share this object and refer to receptacles and things by index.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -145,7 +145,7 @@ class HouseholdEngine:
 
     Attributes:
         tables: the constant part of the problem.
-        at: the receptacle where the agent stands. At the start, it is `NOWHERE`.
+        at: the receptacle at which the agent stands, initially `NOWHERE`.
         holding: the thing in the agent's hand, or `NOWHERE`.
         contents: for each receptacle, the mask of the things in or on it.
         opened: the mask of the open receptacles.
@@ -188,7 +188,7 @@ class HouseholdEngine:
         return twin
 
     def state_key(self) -> str:
-        """Return the key of the state. Two states of a problem have equal keys if and only if their futures are equal.
+        """Return the state key. Two states of a problem have equal keys if and only if their futures are equal.
 
         Whether a thing is sliced or on matters only if the thing can be held, because otherwise no text shows it. For a
         used lamp, only its location matters.
@@ -215,7 +215,7 @@ class HouseholdEngine:
         return bool(placed & self.ready())
 
     def ready(self) -> int:
-        """Return the mask of the things that are in the required state, regardless of their location."""
+        """Return the mask of the things that are in the state required by the task, regardless of their location."""
         tables, task_type = self.tables, self.tables.problem.task_type
         if task_type is TaskType.CLEAN:
             return tables.targets & tables.transformable & self.clean
@@ -396,7 +396,7 @@ def _make_spot(engine: HouseholdEngine) -> _Spot:
 
 
 class _State(NamedTuple):
-    """The part of a state that affects a plan. `holding` and the bits of `ready` are indices of the tracked things.
+    """The part of a state that affects a plan. `holding` and the bits of `ready` are indices into the tracked things.
 
     `ready` marks the things that are clean, hot or cool as the task requires, and the lamps that have been used.
     """
@@ -419,10 +419,10 @@ def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
     The algorithm is a uniform-cost search over *errands*. In an errand, the agent goes to a receptacle, opens it if
     necessary, and takes, puts, treats or uses one thing there. The search is exact for these reasons:
 
-    - Going and opening serve only the next action at that receptacle, so they can be delayed until just before it.
-      Closing, looking and slicing never serve the goal.
+    - Going to a receptacle and opening it serve only the next action there, so they can be delayed until just before
+      it. Closing, looking and slicing never serve the goal.
     - Only things that the goal requires need to be taken. A held thing that can still serve the goal is put down only
-      at its destination, since putting it down elsewhere never shortens a plan.
+      at its destination, because putting it down elsewhere never shortens a plan.
     - Receptacles of the same type and door state are interchangeable if they contain nothing relevant to the goal and
       the agent is not at any of them. When an unneeded thing is put down, their type does not matter either.
     """
@@ -444,7 +444,7 @@ def shortest_plan(engine: HouseholdEngine) -> list[str] | None:
 
 
 class _PlanSearch:
-    """The errands of one problem, and the initial state of the search."""
+    """The errands in one problem, and the initial state of the search."""
 
     def __init__(self, engine: HouseholdEngine) -> None:
         self.tables = tables = engine.tables
@@ -529,7 +529,7 @@ class _PlanSearch:
         return [*commands, f"open {receptacle.name}"], state.opened | 1 << place
 
     def _places_to_put(self, state: _State, k: int) -> list[int]:
-        """Return receptacles in which to put the held thing, one from each set of interchangeable receptacles."""
+        """Return the receptacles in which to put the held thing, one from each set of interchangeable receptacles."""
         tables = self.tables
         possible = [place for place in range(len(tables.receptacles)) if tables.can_hold(place, self.tracked[k])]
         special = {state.at, *state.places}

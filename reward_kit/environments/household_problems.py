@@ -1,8 +1,8 @@
-"""Household problems of ALFWorld's domain (`alfred.pddl` of the PyPI package `alfworld`), and a seeded generator.
+"""Household problems in ALFWorld's domain (`alfred.pddl` in the PyPI package `alfworld`), and a seeded generator.
 
-The containment table in `data/household.json` follows that of ALFRED. A layout is a room and the number of receptacles
-of each type. The hash of a layout determines its split, so no layout occurs in two splits. Every problem is solvable,
-and no problem is solved at the start.
+The containment table in `data/household.json` follows ALFRED's table. A layout consists of a room and the number of
+receptacles of each type. The hash of a layout determines its split, so no layout occurs in two splits. Every problem is
+solvable, and none is already solved at the start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from reward_kit.errors import ConfigError, did_you_mean
 
 
 class TaskType(StrEnum):
-    """The six task types of ALFWorld. The values are the names that its game files use."""
+    """ALFWorld's six task types. The values are the names used in its game files."""
 
     PICK_AND_PLACE = "pick_and_place_simple"
     LOOK_IN_LIGHT = "look_at_obj_in_light"
@@ -76,7 +76,7 @@ def can_hold(receptacle_type: str, object_type: str) -> bool:
 def pddl_name(name: str) -> str:
     """Return a PDDL name, such as `mug_01` for "mug 1".
 
-    The names sort by type and number if there are at most 99 objects of each type.
+    The names sort by type and then by number if there are at most 99 objects of each type.
     """
     kind, number = name.split(" ")
     return f"{kind}_{int(number):02d}"
@@ -93,7 +93,7 @@ class Receptacle:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """An object. `name` is "<type> <number>"; `at` is the name of the receptacle that contains it at the start."""
+    """An object. `name` is "<type> <number>"; `at` is the name of the receptacle that initially contains it."""
 
     name: str
     type: str
@@ -162,7 +162,7 @@ class Problem:
 
 
 def generate_problem(split: str, index: int, seed: int = 0, task_type: TaskType | str | None = None) -> Problem:
-    """Generate the problem that the arguments determine.
+    """Generate the problem determined by the arguments.
 
     By default, the task types alternate with `index`.
 
@@ -269,7 +269,7 @@ def _place_things(
     room: str,
     receptacles: Sequence[Receptacle],
 ) -> list[tuple[str, str]]:
-    """Return the targets, the lamps and the distractors. Each is returned with the receptacle where it starts."""
+    """Return the targets, the lamps and the distractors, each with the receptacle in which it starts."""
     wanted = rng.randint(FEWEST_THINGS, MOST_THINGS)
     homes = [item for item in receptacles if can_hold(item.type, target)]
     away = [item.name for item in homes if item.type != destination]

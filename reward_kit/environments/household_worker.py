@@ -1,9 +1,9 @@
-"""TextWorld's engine for household problems: their PDDL, and the worker process in which the engine runs.
+"""TextWorld's engine for household problems: the PDDL of the problems, and the worker process that runs the engine.
 
 The requests (see `engine_worker`) are `{"op": "load", "problem": {...}}`, `{"op": "load", "path": "game.tw-pddl"}`,
 `{"op": "step", "command"}` and `{"op": "expert"}`. The engine lists everything in the order of the PDDL names, which
-are the names in the problem with padded numbers. The texts show the names in the problem, which are assigned to the
-engine's entities after loading.
+are the problem's names with padded numbers. The texts show the problem's names, which are assigned to the engine's
+entities after loading.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TRANSFORMED = {
 def game_data(problem: Problem, domain: str, grammar: str) -> dict[str, Any]:
     """Return the content of a `game.tw-pddl` file.
 
-    It contains the text of ALFWorld's `alfred.pddl` and `alfred.twl2`.
+    The file contains the text of ALFWorld's `alfred.pddl` and `alfred.twl2`.
     """
     grammar = grammar.replace("UNKNOWN GOAL.", problem.goal)
     return {"pddl_domain": domain, "grammar": grammar, "pddl_problem": pddl_problem(problem), "solvable": True}
@@ -46,7 +46,7 @@ def entity_names(problem: Problem) -> dict[str, str]:
 
 
 def pddl_problem(problem: Problem) -> str:
-    """Return the problem in PDDL, for ALFWorld's domain."""
+    """Return the problem in PDDL for ALFWorld's domain."""
     place_of = {item.name: f"loc_{number:02d}" for number, item in enumerate(problem.receptacles, 1)}
     receptacle_types = sorted({item.type for item in problem.receptacles} | _NAMED_BY_DOMAIN)
     object_types = sorted({item.type for item in problem.things} | KNIVES | {problem.target})
@@ -101,8 +101,8 @@ class Game:
         missing = [name for name in PACKAGES if find_spec(name) is None]
         if missing:
             raise ConfigError(
-                f"alfworld_real needs {', '.join(missing)}; {install_hint('text-games')}, "
-                "on Python 3.11 or 3.12, which TextWorld requires (the resource alfworld needs neither)"
+                f"alfworld_real needs {', '.join(missing)}; {install_hint('text-games')}. TextWorld requires "
+                "Python 3.11 or 3.12. The resource alfworld works without these packages on any version of Python"
             )
         infos = import_module("textworld").EnvInfos(won=True, admissible_commands=True)
         self._env = import_module("textworld.envs.pddl").PddlEnv(infos)
@@ -130,7 +130,7 @@ class Game:
         return _view(self._env.step(request["command"])[0])
 
     def expert(self, request: Mapping[str, Any]) -> list[str]:
-        """Return the planner's commands from the current state, or [] if it finds no plan."""
+        """Return the planner's commands from the current state, or [] if there is no plan."""
         return list(self._env._pddl_state.replan(self._env._entity_infos))
 
 

@@ -1,4 +1,4 @@
-"""An environment on an HTTP server, which may be written in any language and has four endpoints.
+"""An environment on an HTTP server with four endpoints. The server may be written in any language.
 
 The endpoints are start, step, end and health. `docs/guides/environments.md` documents the exact JSON. If the task has a
 `resource_server`, that server is started first. `openenv` also uses `JsonClient`, `connect_server` and `parse_answer`.
@@ -44,7 +44,7 @@ logger = logging.getLogger("reward_kit.environments")
 
 
 class ServerConfig(ResourceConfig):
-    """The configuration keys that all resources on a server have in common."""
+    """The configuration keys that all server-based resources share."""
 
     base_url: str | None = Field(default=None, description="by default, the address of the task's resource_server")
     headers: dict[str, str] = Field(default_factory=dict)
@@ -81,9 +81,9 @@ class HttpConfig(ServerConfig):
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The base URL of a resource's server and the headers of every request.
+    """The base URL of a resource's server, and the headers to send with every request.
 
-    `started` is the server if the task started it.
+    `started` is the server, or None if the task did not start it.
     """
 
     url: str
@@ -103,11 +103,11 @@ class ServerAddress:
 async def connect_server(
     settings: ServerConfig, resource: str, exits: AsyncExitStack, schemes: tuple[str, ...] = ("http", "https")
 ) -> ServerAddress:
-    """Return the address of the configured or newly started server. `exits` stops a server that is not shared.
+    """Return the address of the configured or newly started server. A server that is not shared is stopped by `exits`.
 
     Raises:
-        ConfigError: the address is missing or invalid, or the environment variable of a header is not set or may not be
-            sent to the address.
+        ConfigError: the address is missing or invalid, or the environment variable for a header is not set or may not
+            be sent to the address.
         EnvironmentFailure: the server does not start.
     """
     server = None
@@ -137,7 +137,7 @@ async def connect_server(
 
 
 class HttpResource(ReplayForkResource):
-    """An episode on a server. A fork starts a new episode on the server and repeats the same actions."""
+    """An episode on a server. A fork starts a new episode on the same server and repeats the actions."""
 
     takes_task_folder = True
     takes_resource_server = True
@@ -263,7 +263,8 @@ class HttpResource(ReplayForkResource):
     async def state_key(self) -> str:
         """Return a hash of the server's `state_key`.
 
-        If the server sends no `state_key`, its `state` is hashed instead, or else all actions since the reset.
+        If the server sends no `state_key`, its `state` is hashed instead. If it sends neither, all actions since the
+        reset are hashed.
         """
         if self._given_key is not None:
             return hash_key("given", self._given_key)
@@ -293,7 +294,7 @@ class HttpResource(ReplayForkResource):
 
 
 def _tool_specs(listed: Any, error_type: type[ConfigError | EnvironmentFailure], where: str) -> list[ToolSpec]:
-    """Return tools in OpenAI format, adding the outer `function` that older servers omit."""
+    """Return tools in OpenAI format. Add the outer `function`, which older servers omit."""
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         raise error_type(f"{where}: expected a list of tools, got {listed!r:.80}")
     specs: list[ToolSpec] = []
@@ -335,7 +336,7 @@ class HttpAnswer:
         return self.value
 
     def field(self, name: str, kinds: type | tuple[type, ...], expected: str) -> Any:
-        """Return a field of the object, or None if the field is missing. A boolean is not accepted as a number."""
+        """Return a field of the object, or None if it is missing. A boolean is not accepted as a number."""
         value = self.fields().get(name)
         if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool)):
             raise self.error(f"{name}: expected {expected}, got {value!r:.80}")
@@ -346,9 +347,9 @@ class HttpAnswer:
 
 
 class JsonClient:
-    """The connection of one resource to its server. Create it in the running event loop.
+    """The connection between one resource and its server. Create it in the running event loop.
 
-    `timeout` is the maximum number of seconds to wait for each response. Every failure of the server raises an
+    `timeout` is the maximum number of seconds to wait for each response. Every server failure raises an
     `EnvironmentFailure` that includes the address.
     """
 

@@ -1,9 +1,9 @@
 """A server that speaks the Model Context Protocol as an environment.
 
 The agent's tools are the server's tools, and each episode has its own session. By default, the resource cannot be
-forked and is not deterministic. A server that is started by `command` may be declared as `fork: replay` if all its
+forked and is not deterministic. A server that is started by `command` may be declared as `fork: replay` if all of its
 changes stay in its memory or its `working_copy`. If the server returns an error, the call counts as rejected. If a call
-receives no response, the state key changes, because the effect of the call is unknown. The SDK is imported only at
+receives no response, the state key changes, because the effect of the call is unknown. The SDK is imported only during
 setup.
 """
 
@@ -61,7 +61,7 @@ _MAX_FILE_BYTES = 256_000_000
 _MAX_RECORDED_CHARS = 64 * 1024
 _SHOWN_PATH = re.compile(rf"{SHOWN_PATH}(?![\w-])")
 _NO_BACK_CHANNEL = "no back-channel for server-initiated requests"
-"""Part of the SDK's error message if a tool asks the user over a connection that carries no requests from the
+"""Part of the SDK's error message when a tool asks the user over a connection that cannot carry requests from the
 server.
 """
 _numbers = itertools.count(1)
@@ -136,7 +136,7 @@ class McpConfig(ResourceConfig):
         return self
 
     def header_values(self) -> dict[str, str]:
-        """Return the headers of every request, including those from environment variables."""
+        """Return the headers to send with every request, including those from environment variables."""
         return {**self.headers, **headers_from_environment(self.headers_env, self.url or "", "mcp")}
 
     def source_folder(self) -> Path:
@@ -148,7 +148,7 @@ class McpConfig(ResourceConfig):
 
 
 def _stdio_server(settings: McpConfig, working_copy: Path | None) -> StdioServer:
-    """Return the private server of one episode. All placeholders in its settings are filled in."""
+    """Return the private server for one episode. All placeholders in its settings are filled in."""
     from reward_kit.environments.mcp_session import StdioServer
 
     values = {PYTHON: sys.executable, TASK_FOLDER: settings.task_folder or str(Path.cwd())}
@@ -175,7 +175,7 @@ def _stdio_server(settings: McpConfig, working_copy: Path | None) -> StdioServer
 
 
 def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -> dict[str, tuple[str, ToolSpec]]:
-    """Return the server's name and the specification of each requested tool, keyed by a unique name for the agent."""
+    """Return the server's name and specification for each requested tool, keyed by the name that the agent sees."""
     by_name: dict[str, mcp_types.Tool] = {}
     for tool in listed:
         by_name.setdefault(tool.name, tool)
@@ -206,8 +206,8 @@ def tool_table(listed: Sequence[mcp_types.Tool], wanted: Sequence[str] | None) -
 def result_text(result: mcp_types.CallToolResult) -> str:
     """Return a result as one string.
 
-    It contains the text blocks, or the structured content if there are no text blocks, and one line for each other
-    item.
+    The string contains the text blocks or otherwise the structured content. It also contains one line for
+    each other item.
     """
     texts = []
     if result.structured_content is not None and not any(block.type == "text" for block in result.content):
@@ -232,7 +232,7 @@ def _decoded_size(base64_text: str) -> int:
 
 
 class McpResource(ReplayForkResource):
-    """A session with an MCP server, over stdio or streamable HTTP."""
+    """A session with an MCP server over stdio or streamable HTTP."""
 
     fork_kind = "none"
     deterministic = False
@@ -315,7 +315,7 @@ class McpResource(ReplayForkResource):
     def _form_filler(self) -> FillForm | None:
         """Return the function that answers the forms of a call.
 
-        In a replay, the answers come from the record. Otherwise, they come from the user.
+        In a replay, the answers are taken from the record. Otherwise, the user answers the forms.
         """
         if self._replayed is not None:
             recorded = iter(self._replayed.info.get("forms", ()))
@@ -323,7 +323,7 @@ class McpResource(ReplayForkResource):
             async def repeat(message: str, schema: Mapping[str, Any]) -> FormAnswer:
                 form = next(recorded, None)
                 if form is None:
-                    raise EnvironmentFailure("replay: the server asked for more input than in the recording")
+                    raise EnvironmentFailure("replay: the server asked for more input than it did in the recording")
                 content = _with_path(form.get("content"), self._folder)
                 return FormAnswer(form["action"], content, form.get("reason", ""), form.get("user", {}))
 
@@ -338,7 +338,7 @@ class McpResource(ReplayForkResource):
         return fill
 
     def _unsent_form_hint(self, message: str) -> str:
-        """Return a note for a call in which the server could not ask the simulated user.
+        """Return a note about a call in which the server could not ask the simulated user.
 
         Also log a warning once per run.
         """
@@ -349,12 +349,12 @@ class McpResource(ReplayForkResource):
             fix = "set protocol: legacy in the mcp resource, or use Resolve and Elicit in the tool"
         else:
             cause = "the server has no session"
-            fix = "start it without stateless_http"
+            fix = "start the server without stateless_http"
         warn_once(logger, f"{self._here.name} could not ask the simulated user: {cause}; {fix}")
         return f" (the simulated user was not asked: {cause}; {fix})"
 
     def _record(self, result: mcp_types.CallToolResult, forms: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return what the record contains of a result in addition to its text."""
+        """Return the data about a result that is recorded in addition to its text."""
         info: dict[str, Any] = {"forms": forms} if forms else {}
         if result.structured_content is None:
             return info

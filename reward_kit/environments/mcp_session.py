@@ -1,9 +1,9 @@
-"""A session with an MCP server, and its two transports: a child process (stdio) and a URL (streamable HTTP).
+"""A session with an MCP server, and its two transports: stdio to a child process, and streamable HTTP to a URL.
 
 The SDK's client must be entered and exited in the same asyncio task, but a resource is set up, used and closed in
 different tasks. The session therefore owns a task that runs the client. `StdioServer` replaces the SDK's
-`stdio_client`, which reads a message of n bytes in O(n²), hides the exit status, and starts processes that the process
-guardian does not track.
+`stdio_client`, which needs O(n²) time to read a message of n bytes, hides the exit status, and starts processes that
+the process guardian does not track.
 """
 
 from __future__ import annotations
@@ -75,21 +75,21 @@ class McpServer(ABC):
         """Yield the message streams from and to the server."""
 
     async def exited(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the server to exit. Return True if it did; for a URL, always return False."""
+        """Wait up to `seconds` for the server to exit, and return True if it did. For a URL, always return False."""
         return False
 
     def describe(self) -> str:
-        """Return a description of how the server ended, for use in messages."""
+        """Return a description of how the server ended, for messages."""
         return ""
 
 
 class McpSession:
-    """A session with a server. Call `start` first, then list and call tools, and finally call `close`.
+    """A session with a server. Call `start`, then list and call tools, and finally call `close`.
 
     `tools_changed` is set when the server reports that its tools have changed, and cleared by `list_tools`. `forms`
-    contains the forms that the server requested during the last call, with their answers. Unless `takes_forms` is true,
-    the client does not declare that it supports forms. If `protocol` is "legacy", only versions of the protocol that
-    allow requests from the server are used.
+    contains the forms that the server requested during the last call, and the answers to them. The client declares that
+    it supports forms only if `takes_forms` is true. If `protocol` is "legacy", only versions of the protocol that allow
+    requests from the server are used.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class McpSession:
             with anyio.move_on_after(self._start_timeout_s):
                 await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done() and not task.done():
-                late = f"{self._name} did not answer within {self._start_timeout_s:g} s (start_timeout_s)"
+                late = f"{self._name} did not respond within {self._start_timeout_s:g} s (start_timeout_s)"
                 raise EnvironmentFailure(self._described(late))
             if not ready.done():
                 raise self._end_of(task, "could not be started")
@@ -166,7 +166,7 @@ class McpSession:
             size += len(page.model_dump_json())
             if size > MCP_TOOLS_BYTES:
                 raise EnvironmentFailure(
-                    f"{self._name} lists tools larger than the limit of {format_size(MCP_TOOLS_BYTES)}"
+                    f"{self._name}: the list of tools is larger than the limit of {format_size(MCP_TOOLS_BYTES)}"
                 )
             cursor = page.next_cursor
             if cursor is None:
@@ -181,8 +181,7 @@ class McpSession:
         Args:
             tool: the server's name for the tool.
             arguments: the arguments of the call.
-            fill: a function that answers the forms of the server. The time that it takes does not count towards the
-                timeout.
+            fill: a function that answers the server's forms. The time that it takes does not count towards the timeout.
 
         Raises:
             ToolError: the server rejected the call.
@@ -220,7 +219,7 @@ class McpSession:
             self._fill = self._scope = None
         self._raise_user_failure()
         raise DeadlineError(
-            f"{tool} did not answer within {self._call_timeout_s:g} s and was cancelled (call_timeout_s)"
+            f"{tool} did not respond within {self._call_timeout_s:g} s and was cancelled (call_timeout_s)"
         )
 
     def _raise_user_failure(self) -> None:
@@ -230,7 +229,7 @@ class McpSession:
     async def _check_result(self, name: str, result: mcp_types.CallToolResult) -> None:
         """Validate a result against the tool's output schema.
 
-        The SDK's own validation is not used, because it is unbounded.
+        The SDK's validation is not used, because it is unbounded.
         """
         schema = self._output_schemas.get(name)
         if schema is None:
@@ -296,7 +295,7 @@ class McpSession:
                 raise first from group
 
     async def _listen(self, client: Client) -> None:
-        """Subscribe to changes of the tools if the protocol version requires a subscription."""
+        """Subscribe to changes to the tools if the protocol version requires a subscription."""
         offered = client.server_capabilities.tools
         if offered is None or not offered.list_changed:
             return
@@ -314,7 +313,7 @@ class McpSession:
             except ListenNotSupportedError:
                 return  # older versions of the protocol report changes without a subscription
             except (MCPError, TimeoutError) as error:
-                logger.debug("%s: the server does not report changes of its tools: %s", self._name, error)
+                logger.debug("%s: the server does not report changes to its tools: %s", self._name, error)
                 return
             except SubscriptionLost as error:
                 logger.debug("%s: the subscription was lost: %s", self._name, error)
@@ -420,7 +419,10 @@ class StdioServer(McpServer):
 
     @asynccontextmanager
     async def connect(self) -> AsyncGenerator[TransportStreams, None]:
-        """Start the server and exchange messages with it. Finally, stop it and all processes that it started."""
+        """Start the server, and exchange messages with it.
+
+        Finally, stop the server and all processes that it started.
+        """
         child = self._child = await start_process(
             self.command, cwd=self._cwd, env=self._environment, log_name=self._log_name, piped=True
         )
@@ -559,7 +561,7 @@ def _message(line: bytes) -> SessionMessage | None:
 
 
 class HttpServer(McpServer):
-    """A server at a URL (streamable HTTP). The size of each response is checked before the SDK reads it."""
+    """A server at a URL (streamable HTTP). The size of each response is checked before the SDK reads the response."""
 
     def __init__(self, url: str, headers: dict[str, str], call_timeout_s: float) -> None:
         # A small compressed response could decompress to any size.
@@ -578,11 +580,14 @@ class HttpServer(McpServer):
 
 
 class AnswerTooLargeError(httpx2.SSEError):
-    """A response exceeds its size limit. The SDK re-raises errors of this base class with their message."""
+    """Raised if a response exceeds its size limit.
+
+    The SDK re-raises errors with this base class and keeps their message.
+    """
 
 
 async def _limit(response: httpx2.Response) -> None:
-    """Limit the size of a response body while it is read."""
+    """Limit the size of a response body while the body is read."""
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise AnswerTooLargeError(f"the response is compressed ({encoding:.20}), but compression was not requested")
@@ -602,7 +607,7 @@ async def _limit(response: httpx2.Response) -> None:
 class _CountedStream(httpx2.AsyncByteStream):
     """A body that raises an error if it is too large.
 
-    JSON values are counted per event. A limit of None means unlimited.
+    JSON values are counted per event. If the limit is `None`, no limit applies.
     """
 
     def __init__(self, body: httpx2.AsyncByteStream, most_bytes: int | None, *, is_events: bool) -> None:

@@ -1,7 +1,7 @@
-"""The tasks extension of the Model Context Protocol: a tool call whose result the client polls.
+"""The tasks extension of the Model Context Protocol, in which the client polls for the result of a tool call.
 
-A server of version 2026-07-28 may respond to a call with a task. The client polls the task at the interval that the
-server sets, answers its requests for input, and cancels it if the call ends before the task does. The SDK does not
+A server with protocol version 2026-07-28 may respond to a call with a task. The client polls the task at the interval
+set by the server, answers its requests for input, and cancels the task if the call ends first. The SDK does not
 implement this extension. Specification: https://modelcontextprotocol.io/extensions/tasks
 """
 
@@ -28,7 +28,7 @@ _SHOWN_CHARS = 2_000
 
 
 class UnknownEffectError(Exception):
-    """A call was sent, but the response does not show whether the call took effect."""
+    """Raised if a call was sent but the response does not show whether the call took effect."""
 
 
 class CreatedTask(mcp_types.Result):
@@ -86,7 +86,7 @@ class TasksExtension(ClientExtension):
 
 
 async def _finish(created: CreatedTask, context: ClaimContext) -> mcp_types.CallToolResult:
-    """Poll a task until it ends, and return its result. If polling fails or is cancelled, cancel the task.
+    """Poll a task until it ends, and return the result. If polling fails or is cancelled, cancel the task.
 
     Raises:
         ToolError: the task failed.

@@ -1,9 +1,9 @@
-"""An environment on an OpenEnv server. It uses one session, one action per step, and the server's reward for each step.
+"""An environment on an OpenEnv server. It uses one session, one action per step, and the server's rewards.
 
-OpenEnv does not declare determinism, so the resource is deterministic and forkable only if the task sets
+OpenEnv servers do not declare determinism, so the resource is deterministic and forkable only if the task sets
 `deterministic: true`. `done` counts as `terminated`, unless `truncated` is true in the observation or its metadata. The
-protocol of OpenEnv 0.10 consists of a few JSON messages over a WebSocket. They are implemented here, because the
-`openenv` package would add a hundred dependencies.
+protocol of OpenEnv 0.10 consists of a few JSON messages over a WebSocket. It is implemented here because the `openenv`
+package would add a hundred dependencies.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class OpenEnvResource(ReplayForkResource):
         schema = settings.action_schema or (await session.schemas()).get("action")
         if not isinstance(schema, Mapping):
             raise EnvironmentFailure(
-                f"openenv resource: expected a schema of the server's actions, got {schema!r:.120}"
+                f"openenv resource: expected a schema for the server's actions, got {schema!r:.120}"
             )
         self._calls_tools = settings.action_schema is None and schema.get("title") in _OF_MCP
         if self._calls_tools:
@@ -142,7 +142,7 @@ class OpenEnvResource(ReplayForkResource):
             return
         if schema.get("type") != "object":
             raise ConfigError(
-                f"openenv resource: the action of this server is not an object ({schema.get('title', schema)!r:.80}); "
+                f"openenv resource: this server's action is not an object ({schema.get('title', schema)!r:.80}); "
                 "set action_schema to a JSON schema of type object"
             )
         description = schema.get("description") or "Take one action."
@@ -226,7 +226,7 @@ class OpenEnvResource(ReplayForkResource):
     async def final_state(self) -> StateSnapshot | None:
         """Return the server's state, the last observation, and whether the episode is over.
 
-        If the history is the source of the state key, also return the history.
+        If the state key is derived from the history, also return the history.
         """
         seen = {"state": await self._state(), "observation": self._observation, "done": self._is_over}
         history = {"history": self._history_key} if self._settings.state_key == "history" else {}
@@ -284,7 +284,7 @@ def _read_outcome(answer: Mapping[str, Any], field: str | None) -> StepOutcome:
 
 
 class OpenEnvRefusedError(Exception):
-    """The server responded with an error such as "VALIDATION_ERROR". The session stays open."""
+    """Raised if the server responds with an error such as "VALIDATION_ERROR". The session stays open."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -292,7 +292,7 @@ class OpenEnvRefusedError(Exception):
 
 
 class OpenEnvSession:
-    """A private environment on the server that lasts as long as the connection."""
+    """A private environment on the server, which lasts as long as the connection."""
 
     def __init__(self, server: ServerAddress, settings: OpenEnvConfig) -> None:
         http_url = "http" + server.url.rstrip("/").removeprefix("http").removeprefix("ws")
@@ -365,8 +365,8 @@ class OpenEnvSession:
     async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Send one message and return the `data` of the server's response.
 
-        A session becomes unusable after an unrequested message, and after a response that was late or that was no
-        longer awaited. Such a message could be mistaken for the next response.
+        A session becomes unusable after an unrequested message and after a response that was late or no longer awaited,
+        because such a message could be mistaken for the next response.
 
         Raises:
             OpenEnvRefusedError: the server responded with an error.
@@ -385,7 +385,7 @@ class OpenEnvSession:
                 raise EnvironmentFailure(f"{source}: {self._broken}")
             self._answers.put_nowait(None)  # disconnected
         self._has_begun = True
-        self._broken = "an earlier request was cancelled before it was answered"
+        self._broken = "an earlier request was cancelled before it received a response"
         message = json.dumps({"type": kind, **({} if data is None else {"data": dict(data)})}, allow_nan=False)
         try:
             with anyio.fail_after(self._timeout):
@@ -419,7 +419,7 @@ class OpenEnvSession:
         return data
 
     async def schemas(self) -> Mapping[str, Any]:
-        """Return a mapping with the JSON schemas of the server's actions, observations and state."""
+        """Return a mapping that contains the JSON schemas for the server's actions, observations and state."""
         client = JsonClient(self._server, self._timeout)
         try:
             return (await client.get("/schema")).fields()

@@ -1,4 +1,4 @@
-"""A resource whose state is one JSON value, addressed by dotted paths such as `orders.0.total`.
+"""A resource whose state is a JSON value. Parts of it are addressed by dotted paths such as `orders.0.total`.
 
 A step takes microseconds.
 
@@ -13,8 +13,8 @@ Subclass it for a resource with its own tools:
         shop.state["basket"].append(item)
         return "bought"
 
-A tool that raises leaves the state unchanged. Keep everything in `self.state`; other attributes of a subclass are
-copied by `fork` but are neither in the state key nor in a checkpoint.
+A tool that raises an exception leaves the state unchanged. Keep all state in `self.state`: `fork` also copies other
+attributes of a subclass, but they are not part of the state key or of a checkpoint.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def copy_json(value: Any, levels: int = 2 * _MAX_DEPTH) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise ToolError(f"the key {key!r} of an object is not text")
+                raise ToolError(f"the key {key!r} of an object is not a string")
         return {key: copy_json(item, levels - 1) for key, item in value.items()}
     raise ToolError(f"{type(value).__name__} is not a JSON value")
 
@@ -223,9 +223,9 @@ def _child(parent: Any, part: str, path: str) -> Any:
 
 def _index(items: Any, part: str, path: str) -> int:
     if not isinstance(items, list):
-        raise ToolError(f"{path!r}: {part!r} is a part of {_kind(items)}, not of an object or a list")
+        raise ToolError(f"{path!r}: {part!r} cannot be looked up in {_kind(items)}, only in an object or a list")
     if not (part.isascii() and part.isdigit() and len(part) < 10 and int(part) < len(items)):
-        raise ToolError(f"{path!r}: {part!r} is not an index of a list with {len(items)} items")
+        raise ToolError(f"{path!r}: {part!r} is not a valid index for a list with {len(items)} items")
     return int(part)
 
 

@@ -1,7 +1,7 @@
 """Forking by replay, for environments that cannot be copied.
 
 To fork an environment, the recorded actions are repeated in a new environment, and the outcomes are compared with the
-recorded ones.
+recorded outcomes.
 
 A subclass implements `_setup`, `_reset` and `_step` instead of `setup`, `reset` and `step`. Its constructor takes no
 arguments. The environment must be private, because replayed actions take effect again. If `fork_kind_for` returns
@@ -41,7 +41,7 @@ class ReplayForkResource(ForkableResource):
 
     @abstractmethod
     async def _reset(self, seed: int) -> None:
-        """Implement `reset`. The seed is never None, so the reset can be repeated."""
+        """Implement `reset`. The seed is never `None`, so the reset can be repeated."""
 
     @abstractmethod
     async def _step(self, action_name: str, action_params: Mapping[str, Any]) -> StepOutcome:
@@ -106,7 +106,7 @@ class ReplayForkResource(ForkableResource):
         """Reset this environment and repeat all of `history`.
 
         Raises:
-            EnvironmentFailure: an outcome differs from the recorded one.
+            EnvironmentFailure: an outcome differs from the recorded outcome.
         """
         await self.reset(seed)
         for number, (name, arguments, expected) in enumerate(history):

@@ -1,4 +1,4 @@
-"""Random arguments that are valid for a JSON schema. They are used by the checker and by random policies.
+"""Random arguments that are valid for a JSON schema. The checker and random policies use them.
 
 The keyword `pattern` is ignored.
 """
@@ -15,13 +15,13 @@ _MAX_DEPTH = 6
 
 
 def sample_arguments(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    """Return random arguments for a tool whose `parameters` are `schema`."""
+    """Return random arguments for a tool whose `parameters` schema is `schema`."""
     value = sample_value({"type": "object", **schema}, rng)
     return value if isinstance(value, dict) else {}
 
 
 def sample_value(schema: Any, rng: random.Random, root: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
-    """Return a random value that is valid for `schema`. References are resolved in `root`."""
+    """Return a random value that is valid for `schema`. References are resolved against `root`."""
     if not isinstance(schema, Mapping):
         schema = {}
     root = schema if root is None else root

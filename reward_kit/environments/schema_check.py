@@ -1,7 +1,7 @@
-"""Bounded validation against a JSON schema that an untrusted server sent.
+"""Bounded validation against a JSON schema from an untrusted server.
 
-jsonschema can be made to run for years by a regular expression, by references that double at each level, or by unique
-items. Here, each keyword costs one step, and one more for each item that it may visit. Patterns are not matched, and a
+A regular expression, references that double at each level, or a check for unique items can make jsonschema run for
+years. Here, each keyword costs one step, plus one step for each item that it may visit. Patterns are not matched, and a
 check ends after a fixed number of steps.
 """
 
@@ -22,7 +22,7 @@ _PATTERN_KEYWORDS = ("pattern", "patternProperties", "unevaluatedProperties")
 
 
 class _Steps:
-    """The number of steps that the running check has left. Checks run one at a time, because they never await."""
+    """The number of steps that the current check has left. Checks run one at a time, because they never await."""
 
     left = 0
 
@@ -50,7 +50,7 @@ def schema_violation(value: Any, schema: Any) -> str:
     try:
         error = next(validator.iter_errors(value), None)
     except Unresolvable as unknown:
-        raise ValueError(f"the reference {unknown.ref!r:.100} is not part of the schema") from None
+        raise ValueError(f"the reference {unknown.ref!r:.100} does not resolve to anything in the schema") from None
     except RecursionError:
         raise TooLargeError("Python's recursion limit") from None
     return "" if error is None else f"{error.json_path:.100}: {error.message:.{_SHOWN_CHARS}}"

@@ -1,6 +1,6 @@
 """Servers that are started for resources.
 
-Resources with equal specifications share one server, and all servers are stopped at the end. If a server died, it is
+Resources with equal specifications share a server, and all servers are stopped at the end. If a server has died, it is
 restarted for the next resource, so only the episodes that used it fail.
 """
 
@@ -41,7 +41,7 @@ class Server:
     process: ChildProcess
 
     async def describe_exit(self) -> str:
-        """Return the exit code and last lines of the server as a message suffix, or "" while the server is running."""
+        """Return the server's exit code and last lines as a message suffix, or "" if the server is still running."""
         with anyio.move_on_after(0.3):
             # A connection breaks shortly before the process exits.
             while self.process.returncode is None:  # noqa: ASYNC110
@@ -63,7 +63,7 @@ _open_pool: ContextVar[ServerPool | None] = ContextVar("_open_pool", default=Non
 
 
 class ServerPool:
-    """A set of servers that run as long as the pool is open.
+    """A set of servers that run for as long as the pool is open.
 
     If a pool is already open, entering a new pool returns the open one.
     """
@@ -92,7 +92,7 @@ class ServerPool:
             await self.close()
 
     async def lease(self, config: ResourceServerConfig, folder: Path) -> Server:
-        """Return a healthy server for a specification. Start it in `folder` unless it is running already.
+        """Return a healthy server for a specification. Start it in `folder` unless it is already running.
 
         Raises:
             ConfigError: the command cannot be run, or its fixed port is already in use.
@@ -171,9 +171,9 @@ async def _start(config: ResourceServerConfig, folder: Path) -> Server:
 
 
 async def _until_healthy(process: ChildProcess, url: str, seconds: float) -> str:
-    """Poll the health check until its status is 2xx or the server exits.
+    """Poll the health check until it returns status 2xx or the server exits.
 
-    Return "" if the server is healthy, or else a description of the problem.
+    Return "" if the server is healthy, and a description of the problem otherwise.
     """
     import aiohttp
 

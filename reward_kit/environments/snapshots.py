@@ -1,4 +1,4 @@
-"""The stored final states that reward functions open: JSON values, databases, files, or a combination of these."""
+"""The stored final states that reward functions open: JSON values, databases, files, or combinations of these."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SqliteState(AbstractContextManager["SqliteState"]):
         self._connection.set_authorizer(_authorize)
 
     def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of one SELECT statement whose placeholders are bound to `params`.
+        """Execute one SELECT statement with its placeholders bound to `params`, and return the rows.
 
         Raises:
             EnvironmentFailure: the query fails, tries to write, or takes longer than 30 s.

@@ -1,4 +1,4 @@
-"""Sokoban as a resource, with an optimal solver and a level generator."""
+"""Sokoban as a resource, an optimal solver, and a level generator."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def read_level(text: str) -> Level:
     width, height = max((len(row) for row in rows), default=0), len(rows)
     if not 3 <= width <= LARGEST_SIDE or not 3 <= height <= LARGEST_SIDE:
         raise ConfigError(
-            f"sokoban resource: level: it has {width} columns and {height} rows; "
+            f"sokoban resource: level: got {width} columns and {height} rows; "
             f"both numbers must be between 3 and {LARGEST_SIDE}"
         )
     floor = goals = boxes = 0
@@ -145,7 +145,10 @@ def read_level(text: str) -> Level:
 
 
 def connected(free: int, cell: int, width: int) -> int:
-    """Return the part of `free` that is connected to `cell`. `free` must not contain the border of the grid."""
+    """Return the part of `free` that is connected to `cell`.
+
+    `free` must not contain cells on the border of the grid.
+    """
     region = 1 << cell & free
     while True:
         wider = (region | region << 1 | region >> 1 | region << width | region >> width) & free
@@ -159,7 +162,7 @@ _Arrival = tuple[Position, int]  # the position before a push, and the direction
 
 
 def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
-    """Find a solution with the fewest moves, using A*.
+    """Find a solution with the fewest moves by A* search.
 
     The result is () if the level is already solved, and None if it cannot be solved.
 
@@ -199,9 +202,9 @@ def solve(level: Level, start: Position, node_limit: int) -> Plan | None:
 
 
 def pushes_left(level: Level, boxes: int) -> float:
-    """Return a lower bound on the number of pushes to a solution, or inf if the level can no longer be solved.
+    """Return a lower bound on the number of pushes needed for a solution, or inf if the level can no longer be solved.
 
-    Collisions between boxes are ignored. The bound is the cost of the cheapest assignment of boxes to goals, which is
+    The bound ignores collisions between boxes. It is the cost of the cheapest assignment of boxes to goals, which is
     found by dynamic programming over the sets of used goals.
     """
     tables = _push_distances(level.width, level.floor, level.goals)
@@ -294,7 +297,7 @@ class SokobanConfig(ResourceConfig):
 
 
 class Board(NamedTuple):
-    """A level and one of its shortest solutions.
+    """A level, and one of its shortest solutions.
 
     The solution is `None` only if the solver gave up on a configured level.
     """
@@ -305,7 +308,7 @@ class Board(NamedTuple):
 
 @lru_cache(maxsize=512)
 def generate(spec: SokobanConfig, index: int) -> Board:
-    """Generate the level that the arguments determine. `index` is the number of the level.
+    """Generate the level determined by the arguments. `index` is the number of the level.
 
     Raises:
         ConfigError: no level with a solution of the required length was found in 300 rooms.
@@ -343,7 +346,7 @@ def _draw_room(rng: random.Random, spec: SokobanConfig) -> int:
 
 
 def _play_backwards(rng: random.Random, spec: SokobanConfig, floor: int) -> Level:
-    """Return a level whose start is reached by pulling boxes away from a solved position."""
+    """Return a level whose initial position is reached by pulling boxes away from the goals of a solved position."""
     *places, player = rng.sample(list(cells(floor)), spec.boxes + 1)
     goals = sum(1 << place for place in places)
     position = Position(player, goals)
@@ -371,7 +374,7 @@ _SPECS = tools_by_name(strict_tool("move", "Walk one cell, pushing the box that 
 
 
 class SokobanResource(CopyForkResource):
-    """A level. `move(direction)` is its only tool."""
+    """A level with a single tool, `move(direction)`."""
 
     per_sample_keys = frozenset(SokobanConfig.model_fields)
 
@@ -490,7 +493,7 @@ class SokobanResource(CopyForkResource):
 def _plan_from(level: Level, position: Position, node_limit: int = _NODE_LIMIT) -> Plan | None:
     """Return a shortest solution.
 
-    The result is () if the level is solved or can no longer be solved, and None if the search was given up.
+    The result is () if the level is solved or can no longer be solved, and None if the solver gave up.
     """
     try:
         return solve(level, position, node_limit) or ()

@@ -126,11 +126,11 @@ class SqliteResource(ForkableResource):
         argument = "".join(check_call(_SPECS, action_name, action_params).values())
         for name in action_params:
             if "\0" in argument:
-                raise ToolError(f"{action_name}: {name}: contains a NUL character")
+                raise ToolError(f"{action_name}: {name} contains a NUL character")
             try:
                 argument.encode("utf-8")
             except UnicodeEncodeError:
-                raise ToolError(f"{action_name}: {name}: is not valid Unicode text") from None
+                raise ToolError(f"{action_name}: {name} is not valid Unicode text") from None
         database, max_rows = self._open, self._settings.max_rows
         calls = {
             "execute_sql": lambda: _execute_script(database, argument, max_rows),
@@ -145,13 +145,15 @@ class SqliteResource(ForkableResource):
     async def query(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
         """Run one SQL statement for a tool of the task. `params` are bound to its `?` placeholders.
 
-        The limits of `execute_sql` apply to the statement: the allowed actions, the time, and the size of the database.
+        The limits of `execute_sql` also apply to this statement: the allowed actions, the time, and the size of the
+        database.
 
         Returns:
             All rows. The list is empty for statements without rows, such as INSERT.
 
         Raises:
-            ValueError: the statement is invalid or not allowed, or does not match `params`. This is a bug in the tool.
+            ValueError: the statement is invalid or not allowed, or does not match `params`. This error indicates a bug
+                in the tool.
             ToolError: the statement failed with these values, or took too long. The database was not changed.
         """
 
@@ -208,7 +210,7 @@ _COMMENTS = re.compile(r"--[^\n]*|/\*.*?(?:\*/|$)", re.DOTALL)
 
 
 def split_statements(script: str) -> list[str]:
-    """Return the statements of an SQL script. Statements that consist only of a comment are omitted."""
+    """Return the statements in an SQL script. Statements that consist only of comments are omitted."""
     statements, start = [], 0
     for token in _TOKEN.finditer(script):
         # The body of a trigger contains semicolons, so ask SQLite whether the statement is complete.
@@ -246,7 +248,7 @@ def _execute_script(database: GuardedConnection, query: str, max_rows: int) -> d
 
 
 def _cell(value: Any) -> Any:
-    """Return a value of a row as a JSON value."""
+    """Return a row's value as a JSON value."""
     if isinstance(value, bytes):
         value = f"x'{value[: _MAX_CELL_CHARS // 2 + 1].hex()}'"
     if isinstance(value, float) and not math.isfinite(value):
@@ -296,7 +298,7 @@ def _schema_text(database: GuardedConnection) -> str:
 def _content_hash(connection: sqlite3.Connection) -> str:
     """Return a hash of the schema and of every row in a fixed order.
 
-    Row ids are included, because they determine the order of an unordered query and the next id. Free pages are
+    Row ids are included because they determine the next id and the order of rows in an unordered query. Free pages are
     excluded.
     """
     digest = hashlib.blake2b(digest_size=16)

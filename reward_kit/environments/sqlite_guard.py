@@ -1,8 +1,8 @@
 """A private in-memory SQLite database. An agent's SQL can read and change only this database.
 
-An authorizer rejects every action that is not explicitly allowed. Statements have a time limit; databases, rows and
-statements have a size limit. Results depend only on the database and the seed: `random()` restarts from the seed at
-each tool call, 'now' is a fixed time, and functions that reveal earlier actions of the connection are rejected.
+An authorizer rejects every action that is not explicitly allowed. Statements have a time limit, and databases, rows and
+statements have size limits. Results depend only on the database and the seed: `random()` restarts from the seed at each
+tool call, 'now' is a fixed time, and functions that reveal the connection's earlier actions are rejected.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _TRUSTED_TIME_S = 60.0
 
 
 class SqliteLimits(ResourceConfig):
-    """The limits of an agent's statements, and the time that the statements see as 'now'."""
+    """The limits on an agent's statements, and the time that they see as 'now'."""
 
     statement_time_s: float = Field(default=5.0, gt=0)
     max_database_bytes: int = Field(default=64_000_000, ge=65_536)
@@ -106,7 +106,7 @@ class SqliteLimits(ResourceConfig):
 
 
 class GuardedConnection:
-    """A private, guarded database. Its methods block; use them in a thread."""
+    """A private, guarded database. Its methods block, so call them in a thread."""
 
     def __init__(self, limits: SqliteLimits) -> None:
         self.limits = limits
@@ -175,7 +175,7 @@ class GuardedConnection:
     def copy(self) -> GuardedConnection:
         """Return an independent database in the same state.
 
-        The backup API copies it, so no database needs to be attached.
+        The copy is made with the backup API, so no database needs to be attached.
         """
         with self._lock, self.trusted():
             twin = GuardedConnection(self.limits)
@@ -194,7 +194,7 @@ class GuardedConnection:
             return self.connection.serialize()
 
     def pragmas(self) -> dict[str, int]:
-        """Return the settings of the connection that a seed script may change and that a copy must have as well."""
+        """Return the connection settings that a seed script may change and that a copy must therefore share."""
         with self._lock, self.trusted():
             return {name: self._pragma(name) for name in _CONNECTION_PRAGMAS}
 
@@ -206,7 +206,7 @@ class GuardedConnection:
 
     @contextmanager
     def trusted(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection for the package's own statements. These may not attach databases or load code either."""
+        """Yield the connection for statements of this package, which may not attach databases or load code either."""
         with self._lock:
             before = self._trusted, self._deadline
             # Reads by the package also compute generated columns that an agent defined. These must not block forever.
@@ -357,11 +357,11 @@ class GuardedConnection:
 
 @functools.cache
 def _heap_limit() -> int:
-    """Return the memory limit of SQLite in this process, in bytes.
+    """Return SQLite's memory limit in this process, in bytes.
 
-    A short statement can keep SQLite's parser busy indefinitely before any code that could be interrupted runs. An
-    example is a chain of common table expressions, each of which refers to the previous one twice. Only this limit
-    stops such a statement.
+    A short statement can keep SQLite's parser busy indefinitely before any interruptible code runs. An example is a
+    chain of common table expressions in which each expression refers to the previous one twice. Only this limit stops
+    such a statement.
     """
     memory = 16 << 30
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:

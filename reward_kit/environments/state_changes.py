@@ -1,7 +1,7 @@
-"""The changes between an episode's initial and final state, as a short list for its record.
+"""The changes between an episode's initial and final states, as a short list for the episode's record.
 
-An agent may have written the states, so the sizes of the states, the number of changes and the lengths of their texts
-are all bounded. In a database, only the stored columns of ordinary tables are read, because views and generated columns
+An agent may have written the states, so the size of the states, the number of changes and the length of their texts are
+all bounded. In a database, only the stored columns of ordinary tables are read, because views and generated columns
 could compute large values.
 """
 
@@ -29,7 +29,7 @@ _ABSENT = object()
 class StateChange(TypedDict):
     """A changed value. It was added if `old` is missing, and removed if `new` is missing.
 
-    Values other than files are JSON. A moved file has only `to`, its new path.
+    Values other than files are JSON. For a moved file, only `to`, the new path, is set.
     """
 
     at: str  # a JSON pointer, the path of a file, or a table and the key of the row
@@ -39,7 +39,7 @@ class StateChange(TypedDict):
 
 
 def state_changes(before: StateSnapshot, after: StateSnapshot) -> dict[str, Any] | None:
-    """Return the first 100 `changes` from one state to another, and the number of `more` changes.
+    """Return the first 100 changes from one state to another as `changes`, and the number of further changes as `more`.
 
     Return None if a state is too large or cannot be read, or if the kinds differ.
     """
@@ -198,7 +198,7 @@ def _change(at: str, old: Any, new: Any) -> StateChange:
 
 
 def _short(text: str) -> str:
-    """Shorten a string, but never within a word, because redaction would not recognize a part of a secret."""
+    """Shorten a string, but never within a word, because redaction would not recognize part of a secret."""
     if len(text) <= LONGEST_TEXT:
         return text
     words = re.match(r'.*[\s",]', text[:LONGEST_TEXT], re.DOTALL)

@@ -1,9 +1,9 @@
-"""TextWorld's games as a resource with one tool, `act(command)`, which takes the text commands of the game.
+"""TextWorld's games as a resource with a single tool, `act(command)`, which takes the game's text commands.
 
-A generated game is determined by a seed and the options of its maker. These are the options of `tw-make` in TextWorld
-1.7, written with underscores. The state of a game file is tracked if TextWorld's `.json` file is next to it; otherwise,
-its state key is the history. The reward is the score gained by a command, divided by the maximum score. The state key
-ignores the number of turns, but includes a question of the game that has not been answered yet.
+A generated game is determined by a seed and the options of its maker, which are the options of `tw-make` in TextWorld
+1.7, written with underscores. The state of a game file is tracked if TextWorld's `.json` file is next to it. Otherwise,
+the history serves as the state key. The reward for a command is the score that it gains, divided by the maximum score.
+The state key ignores the number of turns, but includes a question from the game that has not been answered yet.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Options(ResourceConfig):
 class CookingOptions(_Options):
     """The task is to cook a meal according to the cookbook in the kitchen.
 
-    The game comes from the First TextWorld Problems competition.
+    The game is from the First TextWorld Problems competition.
     """
 
     recipe: int = Field(default=1, ge=1, le=5, description="number of ingredients")
@@ -194,10 +194,10 @@ class TextworldConfig(ResourceConfig):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A response of the game. Unknown and untracked values are `None`.
+    """A response from the game. Unknown and untracked values are `None`.
 
-    `moves` is the number of executed game actions, `expert` is the next command of a winning plan, `facts` are the true
-    facts in sorted order, and `state` identifies the game's state.
+    `moves` is the number of executed game actions, `expert` is the next command of a winning plan, `facts` contains the
+    true facts in sorted order, and `state` identifies the game's state.
     """
 
     observation: str
@@ -249,8 +249,8 @@ class TextworldResource(ReplayForkResource):
             _game_file(settings)
         if find_spec("textworld") is None:
             raise ConfigError(
-                f"the textworld resource needs textworld; {install_hint('text-games')} on Python 3.11 or 3.12, "
-                "which TextWorld requires"
+                f"the textworld resource needs textworld; {install_hint('text-games')}. TextWorld "
+                "requires Python 3.11 or 3.12"
             )
         await self._engine.start()
 
@@ -267,7 +267,7 @@ class TextworldResource(ReplayForkResource):
         if unknown := [name for name in self._settings.show if self._view.section(name) is None]:
             raise ConfigError(
                 f"textworld resource: show: {', '.join(unknown)} not available for {self._settings.game}, "
-                f"which has no {path.with_suffix('.json').name} next to it"
+                f"because there is no {path.with_suffix('.json').name} next to it"
             )
         if self._view.state is None:
             self._game_id = hash_key(self._game_id, str(request["seed"]))
@@ -321,14 +321,15 @@ class TextworldResource(ReplayForkResource):
     async def expert_action(self) -> Mapping[str, Any] | None:
         """Return the next command of TextWorld's plan for the current state, or None if it has no plan.
 
-        Games without such a plan (cooking with `drop`) use the maker's walkthrough until the agent deviates from it.
+        For games without such a plan (cooking with `drop`), the maker's walkthrough is used until the agent deviates
+        from it.
         """
         if self._view.expert is None or self._is_over():
             return None
         return {"type": "tool_call", "name": "act", "arguments": {"command": self._view.expert}}
 
     async def _make(self, seed: int) -> Path:
-        """Return the path of the maker's game, which is created once per process."""
+        """Return the path of the maker's game. Each game is created once per process."""
         settings = self._settings
         game_seed = seed % 2**32 if settings.game_seed is None else settings.game_seed
         self._game_id = hash_key(str(settings.maker), canonical_json(settings.options), str(game_seed))
@@ -376,5 +377,5 @@ def command_line(text: str) -> str:
     for part in _COMMANDS.split(command.lower()):
         word = _FIRST_WORD.match(part.strip())
         if word and word[0][:9] in _REFUSED_WORDS:
-            raise ToolError(f"{word[0]!r} is a command to the interpreter, not to the game, and is not allowed")
+            raise ToolError(f"{word[0]!r} is a command for the interpreter, not for the game, and is not allowed")
     return command

@@ -1,7 +1,7 @@
-"""The worker process that generates TextWorld games and plays one of them at a time.
+"""The worker process that generates TextWorld games and plays one game at a time.
 
 The requests (see `engine_worker`) are `{"op": "make", "maker", "options", "seed", "folder"}`, `{"op": "load", "path",
-"seed"}` and `{"op": "step", "command"}`. The worker answers the last two with a view (`textworld.View`).
+"seed"}` and `{"op": "step", "command"}`. The worker responds to the last two with a view (`textworld.View`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make(request: Mapping[str, Any]) -> str:
     aside.mkdir()
     maker, options, seed = request["maker"], request["options"], request["seed"]
     try:
-        with boundary(ConfigError, f"textworld: {maker} cannot make a game with {options} and seed {seed}"):
+        with boundary(ConfigError, f"textworld: {maker} cannot make a game with the options {options} and seed {seed}"):
             _make(maker, options, seed, aside / "game.z8")
         aside.rename(folder)
     except OSError:

@@ -5,8 +5,8 @@ default. Arguments are validated before the function runs, so a function always 
 parameter annotated with `ForkableResource` or a subclass receives the episode's resource (the matching one if the task
 has multiple resources) and is hidden from the agent.
 
-A tool raises a `ToolError` to report a mistake to the agent. Any other exception counts as a bug in the tool and ends
-the episode with an error.
+A tool raises a `ToolError` to report a mistake to the agent. Any other exception is treated as a bug in the tool and
+ends the episode with an error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ToolFunction = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function and the schema of its arguments."""
+    """A function, and the schema of its arguments."""
 
     name: str
     function: ToolFunction
@@ -40,7 +40,7 @@ class Tool:
     resource_parameters: Mapping[str, type[ForkableResource]]
 
     def parse(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments, converted to the types in the signature.
+        """Return the arguments converted to the types in the signature.
 
         Raises:
             ToolError: an argument is invalid. The message names all invalid arguments.
@@ -56,7 +56,8 @@ class Tool:
         """Validate `arguments` and run the function. A synchronous function runs in a thread.
 
         Raises:
-            ToolError: the arguments are invalid, or the function raised a `ToolError`. The agent sees its message.
+            ToolError: the arguments are invalid, or the function raised a `ToolError`. The agent sees the error
+                message.
             EnvironmentFailure: the function raised any other exception, which ends the episode.
         """
         with boundary(EnvironmentFailure, f"tool {self.name!r}"):
@@ -110,17 +111,17 @@ class ToolRegistry:
         description: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Register a function. This method can be used as a decorator with or without arguments.
+        """Register a function. This method can be used as a decorator, with or without arguments.
 
         Args:
             function: the function, which may be synchronous or asynchronous.
-            name: the name of the tool. By default, the name of the function.
-            description: the text for the agent. By default, the first paragraph of the docstring.
-            parameters: a JSON schema to show instead of the derived one. The arguments are still validated against the
-                signature.
+            name: the name of the tool. The default is the name of the function.
+            description: the description that the agent sees. The default is the first paragraph of the docstring.
+            parameters: a JSON schema to show instead of the derived schema. The arguments are still validated against
+                the signature.
 
         Raises:
-            ConfigError: the name is taken, or a parameter has no type or is positional-only or variadic.
+            ConfigError: the name is already in use, or a parameter has no type or is positional-only or variadic.
         """
 
         def register(target: ToolFunction) -> ToolFunction:
@@ -136,7 +137,7 @@ class ToolRegistry:
         """Return the tool with this name.
 
         Raises:
-            ToolError: the tool is unknown. The message suggests the nearest name.
+            ToolError: the tool is unknown. The message suggests the most similar name.
         """
         if name not in self._tools:
             raise ToolError(f"unknown tool {name!r}{did_you_mean(name, self._tools)}")
@@ -154,10 +155,10 @@ class ToolRegistry:
 class tool:
     """Declare a typed method of a `ForkableResource` as a tool. The class then needs no `step` or `get_tools_spec`.
 
-    The schema is derived from the signature and the docstring, as in a `ToolRegistry`. The tool has the name of the
-    method. Arguments are validated and converted to their annotated types before the method runs. The method returns an
-    observation or a `StepOutcome`, and may be a coroutine. `ToolError` and other exceptions have the same meaning as in
-    `step`.
+    The schema is derived from the signature and the docstring, as in a `ToolRegistry`. The tool's name is the name of
+    the method. Arguments are validated and converted to their annotated types before the method runs. The method
+    returns an observation or a `StepOutcome`, and may be a coroutine. `ToolError` and other exceptions have the same
+    meaning as in `step`.
 
     Example:
         ```python

@@ -1,6 +1,6 @@
-"""A small shop modeled on WebShop (Yao et al. 2022, arXiv 2207.01206), with the actions search, open, choose and buy.
+"""A small shop modeled on WebShop (Yao et al. 2022, arXiv 2207.01206). The agent can search, open, choose and buy.
 
-Unlike in WebShop, products are generated from a seed, a search is possible on every page, and tools are typed. Only the
+Unlike in WebShop, the products are generated from a seed, every page allows a search, and the tools are typed. Only the
 purchase is rewarded (`match_purchase`).
 """
 
@@ -56,7 +56,10 @@ _COUNTED = {"boots": "pair of", "shoes": "pair of", "pants": "pair of", "earbuds
 
 
 class Kind(NamedTuple):
-    """A kind of product. `keywords` are additional nouns for titles, and `prices` is the price range in dollars."""
+    """A kind of product.
+
+    `keywords` contains additional nouns for titles, and `prices` is the price range in dollars.
+    """
 
     name: str
     category: tuple[str, str, str]
@@ -77,7 +80,7 @@ KINDS: tuple[Kind, ...] = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ShoppingGoal:
-    """A shopping goal. It has the same fields as `final_state()["goal"]`.
+    """A shopping goal, which has the same fields as `final_state()["goal"]`.
 
     `product_id`, `query`, `category` and `nouns` describe a product that satisfies the goal. `attributes` is U_att,
     `options` is U_opt keyed by option name, and `price_upper` is in dollars.
@@ -95,7 +98,7 @@ class ShoppingGoal:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """A purchased product and the chosen options. It has the same fields as `final_state()["purchase"]`."""
+    """A purchased product and the chosen options, with the same fields as `final_state()["purchase"]`."""
 
     product_id: str
     title: str
@@ -111,7 +114,7 @@ class Purchase:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The parts of a purchase's reward: the type factor, and the number of requirements that were met and in total."""
+    """The parts of a purchase's reward: the type factor, the number of met requirements, and the total number."""
 
     r_type: float
     attributes: int
@@ -130,11 +133,11 @@ def match_purchase(goal: ShoppingGoal, purchase: Purchase) -> Match:
 
         r = r_type · (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1)
 
-    U is what was requested, Y is what was bought. Two texts match if their token set ratio is above 85; sizes must be
-    equal. A requested attribute also counts if a text of the product contains it. An option counts if the value chosen
-    under the same name matches. WebShop instead counts every chosen option that matches any requested value or occurs
-    in a text, so its reward can exceed 1. Its mapping of shades to base colors is omitted, since the catalog has no
-    shades.
+    U is what was requested, and Y is what was bought. Two texts match if their token set ratio is above 85, but sizes
+    must be equal. A requested attribute also counts if one of the product's texts contains it. An option counts if the
+    value chosen under the same name matches. WebShop instead counts every chosen option that matches any requested
+    value or occurs in a text, so its reward can exceed 1. WebShop's mapping of shades to base colors is omitted,
+    because the catalog has no shades.
     """
     texts = [text.lower() for text in (purchase.title, " ".join(purchase.features), purchase.description)]
     attributes = [
@@ -179,7 +182,7 @@ def type_factor(goal: ShoppingGoal, purchase: Purchase) -> float:
 def token_set_ratio(one: str, other: str) -> int:
     """Return the similarity of two strings as sets of words, from 0 to 100.
 
-    It is computed like in thefuzz 0.19 with difflib.
+    It is computed in the same way as in thefuzz 0.19 with difflib.
     """
     first, second = set(_TOKEN.findall(one.lower())), set(_TOKEN.findall(other.lower()))
     common = " ".join(sorted(first & second))
@@ -193,7 +196,7 @@ def token_set_ratio(one: str, other: str) -> int:
 class Product:
     """A product and its available options.
 
-    `query` is the name of its kind; `nouns` are the nouns of its title in lower case.
+    `query` is the name of the product's kind, and `nouns` contains the nouns in its title in lower case.
     """
 
     product_id: str
@@ -236,7 +239,7 @@ def _draw_product(number: int, seed: int) -> Product:
 
 
 class Catalog:
-    """The products of one seed and their full-text index. It can be used in any thread.
+    """The products for one seed, and their full-text index. A catalog can be used in any thread.
 
     A smaller catalog is a prefix of a larger one.
     """
@@ -278,7 +281,7 @@ class Catalog:
         if not terms:
             raise ToolError("search: query contains no word")
         if len(terms) > MAX_TERMS:
-            raise ToolError(f"search: query: it has {len(terms)} different words, but the limit is {MAX_TERMS}")
+            raise ToolError(f"search: query has {len(terms)} different words, but the limit is {MAX_TERMS}")
         expression = " OR ".join(f'"{term}"' for term in terms)
         with self._lock:
             return tuple(row for (row,) in self._database.execute(_SEARCH, (expression,)))
@@ -289,13 +292,16 @@ _made = lru_cache(maxsize=8)(Catalog)
 
 
 def catalog(size: int, seed: int) -> Catalog:
-    """Return the catalog for this size and seed. It is created once per process, and concurrent callers wait for it."""
+    """Return the catalog for this size and seed. Each catalog is created once per process.
+
+    Concurrent callers wait for it.
+    """
     with _making:
         return _made(size, seed)
 
 
 def draw_goal(shop: Catalog, index: int) -> ShoppingGoal:
-    """Return the goal that the arguments determine. At least one product satisfies it.
+    """Return the goal determined by the arguments. At least one product satisfies the goal.
 
     As in WebShop, the price bound is the larger of two random picks from the next four multiples of ten dollars.
     """
@@ -349,11 +355,11 @@ class WebshopConfig(ResourceConfig):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """The state of a visit. Every action replaces it.
+    """The state of a visit. Every action replaces this object.
 
     `results` are product numbers, or None before the first search. `page` counts from 0. `product` is the number of the
-    open product, `section` is the text of it that is open, and `options` maps option names to the values chosen for the
-    product.
+    open product, `section` is the section of its page that is open, and `options` maps option names to the values
+    chosen for the product.
     """
 
     results: tuple[int, ...] | None = None
@@ -380,7 +386,7 @@ _SPECS = tools_by_name(
 
 
 class WebshopResource(CopyForkResource):
-    """A visit with one goal. All environments of a process share the catalog."""
+    """A visit with one goal. All environments in a process share the catalog."""
 
     per_sample_keys = frozenset({"index"})
 
@@ -408,7 +414,7 @@ class WebshopResource(CopyForkResource):
         arguments: dict[str, str] = check_call(_SPECS, action_name, action_params)
         for name, value in arguments.items():
             if len(value) > MAX_TEXT_CHARS:
-                raise ToolError(f"{action_name}: {name}: it has {len(value)} characters; the limit is {MAX_TEXT_CHARS}")
+                raise ToolError(f"{action_name}: {name} has {len(value)} characters, but the limit is {MAX_TEXT_CHARS}")
         if self._visit.bought:
             raise ToolError("the visit is over; nothing can be changed")
         self._visit = await self._visit_after(action_name, arguments)
@@ -429,7 +435,7 @@ class WebshopResource(CopyForkResource):
         return hash_key(self._goal_name, canonical_json(astuple(self._visit)))
 
     async def final_state(self) -> StateSnapshot:
-        """Return the goal, the purchase (None if nothing was bought), its reward, and the number of actions."""
+        """Return the goal, the purchase (None if nothing was bought), the reward, and the number of actions."""
         facts: dict[str, Any] = {"goal": asdict(self._goal), "purchase": None, "reward": 0.0, "actions": self._actions}
         if self._visit.bought:
             purchase = self._purchase()
@@ -461,7 +467,7 @@ class WebshopResource(CopyForkResource):
         return [*calls, _call("back")]
 
     async def expert_action(self) -> Mapping[str, Any] | None:
-        """Return the next action of an expert that searches with words of the instruction and knows all attributes."""
+        """Return the expert's next action. It searches with words from the instruction and knows all attributes."""
         visit = self._visit
         if visit.bought:
             return None

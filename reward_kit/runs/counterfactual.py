@@ -167,7 +167,7 @@ class CounterfactualWorker:
         episode: SingleAgentEpisode,
         score: float,
         continuations: int,
-        measured: Callable[[StepValue], None] = lambda _: None,
+        measured: Callable[[Counterfactual, StepValue], None] = lambda _result, _value: None,
     ) -> Counterfactual:
         """Measure the values of one episode.
 
@@ -175,7 +175,7 @@ class CounterfactualWorker:
             episode: the episode.
             score: its score.
             continuations: the maximum number of continuations.
-            measured: a function that is called with each value.
+            measured: a function that is called with the result so far and its newest value.
 
         Raises:
             RewardKitError: a continuation cannot start, or no continuation from a step is scored.
@@ -217,7 +217,7 @@ class CounterfactualWorker:
                     )
                 value = StepValue(step, sum(outcomes), len(outcomes))
                 search.add(value)
-                measured(value)
+                measured(result, value)
         cost = self._worker.budget.cost - spent
         result.cost = cost if cost or self._worker.agent_policy.knows_cost else None
         return result
@@ -290,6 +290,8 @@ def choose_episodes(
         if (score := scores.get(row.rollout_id)) is None:
             raise ConfigError(f"episode {row.rollout_id} is not scored, so its outcome is unknown; score the run first")
         return [MeasuredEpisode(row, score, offset)]
+    if not any(score is not None for score in scores.values()):
+        raise ConfigError(f"no episode in {path} is scored; the task needs a reward (reward_function_path)")
     chosen = [
         MeasuredEpisode(row, score, offset)
         for id_, (row, offset) in rows.items()

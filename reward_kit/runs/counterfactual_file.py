@@ -68,8 +68,8 @@ class SuccessCurve(_Fields):
             raise ValueError("values must be sorted by step and precede the end of the episode")
         if any(value.passed > value.scored for value in self.values):
             raise ValueError("passed must be at most scored")
-        if any((change.step, change.next) not in pairwise(points) for change in self.changes):
-            raise ValueError("step and next of a change must be consecutive measured steps")
+        if any(change.step >= change.next or not {change.step, change.next} <= {*points} for change in self.changes):
+            raise ValueError("step and next of a change must be measured steps, in this order")
         return self
 
     @property

@@ -87,9 +87,11 @@ class RunArgs:
     ) -> RunArgs:
         """Return the arguments with the changes that `command` may make: run limits, secrets and the endpoint."""
         for key in overrides:
-            if not key.startswith("run_limits.") and key not in hidden:
+            allowed = ("run_limits.", "policy.") if command == "why" else ("run_limits.",)
+            if not key.startswith(allowed) and key not in hidden:
                 raise ConfigError(
-                    f"-T {key}: {command} can change only run_limits.…; start a new run to change other keys"
+                    f"-T {key}: {command} can change only {'… and '.join(allowed)}…; "
+                    "start a new run to change other keys"
                 )
         return replace(self, overrides={**self.overrides, **overrides}, base_url=base_url or self.base_url)
 

@@ -1,4 +1,4 @@
-"""The telemetry of the current run. If it is off, `opentelemetry` is not imported."""
+"""The telemetry of the current run. `opentelemetry` is not imported if telemetry is off."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class EpisodeSpans:
     traceparent = ""
 
     def step(self, t: int) -> AbstractContextManager[None]:
-        """Start the span of a step. It is the current span within the `with` block."""
+        """Start the span of a step, which is the current span within the `with` block."""
         return _NOTHING
 
     def tool(self, t: int, index: int) -> AbstractContextManager[None]:
-        """Start the span of a tool call. It is the current span within the `with` block."""
+        """Start the span of a tool call, which is the current span within the `with` block."""
         return _NOTHING
 
 
 class TelemetryLike(Protocol):
-    """The methods of `Telemetry`. That class documents the arguments."""
+    """The methods of `Telemetry`, which documents their arguments."""
 
     def episode(self, rollout_id: str, started_at: datetime.datetime) -> AbstractContextManager[EpisodeSpans]: ...
     def end_episode(self, record: Mapping[str, Any]) -> None: ...

@@ -1,4 +1,4 @@
-"""Span values that are derived from the record of an episode: times, ids, attributes and messages."""
+"""Span values derived from an episode's record: times, ids, attributes and messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class RecordClock:
     """The times of an episode, in seconds since its start.
 
     A record written by an earlier release contains only the durations of the policy calls, and a transcript contains no
-    times at all. In these cases, the steps follow each other without gaps, and `is_estimated` is True.
+    times at all. In these cases, it is assumed that the steps follow each other without gaps, and `is_estimated` is
+    True.
     """
 
     def __init__(self, timing: Record, run_start: datetime.datetime | None) -> None:
@@ -33,10 +34,10 @@ class RecordClock:
         self._policy_s = timing.get("steps_policy_s") or ()
 
     def step_times(self, count: int) -> Iterator[Sequence[float]]:
-        """Yield four times for each of `count` steps.
+        """Yield four points in time for each of `count` steps.
 
-        These are the times at which the step began, the policy was called, the policy returned, and the step ended. If
-        an error ended a step, that step is included.
+        These are the times at which the step began, the policy was called, the policy returned, and the step ended. A
+        step that ended with an error is included.
         """
         if not self.is_estimated:
             yield from ([*times, *[self.duration_s] * (4 - len(times))] for times in self._steps)
@@ -70,7 +71,7 @@ def error_of(failure: Record | None) -> tuple[str, str] | None:
 
 
 def usage_attributes(usage: Record) -> dict[str, Any]:
-    """Return the attributes for the tokens and the cost."""
+    """Return the attributes for the token usage and the cost."""
     names = {
         "prompt_tokens": "gen_ai.usage.input_tokens",
         "completion_tokens": "gen_ai.usage.output_tokens",
@@ -126,7 +127,7 @@ def call_arguments(record: Record, t: int, call_id: str | None) -> str | None:
 
 
 def conversation(record: Record, t: int, finish_reason: str | None) -> dict[str, str]:
-    """Return the messages that the model read and wrote in a step, in the format that the conventions define."""
+    """Return the messages that the model read and wrote in a step, in the format defined by the conventions."""
     turn = record["steps"][t].get("assistant_turn")
     if turn is None:
         return {}
@@ -140,7 +141,7 @@ def conversation(record: Record, t: int, finish_reason: str | None) -> dict[str,
 
 
 def _part(part: Record) -> Record:
-    """Return a part of a message in the format that the conventions define. An unknown part is returned unchanged."""
+    """Return a message part in the format defined by the conventions. An unknown part is returned unchanged."""
     if "text" in part:
         return {"type": "text", "content": part["text"]}
     picture = part.get("image_url")
@@ -154,7 +155,7 @@ def _part(part: Record) -> Record:
 
 
 def _parsed(arguments: Any) -> Any:
-    """Return the arguments of a tool call as a value. If they are not JSON, return them unchanged."""
+    """Return the arguments of a tool call as a value, or unchanged if they are not JSON."""
     try:
         return json.loads(arguments)
     except (TypeError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""OpenTelemetry traces of episodes, either while they are collected or from a finished run.
+"""OpenTelemetry traces of episodes, created either while the episodes are collected or from a finished run.
 
-The spans and their attributes are always derived from the record of an episode and the line with its score, so both
-ways produce the same trace. While an episode is running, its spans are started but not completed, so that tools,
-resources and rewards can propagate the W3C context. If telemetry is off, `opentelemetry` is not imported.
+The spans and their attributes are always derived from an episode's record and score line, so both ways produce the same
+trace. While an episode is running, its spans are started but not completed, so that tools, resources and rewards can
+propagate the W3C context. If telemetry is off, `opentelemetry` is not imported.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class LiveSpans(EpisodeSpans):
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"
 
     def step(self, t: int) -> AbstractContextManager[None]:
-        """Start the span of a step. It is the current span within the `with` block."""
+        """Start the span of a step, which is the current span within the `with` block."""
         return self._current(f"step/{t}", "")
 
     def tool(self, t: int, index: int) -> AbstractContextManager[None]:
-        """Start the span of a tool call. It is the current span within the `with` block."""
+        """Start the span of a tool call, which is the current span within the `with` block."""
         return self._current(f"step/{t}/tool/{index}", f"step/{t}")
 
     @contextmanager
@@ -88,11 +88,11 @@ class LiveSpans(EpisodeSpans):
 
 
 class Telemetry:
-    """The traces of one run, or of the episodes of an application.
+    """The traces of one run or of an application's episodes.
 
     Args:
         provider: the provider of the spans.
-        run_id: the id of the run, if there is one.
+        run_id: the id of the run, if any.
         task: the name of the task.
         redact: a function that hides secrets in a string.
     """
@@ -111,9 +111,9 @@ class Telemetry:
 
     @contextmanager
     def episode(self, rollout_id: str, started_at: datetime.datetime) -> Iterator[LiveSpans]:
-        """Start the span of an episode as a child of the current span.
+        """Start an episode's span as a child of the current span.
 
-        It is the current span within the `with` block.
+        The new span is the current span within the `with` block.
         """
         from opentelemetry import context, trace
 
@@ -125,7 +125,7 @@ class Telemetry:
             yield spans
 
     def begin_reward(self, rollout_id: str, episode_timing: Record | None) -> None:
-        """Make the span of a reward call the current span. The first attempt of the call starts the span."""
+        """Make the span of a reward call the current span. The first attempt at the call starts the span."""
         from opentelemetry import context, trace
 
         ids, parent = self._reward_parent(rollout_id, episode_timing)
@@ -144,8 +144,7 @@ class Telemetry:
     ) -> Span:
         """Start a span.
 
-        If the provider uses `DerivedIds`, the ids of the span are derived from the ids of the episode and the path of
-        the span.
+        If the provider uses `DerivedIds`, the span's ids are derived from the episode's ids and the span's path.
         """
         from opentelemetry.trace import SpanKind
 
@@ -174,7 +173,7 @@ class Telemetry:
 
         Args:
             record: the record, as in `episodes.jsonl`.
-            run_start: the start of the run. It is used for an episode without times.
+            run_start: the start of the run, which is used for an episode without times.
         """
         from opentelemetry.context import Context
 
@@ -264,7 +263,7 @@ class Telemetry:
 
         Args:
             score: the score, as in `scores.jsonl`.
-            zero: the point in time that the times in the score are relative to.
+            zero: the point in time to which the times in the score are relative.
             episode_timing: the `timing` of the episode, or None if the score does not belong to an episode.
         """
         name, timing, rollout_id = str(score["scorer"]["id"]), score.get("timing") or {}, score["rollout_id"]
@@ -321,7 +320,7 @@ class Telemetry:
         return self._root_ids(rollout_id, str(timing.get("started_at")))
 
     def clean(self, attributes: Attributes) -> dict[str, Any]:
-        """Return the attributes whose values are known, as redacted text that can be encoded as UTF-8."""
+        """Return the attributes with known values, as redacted text that can be encoded as UTF-8."""
         return {key: self.clean_text(value) for key, value in attributes.items() if value is not None}
 
     def clean_text(self, value: Any) -> Any:
@@ -342,12 +341,12 @@ def _logged(rollout_id: str) -> Iterator[None]:
 
 
 class _SpanMaker:
-    """The spans of one trace. Some were started while the episode was running, and the others are new.
+    """The spans of one trace. Some spans were started while the episode was running, and the others are new.
 
     Args:
         telemetry: the telemetry.
         root_ids: the trace id and the span id of the episode.
-        zero_ns: the point in time that times are relative to.
+        zero_ns: the point in time to which all times are relative.
         started: the started spans, keyed by path.
     """
 
@@ -385,7 +384,7 @@ class _SpanMaker:
         span.end(self.at(ended))
 
     def end_rest(self, ended: float) -> None:
-        """End the started spans that are not in the record."""
+        """End the started spans that do not appear in the record."""
         for span in self._rest.values():
             span.end(self.at(ended))
 
@@ -394,10 +393,10 @@ class _SpanMaker:
 def tracing(provider: TracerProvider | None = None, *, redact: Callable[[str], str] = str) -> Iterator[Telemetry]:
     """Trace the episodes and rewards in the `with` block with OpenTelemetry.
 
-    If there is a current span, it is the parent of the spans.
+    If there is a current span, it becomes the parent of the spans.
 
     Args:
-        provider: the provider of the spans. By default, the global provider of the application.
+        provider: the provider of the spans. The default is the application's global provider.
         redact: a function that hides secrets in a string.
 
     Raises:
@@ -414,7 +413,7 @@ def tracing(provider: TracerProvider | None = None, *, redact: Callable[[str], s
 
 
 def derived_ids() -> Any:
-    """Return an id generator for the SDK that uses the ids of `Telemetry`. A second export then has the same ids."""
+    """Return an id generator for the SDK that uses the ids from `Telemetry`, so a second export has the same ids."""
     from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
 
     class DerivedIds(IdGenerator):

@@ -212,11 +212,11 @@ async def test_task_with_only_tools_can_be_continued():
     assert plain(again) == plain(episode)
 
 
-@pytest.mark.parametrize("step", [-1, 5, 99])
+@pytest.mark.parametrize("step", [-1, 5, 99, 1.5])
 async def test_missing_step_is_rejected(step):
     worker = worker_of(COUNTS, resource_type=COUNTER, on_text="end")
     episode = await worker.collect_episode()
-    with pytest.raises(ConfigError, match=f"step must be between 0 and 4 .* which has 5 steps; got {step}"):
+    with pytest.raises(ConfigError, match=f"step must be an integer between 0 and 4 .* which has 5 steps; got {step}"):
         await worker.continue_from(episode, step)
 
 

@@ -256,7 +256,7 @@ class TestToolCalls:
             [call("wait"), text("ok")], tools=registry, on_text="end", limits={"tool_time_s": 0.02}
         )
         assert reason(episode) == "answered"
-        assert tool_answers(episode) == ["Error: tool 'wait' did not answer within 0.02 s (limits.tool_time_s)"]
+        assert tool_answers(episode) == ["Error: tool 'wait' did not respond within 0.02 s (limits.tool_time_s)"]
 
     async def test_calls_of_one_action_share_the_remaining_episode_time(self):
         registry = ToolRegistry("own")

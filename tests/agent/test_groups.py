@@ -93,7 +93,7 @@ class TestForks:
         episodes = await group_of(2, resource_type=register(monkeypatch, Forgetful))
         for episode in episodes:
             assert failure(episode)["where"] == "EnvironmentFailure"
-            assert "a fork has the state key count 99, but the original has count 0" in failure(episode)["message"]
+            assert "the state key of a fork is count 99, but the original's is count 0" in failure(episode)["message"]
 
     async def test_resources_without_forks_start_fresh_and_unverified(self, monkeypatch):
         class Outside(Counter):

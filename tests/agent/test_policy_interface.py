@@ -49,7 +49,7 @@ async def test_sync_policy_methods_are_rejected_with_the_fix():
 
 
 async def test_open_without_return_is_rejected():
-    with pytest.raises(PolicyError, match=r"open must return the session.*got None"):
+    with pytest.raises(PolicyError, match=r"open must return an AgentPolicy.*got None"):
         await open_session(OpensNothing(), EpisodeContext("e", 0))
 
 
@@ -77,9 +77,9 @@ def test_policy_output_has_four_fields():
         ([text("x")], "get_action must return a PolicyOutput or a 4-tuple, got list"),
         ((text("x"),), "must return a PolicyOutput or a 4-tuple, got tuple"),
         (PolicyOutput({"type": "txt"}), "type must be one of text, tool_call, tool_calls, terminate"),
-        (PolicyOutput({"type": "text"}), "needs a 'content' string"),
-        (PolicyOutput({"type": "tool_calls", "calls": []}), "a list of at least one call"),
-        (PolicyOutput({"type": "tool_call", "name": 3}), "a tool call needs a 'name' string"),
+        (PolicyOutput({"type": "text"}), "needs a string 'content'"),
+        (PolicyOutput({"type": "tool_calls", "calls": []}), "a non-empty list of calls"),
+        (PolicyOutput({"type": "tool_call", "name": 3}), "a tool call needs a string 'name'"),
         (PolicyOutput({"type": "terminate", "content": 3}), "'content' of an action must be a string or None, got 3"),
         (PolicyOutput(text("x"), b"raw"), "raw_policy_output must be a string or None"),
         (PolicyOutput(text("x"), None, []), "log_probs and its usage must be mappings"),

@@ -192,9 +192,9 @@ class TestEndpoints:
             (403, "", "unauthorized", "unauthorized (HTTP 403)"),
             (404, "", "not_found", "not found (HTTP 404): /models does not exist; does the URL end in /v1?"),
             (503, "", "failing", "server error: HTTP 503"),
-            (200, "<html>", "foreign", "the response is not that of an OpenAI-compatible API"),
-            (200, "[]", "foreign", "the response is not that of an OpenAI-compatible API"),
-            (200, "[" * 200_000, "foreign", "the response is not that of an OpenAI-compatible API"),
+            (200, "<html>", "foreign", "the response is not from an OpenAI-compatible API"),
+            (200, "[]", "foreign", "the response is not from an OpenAI-compatible API"),
+            (200, "[" * 200_000, "foreign", "the response is not from an OpenAI-compatible API"),
             (200, '{"data": []}', "ok", "available, 0 models"),
         ],
     )

@@ -219,7 +219,7 @@ class TestEpisodeIsolation:
             )
             episode = await worker.collect_episode()
         assert failure(episode)["class"] == "timeout"
-        assert "tool 'nosuch' did not answer within 0.05 s (limits.tool_time_s)" in failure(episode)["message"]
+        assert "tool 'nosuch' did not respond within 0.05 s (limits.tool_time_s)" in failure(episode)["message"]
         assert not World.open_instances
 
 

@@ -151,8 +151,8 @@ def test_output_folder_of_another_scoring_is_rejected(project: Project) -> None:
     rescored(project, "--reward", "other.py:lenient")
     (run,) = project.runs()
     for reward, output, told in [
-        ("other.py:picky", "again", "cannot be continued (another reward)"),
-        ("other.py:lenient", str(run), "cannot be continued (episodes of another run)"),
+        ("other.py:picky", "again", "cannot be continued (a different reward)"),
+        ("other.py:lenient", str(run), "cannot be continued (episodes of a different run)"),
         ("other.py:lenient", ".", "is not a run"),
     ]:
         done = project.call("score", str(run), "--reward", reward, "--sandbox", "in_process", "-o", output)
@@ -223,6 +223,6 @@ def test_texts_are_scored_as_stored(project: Project) -> None:
     asked = ["score", str(run), "--reward", "other.py:lenient", "-o", "again", "-T", "redact=privacy.py:blot"]
     done = project.call(*asked, OPENAI_API_KEY="sk-a-long-secret-0123")
     assert done.returncode == 0, done.stderr
-    assert "privacy.py:blot when they were stored, and are scored as stored" in done.stderr
+    assert "privacy.py:blot when it was stored, and is scored as stored" in done.stderr
     assert "secrets in 2 of 6 episodes are replaced" in done.stderr
     assert "sk-a-long" not in (project.folder / "again/episodes.jsonl").read_text()

@@ -438,7 +438,7 @@ def test_endless_tool_or_reward_does_not_keep_the_program(project: Project) -> N
     scores = lines(project.run_path() / "scores.jsonl")
     assert {score["failure"]["class"] for score in scores} == {"timeout"}
     (episode, *_) = lines(project.run_path() / "episodes.jsonl")
-    assert "did not answer within 0.2 s" in episode["messages"][2]["content"]
+    assert "did not respond within 0.2 s" in episode["messages"][2]["content"]
 
 
 def test_human_plays_one_episode_at_a_time(project: Project) -> None:

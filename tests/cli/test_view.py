@@ -33,7 +33,7 @@ def test_view_prints_an_address_serves_and_ends_quietly(project: Project, sign: 
         rest, errors = process.communicate(timeout=120)
     assert (process.returncode, rest) == (0, "")
     assert errors.splitlines() == [
-        "Ctrl-C stops the server. Anyone on this machine with this address can read these runs."
+        "Ctrl-C stops the server. Anyone on this machine who has this address can read these runs."
     ]
 
 

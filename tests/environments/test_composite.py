@@ -188,14 +188,14 @@ class TestConfiguration:
             ({"resources": [{"type": "sqlite", "name": "resources"}]}, "the name 'resources' is invalid"),
             ({"resources": [{"type": "sqlit"}]}, "part 'sqlit': unknown resource 'sqlit'; did you mean 'sqlite'"),
             ({"resources": [FILES], "filesytem": {}}, "unknown part 'filesytem'; did you mean 'filesystem'"),
-            ({"resources": [DB], "db": 3}, "db: must be a mapping of keys, got 3"),
+            ({"resources": [DB], "db": 3}, "db: must be a mapping, got 3"),
             (
                 {"resources": [DB], "db": {"max_row": 3}},
                 "part 'db': sqlite resource: max_row: unknown key; did you mean",
             ),
             (
                 {"resources": [{"type": "composite", "config": {"resources": [DB]}}]},
-                "a composite cannot contain a composite",
+                "a composite cannot contain another composite",
             ),
         ],
     )

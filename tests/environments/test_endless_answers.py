@@ -85,7 +85,7 @@ QUESTION = {"jsonrpc": "2.0", "method": "roots/list", "id": 7}
 def test_endless_mcp_messages_over_stdio_end_with_the_call_timeout(tmp_path: Path, message) -> None:
     cost = over_stdio(tmp_path, f"(json.dumps({message!r}) + chr(10)) * 500", "sys.stdout.write(FLOOD)", timeout_s=1)
     assert (cost.kind, cost.mb < 200) == ("ToolError", True), cost
-    assert cost.message == "run did not answer within 1 s and was cancelled (call_timeout_s)"
+    assert cost.message == "run did not respond within 1 s and was cancelled (call_timeout_s)"
 
 
 def test_endless_mcp_errors_do_not_fill_the_disk(tmp_path: Path) -> None:

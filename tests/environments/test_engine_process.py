@@ -145,7 +145,7 @@ async def test_answer_of_a_cancelled_request_is_not_used() -> None:
     engine = await started(broken("time.sleep(0.3)", """print('{"ok": 1}', flush=True)""", "time.sleep(60)"))
     with anyio.move_on_after(0.1):
         await engine.ask({})
-    with pytest.raises(EnvironmentFailure, match="an earlier request was cancelled before it was answered"):
+    with pytest.raises(EnvironmentFailure, match="an earlier request was cancelled before it received a response"):
         await engine.ask({})
 
 

@@ -66,7 +66,7 @@ async def test_server_at_a_url_gets_headers_and_keeps_its_session(http_url, monk
     monkeypatch.setenv("REWARD_KIT_KEY_ORIGINS", f"NOTE_TOKEN={http_url}")
     async with opened(**config, call_timeout_s=0.3) as resource:
         assert [await ask(resource, "header", name=name) for name in ("x-team", "authorization")] == ["red", "Bearer x"]
-        with pytest.raises(ToolError, match=r"sleep did not answer within 0.3 s"):
+        with pytest.raises(ToolError, match=r"sleep did not respond within 0.3 s"):
             await ask(resource, "sleep")
         assert await ask(resource, "add", x=1) == "2"
         assert "learnt" not in await names(resource)
@@ -133,7 +133,7 @@ async def test_only_configured_tools_are_offered() -> None:
 async def test_call_timeout_keeps_the_session_open() -> None:
     async with opened(call_timeout_s=0.1) as resource:
         before = await resource.state_key()
-        with pytest.raises(ToolError, match=r"wait did not answer within 0.1 s and was cancelled \(call_timeout_s\)"):
+        with pytest.raises(ToolError, match=r"wait did not respond within 0.1 s and was cancelled \(call_timeout_s\)"):
             await ask(resource, "wait")
         assert await ask(resource, "cancelled") == "1"
         # What the server did in that time is not known, so this is no longer the state that it was.
@@ -165,7 +165,7 @@ async def test_protocol_error_changes_nothing_and_an_invalid_answer_may() -> Non
         # What happened cannot be taken again, so this world is given up.
         with pytest.raises(EnvironmentFailure, match="not a valid result"):
             await ask(resource, "garbled")
-        with pytest.raises(DeadlineError, match="did not answer"):
+        with pytest.raises(DeadlineError, match="did not respond"):
             await ask(resource, "wait")
 
 

@@ -118,7 +118,7 @@ async def test_form_that_the_protocol_cannot_carry_names_the_option(config, capl
 
 async def test_legacy_server_without_sessions_cannot_ask(forms_url) -> None:
     async with with_user(SMALL, url=forms_url, protocol="legacy") as (resource, _):
-        with pytest.raises(ToolError, match="the server has no session; start it without stateless_http"):
+        with pytest.raises(ToolError, match="the server has no session; start the server without stateless_http"):
             await ask(resource, "direct")
 
 
@@ -305,7 +305,7 @@ async def test_user_answers_a_form_of_a_task(config) -> None:
 async def test_task_is_cancelled_with_its_call(config) -> None:
     async with opened(**config, call_timeout_s=0.3) as resource:
         before = (await ask(resource, "cancelled")).split()
-        with pytest.raises(ToolError, match=r"did not answer within 0.3 s and was cancelled \(call_timeout_s\)"):
+        with pytest.raises(ToolError, match=r"did not respond within 0.3 s and was cancelled \(call_timeout_s\)"):
             await ask(resource, "slow_wait")
         with anyio.move_on_after(0.1):
             await ask(resource, "slow_wait")
@@ -356,9 +356,9 @@ def test_check_of_a_schema_does_not_match_patterns() -> None:
 @pytest.mark.parametrize(
     ("tool", "why"),
     [
-        ("busy", "busy did not answer within 0.3 s and was cancelled"),
-        ("backwards", "backwards did not answer within 0.3 s and was cancelled"),
-        ("patient", "patient did not answer within 0.3 s and was cancelled"),
+        ("busy", "busy did not respond within 0.3 s and was cancelled"),
+        ("backwards", "backwards did not respond within 0.3 s and was cancelled"),
+        ("patient", "patient did not respond within 0.3 s and was cancelled"),
         ("odd", "odd: the server's response is not a valid result: Input should be 'working'"),
         ("empty", "empty: the task ended without a result"),
     ],

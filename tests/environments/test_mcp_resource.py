@@ -41,7 +41,7 @@ async def test_server_that_exits_at_start_is_reported_with_code_and_output() -> 
 async def test_server_that_never_answers_times_out(tmp_path) -> None:
     code = f"import os, sys; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); sys.stdin.read()"
     message = await failed_start("{python}", "-S", "-c", code, start_timeout_s=0.4)
-    assert "did not answer within 0.4 s (start_timeout_s); its log is empty" in message
+    assert "did not respond within 0.4 s (start_timeout_s); its log is empty" in message
     assert await gone(*await pids_in(tmp_path / "pid", 1))
 
 

@@ -225,7 +225,8 @@ async def test_answer_of_a_cancelled_call_is_not_used(server: OpenEnvServer) -> 
     with pytest.raises(asyncio.CancelledError):
         await step
     with pytest.raises(
-        EnvironmentFailure, match="the session is closed: an earlier request was cancelled before it was answered"
+        EnvironmentFailure,
+        match="the session is closed: an earlier request was cancelled before it received a response",
     ):
         await resource.final_state()
     await resource.close()

@@ -107,7 +107,7 @@ async def test_missing_textworld_names_the_extra() -> None:
      "tw-print version", "tw", "print_state", "enable print state option", "oops save"],
 )  # fmt: skip
 def test_interpreter_commands_are_rejected(text: str) -> None:
-    with pytest.raises(ToolError, match="a command to the interpreter"):
+    with pytest.raises(ToolError, match="a command for the interpreter"):
         command_line(text)
 
 
@@ -220,7 +220,7 @@ async def test_untracked_game_is_identified_by_its_history(tiny: None, tmp_path:
     await resource.reset(1)
     assert await resource.state_key() != start
     await resource.close()
-    with pytest.raises(ConfigError, match=r"show: inventory not available for game.z8, which has no game\.json"):
+    with pytest.raises(ConfigError, match=r"show: inventory not available for game.z8, because there is no game\.json"):
         await made(0, game="game.z8", task_folder=str(tmp_path), show=["inventory"])
 
 
@@ -269,7 +269,7 @@ async def test_impossible_game_is_rejected_and_leaves_nothing(tmp_path: Path) ->
     worker = EngineProcess("textworld", worker_command(module._WORKER))
     await worker.start()
     request = {"op": "make", "maker": "coin_collector", "options": {"level": 400}, "seed": 5}
-    with pytest.raises(ConfigError, match=r"cannot make a game with {'level': 400} and seed 5: ValueError"):
+    with pytest.raises(ConfigError, match=r"cannot make a game with the options {'level': 400} and seed 5: ValueError"):
         await worker.ask({**request, "folder": str(tmp_path / "game")})
     assert names(tmp_path) == []
     (tmp_path / "game.z8").write_text("no game")

@@ -204,4 +204,4 @@ async def test_tasks_of_fastmcp(transport) -> None:
         summed, failed, cancelled, ended = await played({**config, "call_timeout_s": 3}, *script)
     assert (summed, ended) == ("3", "forever")
     assert failed == "Error: Error calling tool 'fail': no paper left"
-    assert cancelled == "Error: forever did not answer within 3 s and was cancelled (call_timeout_s)"
+    assert cancelled == "Error: forever did not respond within 3 s and was cancelled (call_timeout_s)"

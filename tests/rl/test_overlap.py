@@ -325,7 +325,7 @@ def test_invalid_settings_are_rejected(changes: dict[str, Any], told: str) -> No
 def test_latencies_of_wrong_shape_or_nan_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"must have the shape \(4, 16\)"):
         simulate_overlap(BASE, np.ones((4, 15)))
-    with pytest.raises(ConfigError, match="finite number of seconds"):
+    with pytest.raises(ConfigError, match="finite, non-negative number of seconds"):
         simulate_overlap(BASE, np.full((4, 16), np.nan))
 
 

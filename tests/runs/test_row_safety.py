@@ -254,7 +254,7 @@ class TestOwnResources:
             merged_config(Closed, {}, {"level": 1}, "row 1")
 
     def test_a_declaration_that_is_a_text_is_reported(self) -> None:
-        with pytest.raises(ConfigError, match=r"Misdeclared\.per_sample_keys: must be a set of names, got 'level'"):
+        with pytest.raises(ConfigError, match=r"Misdeclared\.per_sample_keys must be a set of names, got 'level'"):
             merged_config(Misdeclared, {}, {"level": 1}, "row 1")
 
     async def test_parts_of_a_composite_resource_declare_their_own_keys(self) -> None:

@@ -1,4 +1,4 @@
-"""The built-in policies, and the creation of a policy from its options."""
+"""The built-in policies and a function that creates a policy from its options."""
 
 from __future__ import annotations
 
@@ -44,18 +44,19 @@ def make_policy(
     section: str = "policy",
     of_user: Collection[str] = (),
 ) -> AgentPolicy:
-    """Create a policy from its options, given the name of a built-in policy or `module:Class`.
+    """Create a policy, given its options and either the name of a built-in policy or `module:Class`.
 
     Args:
-        name: the name, as in `policy.type` of a task file.
-        options: the arguments for the constructor of the policy, keyed by parameter name. In a task file, they are the
-            other keys.
-        folder: the directory to which a `file.py:Class` is relative.
-        traffic: the session that all requests of a run share. It is passed to a policy whose constructor has this
+        name: the name, in the same form as `policy.type` in a task file.
+        options: the arguments for the policy's constructor, keyed by parameter name. In a task file, these are the
+            other keys of the same section.
+        folder: the directory that the path in `file.py:Class` is relative to.
+        traffic: the session that all requests of a run share. It is passed to the policy if its constructor has this
             parameter.
-        section: the key of the policy in the task file, for messages.
-        of_user: the names of the options that were set on the command line or in Python. All others are assumed to come
-            from the task file, which may send a key only to its configured origins (`providers/keys.py`).
+        section: the policy's key in the task file, which is used in messages.
+        of_user: the names of the options that were set on the command line or in Python. All other options are assumed
+            to come from the task file, which may send a key only to the origins configured for that key
+            (`providers/keys.py`).
 
     Raises:
         ConfigError: If the policy or an option is unknown, a required option is missing, or a key is not configured for
@@ -103,7 +104,7 @@ def make_policy(
 
 
 def _path_hint(kind: type[AgentPolicy], options: Mapping[str, Any], folder: Path, message: str) -> str:
-    """Return a hint that names the directory in which a path was looked up, and a similar name in that directory.
+    """Return a hint with the directory in which a path was looked up, and a similar name in that directory.
 
     If the message is not about a missing path, return "".
     """
@@ -124,7 +125,7 @@ def policy_class(
 ) -> type[AgentPolicy]:
     """Return the class of a policy after checking the names of its options.
 
-    The arguments and errors are those of `make_policy`.
+    The arguments and errors are the same as for `make_policy`.
     """
     kind = _find_class(name, folder)
     known = _option_names(name, kind)
@@ -141,7 +142,7 @@ def policy_class(
 
 
 def option_names(name: str, folder: Path | None = None) -> set[str] | None:
-    """Return the options that a policy accepts, or None if it accepts any.
+    """Return the options that a policy accepts, or None if it accepts any option.
 
     Raises:
         ConfigError: If the policy is unknown.

@@ -1,8 +1,8 @@
-"""`HFAgentPolicy`, which acts with any causal language model of `transformers`, on exact token ids.
+"""`HFAgentPolicy`, which acts with any causal language model from `transformers` and uses exact token ids.
 
-The context of a session consists of the exact token ids of its episode so far, and of the text that the chat template
-adds for new messages. Sampled tokens are recorded with their log-probabilities, the version of the weights, and the ids
-that a constraint allowed. All sessions share one engine, which acts with a copy of the trained weights.
+A session's context consists of the exact token ids of its episode so far and of the text that the chat template adds
+for new messages. Sampled tokens are recorded with their log-probabilities, the version of the weights, and the ids that
+a constraint allowed. All sessions share one engine, which uses a copy of the trained weights.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ class HFAgentPolicy(AgentPolicy):
     """A trainable policy that acts with a causal language model.
 
     Args:
-        model: a directory that `save_pretrained` has written, a name on the hub, or a model object.
-        tokenizer: a tokenizer, or its directory or name. The default is the tokenizer saved with the model.
+        model: a directory written by `save_pretrained`, a name on the hub, or a model object.
+        tokenizer: a tokenizer, or the directory or name of one. The default is the tokenizer saved with the model.
         action_format: the format of tool calls: hermes, llama, mistral, template, plain or bare. The default is the
             format saved with the model. If none is saved, it is inferred from the tokenizer and the chat template.
         temperature: the divisor of the logits. If it is 0, the most likely token is selected.
         top_p: the total probability of the smallest set of tokens to sample from. If it is below 1, the episodes cannot
             be used for training, because the excluded tokens are not recorded.
-        top_k: the number of most likely tokens to sample from. If it is 0, all tokens are used. Otherwise the episodes
-            cannot be used for training, as with `top_p`.
+        top_k: the number of most likely tokens to sample from. If it is 0, all tokens are used. Otherwise, the episodes
+            cannot be used for training, for the same reason as with `top_p`.
         max_new_tokens: the maximum number of tokens in one answer.
         constrain: True to force every answer to be a tool call with arguments that are valid for its schema.
         tools_in_prompt: True to pass the tools to the chat template. The default is the value with which the model was
             trained. If none is saved, it is True.
         tool_role: the role of tool results in the prompt, "tool" or "user". The default is the role with which the
             model was trained. If none is saved, it is "tool".
-        chat_template: a Jinja template, or a file with one, that replaces the template of the tokenizer.
+        chat_template: a Jinja template that replaces the tokenizer's template, or a file that contains such a template.
         template_options: the variables for the chat template, such as `{enable_thinking: false}`.
-        lockstep: True to sample for all open sessions together, so that a run can be reproduced bit for bit.
+        lockstep: True to sample for all open sessions together, which makes runs bitwise reproducible.
         max_sessions: the maximum number of contexts to keep in the cache.
-        max_context: the maximum number of tokens in a context. The default is the limit of the model.
+        max_context: the maximum number of tokens in a context. The default is the model's limit.
         value_head: True to add a critic to the model.
-        device: the device for the weights. "auto" selects the accelerator if there is one. A model object stays on its
-            device. With "meta", no weights are loaded: the policy cannot act, but everything else works.
-        dtype: the type of the weights. "auto" selects bfloat16 on an accelerator and float32 on the CPU. A model object
-            keeps its type.
+        device: the device for the weights. "auto" selects the accelerator, if there is one. A model object stays on its
+            device. With "meta", no weights are loaded, so the policy cannot act, but everything else works.
+        dtype: the dtype of the weights. "auto" selects bfloat16 on an accelerator and float32 on the CPU. A model
+            object keeps its dtype.
         download: True to download missing files from the hub.
 
     Attributes:
@@ -135,7 +135,9 @@ class HFAgentPolicy(AgentPolicy):
         language_model = _language_model(acting)
         config = language_model.config.get_text_config(decoder=True)
         if len(self.tokenizer) > int(config.vocab_size):
-            sizes = f"the tokenizer has {len(self.tokenizer)} tokens, but the model has {config.vocab_size}"
+            sizes = (
+                f"the tokenizer has {len(self.tokenizer)} tokens, but the model's vocabulary has {config.vocab_size}"
+            )
             raise ConfigError(f"tokenizer: {sizes}; use the tokenizer of this model")
         template = str(chat_template) if chat_template is not None else None
         if template is not None and (isinstance(chat_template, Path) or "{" not in template):
@@ -178,10 +180,10 @@ class HFAgentPolicy(AgentPolicy):
 
     @cached_property
     def module(self) -> nn.Module:
-        """The weights that are trained: a `transformers` model or a `PolicyWithValue`. The engine uses a copy of them.
+        """The weights to train: a `transformers` model or a `PolicyWithValue`. The engine uses a copy of these weights.
 
-        Weights from a directory are loaded again when this is first used, because a policy that only acts needs no
-        second copy.
+        Weights from a directory are loaded again when this property is first used, because a policy that only acts
+        needs no second copy.
         """
         return self._given if self._given is not None else self._load()
 
@@ -200,7 +202,7 @@ class HFAgentPolicy(AgentPolicy):
 
     @property
     def pad_token_id(self) -> int:
-        """The id for the padding of rows. No token attends to it."""
+        """The token id used to pad rows. No token attends to padding."""
         pad = self.tokenizer.pad_token_id
         return int(pad) if isinstance(pad, int) else self._end_id
 
@@ -211,7 +213,7 @@ class HFAgentPolicy(AgentPolicy):
 
     @property
     def untrainable_reason(self) -> str | None:
-        """The reason why recorded episodes cannot be used for training, or None if they can."""
+        """The reason why recorded episodes cannot be used for training, or None if they can be used."""
         if self.sampling.temperature == 0:
             return "with temperature 0, every token has probability one"
         if self.sampling.top_p < 1 or self.sampling.top_k > 0:
@@ -219,7 +221,7 @@ class HFAgentPolicy(AgentPolicy):
         return None
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open a session for one episode, with its context, random generator and slot in the engine."""
+        """Open a session for one episode. The session has its own context, random generator and slot in the engine."""
         rank = (context.sample_id, context.rollout_index, context.rollout_id)
         return HFSession(self, self._engine.open(rank, context.seed))
 
@@ -243,8 +245,8 @@ class HFAgentPolicy(AgentPolicy):
             is_equal = recorded is not None and token_ids is not None and list(recorded) == prompt.ids
             if is_exact and not is_equal:
                 raise PolicyError(
-                    f"the prompt of turn {number} has other tokens than in the recorded episode, although those before "
-                    "it are equal; the chat template or the tools have changed"
+                    f"the prompt of turn {number} has different tokens than in the recorded episode, although the "
+                    "tokens before it are identical; the chat template or the tools have changed"
                 )
             is_exact = is_equal
             if token_ids is None or text is None or not is_exact:
@@ -260,11 +262,11 @@ class HFAgentPolicy(AgentPolicy):
     async def publish(self, version: int, state_dict: Mapping[str, Tensor] | None = None) -> None:
         """Act with new weights from the next turn on.
 
-        The names of the weights are those of `module`. By default, its current weights are used, with trained adapters
-        merged.
+        The names of the weights must be those in `module`. By default, the current weights of `module` are used, with
+        trained adapters merged.
 
         Raises:
-            PolicyError: If the weights do not fit the model.
+            PolicyError: If the weights do not match the model.
         """
         given = merged_state_dict(self.module) if state_dict is None else state_dict
         weights: dict[str, Tensor] = {}
@@ -282,7 +284,7 @@ class HFAgentPolicy(AgentPolicy):
             await self._started.close()
 
     def form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
-        """Return the format for calls of these tools.
+        """Return the action format for calls of these tools.
 
         Raises:
             PolicyError: If the format is unknown, or cannot express calls of these tools.
@@ -303,8 +305,8 @@ class HFSession(AgentPolicy):
     async def resume(self, turns: Sequence[PastTurn]) -> None:
         """Restore the context of earlier turns.
 
-        If this model and chat template produced the turns, the context consists of their exact tokens. Otherwise it is
-        rendered again, with the actions in the action format of this policy.
+        If this model and chat template produced the turns, the context consists of their exact tokens. Otherwise, the
+        context is rendered again, with the actions in this policy's action format.
 
         Raises:
             PolicyError: If the chat template renders only some of the recorded prompts, or the action format cannot

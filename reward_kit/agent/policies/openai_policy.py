@@ -1,7 +1,7 @@
 """`OpenAIAgentPolicy`, which acts through an OpenAI-compatible endpoint.
 
-A policy has one `ChatEndpoint`, whose connections the sessions of all episodes share. A session holds the state of its
-episode: the seed, and the messages that are already encoded.
+A policy has one `ChatEndpoint`. The sessions of all episodes share its connections. A session holds the state of its
+episode: the seed and the messages that are already encoded.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class OpenAIAgentPolicy(AgentPolicy):
 
     Args:
         model: the name of the model at the endpoint.
-        client: an `openai.AsyncOpenAI` or `AsyncAzureOpenAI` that sends the requests with its URL, key and headers. You
-            must close it. Its `max_retries` and `timeout` are ignored; use the options below instead.
+        client: an `openai.AsyncOpenAI` or `AsyncAzureOpenAI` client that sends the requests with its URL, key and
+            headers. You must close it. Its `max_retries` and `timeout` are ignored; use the options below instead.
         http_client: an `httpx.AsyncClient` to use instead of the built-in client, for proxies and certificates. You
             must close it.
         default_headers: the headers to send with each request, such as `{"api-key": …}`.
@@ -43,33 +43,36 @@ class OpenAIAgentPolicy(AgentPolicy):
             OPENAI_BASE_URL or, if that is not set, the URL of OpenAI.
         api_key: the key. The default is the value of `api_key_env` or, if that is not set, of OPENAI_API_KEY. Both
             variables may also come from `.env`.
-        api_key_env: the name of the variable that contains the key. If it is "", no key is sent. In Python, any
-            variable is allowed. A task file may only name variables that are configured for the origin
+        api_key_env: the name of the environment variable that contains the key. If it is "", no key is sent. In Python,
+            any variable is allowed. A task file may name only variables that are configured for the origin
             (`providers/keys.py`).
-        temperature: the sampling temperature. If this or one of the next three options is not set, it is not sent, and
-            the default of the endpoint applies.
+        temperature: the sampling temperature. If this option or one of the next three is not set, it is not sent, and
+            the endpoint's default applies.
         top_p: the total probability of the tokens to sample from.
         max_tokens: the maximum number of tokens in one answer.
-        parallel_tool_calls: True if one answer may contain several calls.
+        parallel_tool_calls: True if one answer may contain multiple calls.
         logprobs: True to request the log-probabilities of the sampled tokens.
-        stream: True to stream the answers, so that `idle_timeout_s` does not end a long answer.
+        stream: True to stream the answers. A long answer then does not exceed `idle_timeout_s`.
         send_seed: True to send the seed of the episode (modulo 2**31) with each request.
-        send_reasoning: True to send earlier `reasoning_content` back. Some endpoints require it, others reject it.
+        send_reasoning: True to send earlier `reasoning_content` back to the endpoint. Some endpoints require it, while
+            others reject it.
         api: the API of the endpoint: "chat" for chat completions, "responses" for OpenAI's Responses, or "messages" for
             Anthropic's Messages.
         extra_body: additional keys for the body of each request, such as `return_token_ids` or `max_completion_tokens`.
-        idle_timeout_s: the number of seconds without a byte after which an attempt ends and is retried. With `stream`,
-            the default is 60. Without it, only the total timeout applies, because no byte arrives before the answer is
-            complete.
-        total_timeout_s: the number of seconds after which an attempt ends.
+        idle_timeout_s: the number of seconds after which an attempt is ended and retried if no byte arrives. With
+            `stream`, the default is 60. Without `stream`, only the total timeout applies by default, because no byte
+            arrives before the answer is complete.
+        total_timeout_s: the number of seconds after which an attempt is ended.
         max_attempts: the maximum number of attempts for each action, including the first.
-        retry_budget_s: the number of seconds after the first attempt during which further attempts may begin.
-        retry_base_s: the upper bound in seconds for the first random wait between attempts. It doubles each time.
+        retry_budget_s: the number of seconds after the first attempt within which further attempts may begin.
+        retry_base_s: the upper bound, in seconds, of the first random wait between attempts. It doubles after each
+            attempt.
         price_file: a YAML or JSON file with prices in US dollars per million tokens; see `providers/prices.py`.
         trust_env: True to use the proxies that are set in the environment.
-        requests_per_minute: the maximum number of attempts per minute, spread evenly, over all episodes of the run.
+        requests_per_minute: the maximum number of attempts per minute over all episodes of the run. The attempts are
+            spread evenly.
         tokens_per_minute: the maximum number of prompt and answer tokens per minute, over all episodes of the run.
-        max_connections: the maximum number of concurrent requests. The default is the concurrency of the run, which is
+        max_connections: the maximum number of concurrent requests. The default is the run's concurrency, which is
             reduced if the endpoint rejects requests.
         traffic: the session that all requests of a run share. The program sets it; a task file cannot.
 
@@ -185,11 +188,11 @@ class OpenAIAgentPolicy(AgentPolicy):
 
     @property
     def knows_cost(self) -> bool:
-        """True if the price file lists the model, so that the cost of every response with a reported usage is known."""
+        """True if the price file lists the model. The cost of every response with reported usage is then known."""
         return self._prices is not None and self._request["model"] in self._prices.models
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Return a session for one episode, which sends the seed of the episode."""
+        """Return a session for one episode. If `send_seed` is set, its requests contain the episode's seed."""
         return _ChatSession(self, context.seed % _SEED_RANGE if self._send_seed else None, context.rollout_id)
 
     async def get_action(
@@ -199,7 +202,7 @@ class OpenAIAgentPolicy(AgentPolicy):
         return await _ChatSession(self, None).get_action(observation, available_tools_specs)
 
     async def complete(self, request: Mapping[str, Any], seed: int, scope: str = "") -> ChatCompletion:
-        """Return the model's response to a chat request. The options of this policy override keys of the request.
+        """Return the model's response to a chat request. This policy's options override keys of the request.
 
         Raises:
             ProviderError: If the endpoint rejected the request, or all retries failed.

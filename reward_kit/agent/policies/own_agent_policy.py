@@ -1,9 +1,9 @@
-"""`OwnAgentPolicy`, which runs an agent that has its own loop, in any framework, and records its model requests.
+"""`OwnAgentPolicy`, which runs an agent that has its own loop and records its model requests.
 
 The agent of each episode receives the private URL of a `RecordingEndpoint`, which forwards its requests to the real
-model. The agent does not need to use any code of this package. It runs in a separate task next to the worker, and the
-two take turns: while `get_action` runs, only the agent may use the environment of the episode. At all other times, only
-the worker may use it.
+model. The agent may use any framework and does not need to use any code from this package. The agent and the worker run
+in separate tasks and take turns: while `get_action` runs, only the agent may use the episode's environment; at all
+other times, only the worker may use it.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class AgentTask:
 
     Attributes:
         messages: the conversation so far in the chat format, usually a system message and a user message.
-        tools: the specifications in OpenAI format of the tools that could be called through `call_tool` at the latest
-            model request. The list may be empty.
+        tools: the specifications, in OpenAI format, of the tools that could be called through `call_tool` at the time
+            of the latest model request. The list may be empty.
         call_tool: a function that calls a tool of the environment: `await call_tool(name, arguments)` returns the
-            result as text. Omit `await` in an agent that is a plain function. The arguments are a mapping, or the JSON
-            text that the model wrote. It raises an EpisodeError once the episode is over.
+            result as text. Omit `await` in an agent that is a plain function. The arguments are a mapping or the JSON
+            text that the model wrote. The function raises an EpisodeError once the episode is over.
         model: the name of the model. Requests may use any name.
         sample_id: the id of the sample.
         rollout_id: the id of the episode.
@@ -96,9 +96,9 @@ It returns the final answer as text, or None if the final answer is the model's 
 class OwnAgentPolicy(AgentPolicy):
     """A policy that runs an agent and records every model response that the agent receives as one action.
 
-    An action is complete when the agent sends its next request or ends. The work of the agent in between, including its
-    tool calls, is recorded in the `results` of the action. The time limits of a policy therefore include this work. The
-    agent is stopped when its episode ends.
+    An action is complete when the agent sends its next request or ends. What the agent does in between, including its
+    tool calls, is recorded in the action's `results`. A policy's time limits therefore include this work. The agent is
+    stopped when its episode ends.
 
     Args:
         agent: the agent, or `file.py:function`; see `Agent`.
@@ -140,7 +140,10 @@ class OwnAgentPolicy(AgentPolicy):
         return self._upstream.knows_cost
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
-        """Open the session of one episode. It has a separate base URL. The first `get_action` starts the agent."""
+        """Open the session of one episode. Each session has a separate base URL.
+
+        The first `get_action` starts the agent.
+        """
         session = _AgentSession(
             self._agent, self._model, self._upstream, self._endpoint, context, self._warn_of_unused_url
         )
@@ -152,15 +155,15 @@ class OwnAgentPolicy(AgentPolicy):
             self._has_warned = True
             warn_once(
                 logger,
-                f"the agent {callable_name(self._agent)} sent no model request to base_url in an episode; its tokens "
-                "and cost are unknown. If it calls a model, pass base_url to its client",
+                f"the agent {callable_name(self._agent)} sent no model request to base_url in an episode, so its "
+                "tokens and cost are unknown. If it calls a model, pass base_url to its client",
             )
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
         """Raise a `PolicyError`, because an agent acts only in an episode. Use the session that `open` returns."""
-        raise PolicyError("own_agent cannot act outside of an episode; open a session first")
+        raise PolicyError("own_agent cannot act outside an episode; open a session first")
 
     async def close(self) -> None:
         """Stop the recording endpoint and close the connections to the real endpoint."""
@@ -183,14 +186,14 @@ OwnAgentPolicy.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-
 
 @dataclass(slots=True)
 class CallMade:
-    """A tool call that the agent made in the environment of its episode, and the result."""
+    """A tool call that the agent made in its episode's environment, and the result of the call."""
 
     name: str
     answer: str
 
 
 class _AgentSession(AgentPolicy):
-    """One run of an agent. `endpoint` receives the requests of the agent, and the model `upstream` answers them."""
+    """One run of an agent. `endpoint` receives the agent's requests, and the model `upstream` answers them."""
 
     def __init__(
         self,
@@ -240,7 +243,7 @@ class _AgentSession(AgentPolicy):
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Answer the next request of the agent, and record how the agent uses the response.
+        """Answer the agent's next request, and record how the agent uses the response.
 
         Raises:
             PolicyError: If the agent failed.
@@ -260,11 +263,11 @@ class _AgentSession(AgentPolicy):
             self._is_workers = True
 
     async def resume(self, turns: Sequence[PastTurn]) -> None:
-        """Raise a PolicyError, because the loop of the agent cannot start in the middle of an episode."""
+        """Raise a PolicyError, because the agent's loop cannot start in the middle of an episode."""
         raise PolicyError("an agent with its own loop cannot continue a recorded episode; use a different policy")
 
     async def close(self) -> None:
-        """Stop the agent, and reject further requests and calls. A thread that hangs is abandoned."""
+        """Stop the agent and reject further requests and calls. A thread that hangs is abandoned."""
         self._is_over = True
         self._endpoint.forget(self.base_url)
         for answer in self._unanswered:
@@ -306,7 +309,7 @@ class _AgentSession(AgentPolicy):
         return result
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any] | str | None = None) -> str:
-        """Call a tool of the environment if the agent may use the environment at the moment."""
+        """Call a tool of the environment if the agent may currently use the environment."""
         if isinstance(arguments, str):
             try:
                 read = parse_json(arguments) if arguments.strip() else {}
@@ -372,10 +375,10 @@ class _AgentSession(AgentPolicy):
         return output
 
     def _with_exact_answers(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """Return messages that contain the model's responses exactly as the model wrote them.
+        """Return the messages with the model's responses exactly as the model wrote them.
 
-        The agent's API may not be able to express the exact text and reasoning of a response. Responses that look the
-        same are matched by their order.
+        The agent's API may be unable to express the exact text and reasoning of a response. Responses that look
+        identical are matched by their order.
         """
         exact, seen = [], Counter[str]()
         for message in messages:
@@ -392,7 +395,7 @@ class _AgentSession(AgentPolicy):
             await self._moved.wait()
 
     def _closing_action(self) -> PolicyOutput:
-        """Return the last action of an agent whose final answer was not written by the model."""
+        """Return the last action of an agent whose final answer the model did not write."""
         text = None
         if self._has_ended():
             assert self._running is not None
@@ -414,7 +417,7 @@ class _AgentSession(AgentPolicy):
 
 
 async def _run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a plain function in a separate thread. The thread continues if the task that awaits it is cancelled.
+    """Run a plain function in a separate thread. The thread continues even if the task that awaits it is cancelled.
 
     In a thread pool, episodes would be delayed while all threads wait for a model, and one hanging thread would prevent
     the program from exiting.
@@ -453,11 +456,11 @@ def read_results(
 
 
 def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) -> list[ChatMessage]:
-    """Return the results of an action that no later request of the agent contains.
+    """Return the results of an action whose results are not contained in any later request from the agent.
 
-    Each call that the agent `made` is matched by its name and order and gets a tool message. Each call that the end of
-    the episode prevented also gets a tool message. If the agent made a call that the action does not contain, the
-    result of the call becomes a user message.
+    Each call in `made`, the calls that the agent made, is matched by name and order and gets a tool message. Each call
+    that was not executed because the episode ended also gets a tool message. If the agent made a call that the action
+    does not contain, the result of that call becomes a user message.
     """
     left, messages = list(made), []
     for call in get_tool_calls(action):
@@ -471,12 +474,12 @@ def results_of_calls(action: Action, made: Sequence[CallMade], is_over: bool) ->
 
 
 def _answer_key(message: ChatMessage) -> str:
-    """Return a key that is equal for two assistant messages that look the same to a model."""
+    """Return a key that is equal for two assistant messages that look identical to a model."""
     return json.dumps(_normalized(message), sort_keys=True, default=str)
 
 
 def _without_items(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return messages as they are recorded. Only messages of the model keep the items of the model's API."""
+    """Return messages in recorded form. Only the model's messages keep the items of the model's API."""
     return [
         message
         if message["role"] == "assistant" or PROVIDER_ITEMS not in message
@@ -486,7 +489,7 @@ def _without_items(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def same_conversation(given: Sequence[ChatMessage], other: Sequence[ChatMessage]) -> bool:
-    """Return True if both conversations look the same to a model.
+    """Return True if both conversations look identical to a model.
 
     Additional keys, null values and surrounding whitespace are ignored.
     """

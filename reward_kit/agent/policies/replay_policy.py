@@ -1,7 +1,7 @@
-"""`ReplayPolicy`, which repeats a recorded run and reports the first difference.
+"""`ReplayPolicy`, which replays a recorded run and reports the first difference.
 
-The new episode repeats the actions, tokens, usage and value estimates of the recorded episode in a newly built
-environment. Its conversation is compared with the recorded conversation before every action and at the end.
+A new episode repeats the actions, tokens, usage and value estimates of the recorded episode in a new environment. Its
+conversation is compared with the recorded conversation before every action and at the end.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _ENVIRONMENT_FAILURES = ("EnvironmentFailure", "ToolError")
 
 
 class _Line(NamedTuple):
-    """The attempt number of an episode and the offset of its line in the file. Only the latest attempt is replayed."""
+    """An episode's attempt number, and the offset of its line in the file. Only the latest attempt is replayed."""
 
     attempt: int
     offset: int
 
 
 class ReplayPolicy(AgentPolicy):
-    """A policy that repeats recorded episodes.
+    """A policy that replays recorded episodes.
 
-    It replays the episode with the same rollout id. If none exists, it replays the episode with the same
-    sample and the same position in its group.
+    It replays the episode with the same rollout id or otherwise the episode with the same sample and the same
+    position in its group.
 
     Args:
         run: the directory of a run, or its `episodes.jsonl`. Only an index of the file is kept in memory.
@@ -74,12 +74,12 @@ class ReplayPolicy(AgentPolicy):
                 self._by_id[rollout_id] = max(line, self._by_id.get(rollout_id, line))
                 self._by_position[position] = max(line, self._by_position.get(position, line))
         if policy is not None and policy not in labels:
-            raise ConfigError(f"{self._file} has no episodes of policy {policy!r}{did_you_mean(policy, labels)}")
+            raise ConfigError(f"{self._file} has no episodes from policy {policy!r}{did_you_mean(policy, labels)}")
         if not labels:
             raise ConfigError(f"{self._file} has no finished episodes")
         if policy is None and len(labels) > 1:
             names = ", ".join(sorted(labels))
-            raise ConfigError(f"{self._file} has episodes of multiple policies ({names}); set policy to one of them")
+            raise ConfigError(f"{self._file} has episodes from multiple policies ({names}); set policy to one of them")
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
         """Return a session that replays one recorded episode.
@@ -110,7 +110,7 @@ class ReplayPolicy(AgentPolicy):
 
         Use the session that `open` returns.
         """
-        raise PolicyError("ReplayPolicy cannot act outside of an episode; open a session first")
+        raise PolicyError("ReplayPolicy cannot act outside an episode; open a session first")
 
 
 class _ReplaySession(AgentPolicy):
@@ -135,7 +135,7 @@ class _ReplaySession(AgentPolicy):
         """Return the next recorded action.
 
         Raises:
-            PolicyError: If the conversation differs from the recorded one or is longer.
+            PolicyError: If the conversation differs from the recorded conversation or is longer.
             RewardKitError: If the recorded policy raised this error at this point.
         """
         step, recorded = self._next, self._episode
@@ -157,13 +157,15 @@ class _ReplaySession(AgentPolicy):
         return PolicyOutput(action, outputs.get("raw_policy_output"), log_probs, outputs.get("value_estimate"))
 
     async def resume(self, turns: Sequence[PastTurn]) -> None:
-        """Skip the actions of earlier turns, which have been repeated already.
+        """Skip the actions of earlier turns, because these turns have already been repeated.
 
         Raises:
             PolicyError: If the recorded episode is shorter.
         """
         if len(turns) > len(self._episode):
-            raise PolicyError(f"{self._name}: it has {len(self._episode)} actions, fewer than the {len(turns)} to skip")
+            raise PolicyError(
+                f"{self._name}: the recorded episode has {len(self._episode)} actions, but {len(turns)} must be skipped"
+            )
         self._next = len(turns)
 
     async def on_episode_end(self, messages: Sequence[Message]) -> None:
@@ -193,7 +195,7 @@ class _ReplaySession(AgentPolicy):
     def _report(self, what: str) -> None:
         """Raise or log the first difference.
 
-        Later differences result from the first one and are not reported.
+        Later differences result from the first difference and are not reported.
         """
         if self._has_diverged:
             return
@@ -204,14 +206,14 @@ class _ReplaySession(AgentPolicy):
         self._has_diverged = True
 
     def _past_the_end(self, observation: Sequence[Message]) -> PolicyOutput:
-        """Raise the failure of the recorded policy, or report that this episode is longer than the recorded one."""
+        """Raise the recorded policy's failure, or report that this episode is longer than the recorded episode."""
         self._compare(observation[: len(self._episode.messages)], self._episode.messages)
         facts = get_facts(self._episode)
         failure = facts["failure"]
         if failure and failure["where"] not in _ENVIRONMENT_FAILURES and not self._has_diverged:
             raise Failure.from_json(failure).to_exception()
         ended = f"ended with {facts['stop_reason']} after {len(self._episode)} actions"
-        self._report(f"the recorded episode {ended}, but this one continues")
+        self._report(f"the recorded episode {ended}, but this episode continues")
         return PolicyOutput({"type": "terminate"})
 
     async def _action(self, step: int, outputs: Mapping[str, Any]) -> Action:
@@ -230,7 +232,7 @@ class _ReplaySession(AgentPolicy):
             answer = (await self._call_tool(call["name"], call["arguments"])).text
             if hash_key(answer) != call["answer"]:
                 self._report(
-                    f"{call['name']} {call['arguments']!r} returned a result that differs from the recorded one: "
+                    f"{call['name']} {call['arguments']!r} returned a result that differs from the recorded result: "
                     f"{answer!r:.200}"
                 )
         if "results" in own:
@@ -253,7 +255,7 @@ def episodes_file(run: Path) -> Path:
 
 
 def recorded_labels(run: Path) -> list[str]:
-    """Return the labels of the policies whose episodes a run contains.
+    """Return the labels of the policies that have episodes in a run.
 
     Raises:
         ConfigError: If the run cannot be read.

@@ -1,4 +1,4 @@
-"""Policies without a model: a random one, a script, an expert, and a person at the terminal."""
+"""Policies without a model: a random policy, a script, an expert, and a person at the terminal."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _NEXT_LINE = "\n  "  # indented so that a text cannot look like another message
 
 
 class RandomPolicy(AgentPolicy):
-    """A policy that acts at random, as a baseline for other agents. It uses the policy seed of the episode.
+    """A policy that acts randomly, as a baseline for other agents. It uses the episode's policy seed.
 
-    If the resource lists its admissible actions, all of these that call an available tool are equally likely.
-    Otherwise, all tools are equally likely, and the arguments are drawn from the schema of the tool. If there are no
+    If the resource lists its admissible actions, all admissible actions that call an available tool are equally likely.
+    Otherwise, all tools are equally likely, and the arguments are drawn according to the tool's schema. If there are no
     tools, the policy answers with empty text.
     """
 
@@ -100,13 +100,13 @@ class ScriptedPolicy(AgentPolicy):
         return session
 
     async def resume(self, turns: Sequence[PastTurn]) -> None:
-        """Skip the actions of the list that belong to earlier turns."""
+        """Skip the actions in the list that belong to earlier turns."""
         self._next = len(turns)
 
     async def get_action(
         self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
     ) -> PolicyOutput:
-        """Return the next action of the list, or the one that the function returns."""
+        """Return the next action in the list, or the action that the function returns."""
         if callable(self._script):
             result = self._script(observation, available_tools_specs)
             result = await result if inspect.isawaitable(result) else result
@@ -121,7 +121,7 @@ class ScriptedPolicy(AgentPolicy):
 
 
 class ExpertPolicy(AgentPolicy):
-    """A policy that executes the `expert_action` of the resource. Its score is an upper bound for the task.
+    """A policy that executes the resource's `expert_action`. Its score is an upper bound for the task.
 
     It terminates when the resource returns no action.
 
@@ -146,7 +146,7 @@ class ExpertPolicy(AgentPolicy):
         return ExpertPolicy(context.resource)
 
     async def resume(self, turns: Sequence[PastTurn]) -> None:
-        """Record that the episode has begun, so that an expert without an action ends it."""
+        """Record that the episode has begun. If the expert then has no action, the episode ends."""
         self._has_acted = bool(turns)
 
     async def get_action(
@@ -155,7 +155,7 @@ class ExpertPolicy(AgentPolicy):
         """Return the action of the expert.
 
         Raises:
-            PolicyError: If the resource has no expert, or the expert calls a tool that the task does not offer.
+            PolicyError: If the resource has no expert, or if the expert calls a tool that the task does not offer.
         """
         action = await self._resource.expert_action() if self._resource else None
         if action is not None:
@@ -164,14 +164,14 @@ class ExpertPolicy(AgentPolicy):
             hidden = [call["name"] for call in get_tool_calls(action) if call["name"] not in offered]
             if hidden:
                 who = f"the expert of {type(self._resource).__name__}"
-                fix = "add it to the task's tools, or choose another policy"
+                fix = "add it to the task's tools, or choose a different policy"
                 raise PolicyError(f"{who} calls {hidden[0]!r}, which the task does not offer: {fix}")
             self._has_acted = True
             return output
         if self._has_acted:
             return PolicyOutput({"type": "terminate"})
         raise PolicyError(
-            f"{type(self._resource).__name__} has no expert; define expert_action() or choose another policy"
+            f"{type(self._resource).__name__} has no expert; define expert_action() or choose a different policy"
         )
 
 
@@ -239,7 +239,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     """Parse arguments in the form `{json}` or `key=value …`. The values are parsed as JSON if possible.
 
     Raises:
-        ValueError: If the text has neither form.
+        ValueError: If the text does not have either form.
     """
     text = text.strip()
     if text.startswith("{"):

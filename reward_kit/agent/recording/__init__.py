@@ -1,4 +1,4 @@
-"""The recording endpoint, a server that receives the model requests of agents that have their own loop.
+"""The recording endpoint: a server that receives model requests from agents that have their own loop.
 
 `RecordingEndpoint` is the server. Agents may use any API in `APIS`. Each of these APIs is converted to and from chat
 format.

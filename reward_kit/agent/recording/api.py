@@ -1,4 +1,4 @@
-"""The requests and responses of the recording endpoint in chat format, and the base class of its APIs."""
+"""The recording endpoint's requests and responses in chat format, and the base class of its APIs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ServedModel:
     """The model behind a recording endpoint.
 
     Attributes:
-        name: the name of the model. Responses contain it.
+        name: the name of the model, which responses contain.
         api: the API of the model's own endpoint, a key of `DIALECTS`.
         has_logprobs: whether responses contain log-probabilities.
     """
@@ -32,12 +32,12 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request of a client in chat format.
+    """A client's request in chat format.
 
     Attributes:
         messages: the conversation. If the model's own endpoint uses the same API as the client, messages that cannot be
-            expressed in chat format contain the items of the client as `PROVIDER_ITEMS`.
-        options: the other keys, except those that the server sets.
+            expressed in chat format contain the client's items as `PROVIDER_ITEMS`.
+        options: the other keys of the request, except those that the server sets.
         api: the API of the client, a key of `APIS`.
         body: the request as received.
     """
@@ -55,7 +55,7 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """A completion that is returned to a client, with an id that is unique in the run and the name of the model."""
+    """A completion that is returned to a client, an id that is unique in the run, and the name of the model."""
 
     completion: ChatCompletion
     id: str
@@ -91,7 +91,7 @@ class AgentApi:
         raise NotImplementedError
 
     def events(self, request: ChatRequest, answer: RecordedAnswer) -> Iterator[Mapping[str, Any]]:
-        """Yield the events of a streamed response. If an event has a `type`, this is its name."""
+        """Yield the events of a streamed response. If an event has a `type`, this becomes the event's name."""
         raise NotImplementedError
 
 
@@ -113,7 +113,7 @@ def content_of_parts(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
 
 
 def with_items(message: ChatMessage, api: str, items: list[Any]) -> ChatMessage:
-    """Return a message and the items that express it in an API."""
+    """Return a message together with the items that express it in an API."""
     return {**message, PROVIDER_ITEMS: {api: items}}
 
 

@@ -22,7 +22,7 @@ class ChatApi(AgentApi):
     end_of_stream = "data: [DONE]\n\n"
 
     def parse(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Return a request. Its messages are unmodified."""
+        """Return a request with unmodified messages."""
         if body.get("n") not in (None, 1):
             raise bad_request(f"n must be 1, got {body['n']!r}; send one request per answer")
         for key, problem in {
@@ -34,7 +34,7 @@ class ChatApi(AgentApi):
         options = {key: value for key, value in body.items() if key not in _NOT_PASSED_ON and value is not None}
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
-            raise bad_request("messages must be a list of at least one message")
+            raise bad_request("messages must be a non-empty list")
         return ChatRequest(messages, options, self.name, body)
 
     def to_json(self, request: ChatRequest, answer: RecordedAnswer) -> dict[str, Any]:

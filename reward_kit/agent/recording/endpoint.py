@@ -25,7 +25,7 @@ Answerer = Callable[[ChatRequest], Awaitable[RecordedAnswer]]
 """Answers one request from an episode's agent; raises an `EpisodeError` if the episode is over."""
 
 APIS: Mapping[str, type[AgentApi]] = {api.name: api for api in (ChatApi, ResponsesApi, MessagesApi)}
-"""The APIs that agents may use, by name."""
+"""The APIs that agents may use, keyed by name."""
 _PATHS = {
     "chat/completions": ChatApi.name,
     "responses": ResponsesApi.name,
@@ -37,7 +37,7 @@ _MESSAGES = pydantic.TypeAdapter(list[Message])
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """An episode with a base URL: the function that answers its requests, and its APIs, keyed by name."""
+    """An episode that has a base URL: the function that answers its requests, and its APIs keyed by name."""
 
     answerer: Answerer
     apis: Mapping[str, AgentApi]
@@ -82,7 +82,7 @@ class RecordingEndpoint:
         self._episodes.pop(base_url.split("/")[-2], None)
 
     async def close(self) -> None:
-        """Stop the server. Call this once, when no base URL is in use anymore."""
+        """Stop the server. Call this method once, when no base URL is in use anymore."""
         if self._runner is not None:
             await self._runner.cleanup()
 

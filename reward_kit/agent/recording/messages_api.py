@@ -36,7 +36,7 @@ _DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "signature": "sig
 class MessagesApi(AgentApi):
     """Messages: https://docs.claude.com/en/api/messages.
 
-    The conversations of threads are kept, so that a later request can continue one of them. No thread is created at the
+    The conversations of threads are kept so that a later request can continue a thread. No thread is created at the
     model's own endpoint.
     """
 
@@ -116,7 +116,7 @@ class MessagesApi(AgentApi):
         return {**body, **kept, "messages": [*kept["messages"], *body["messages"]]}
 
     def _to_messages(self, role: str, content: Any, where: str) -> list[ChatMessage]:
-        """Return the chat messages of a message. Each tool result becomes a message."""
+        """Return the chat messages that represent a message. Each tool result becomes a separate message."""
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else only(content, (str, list), where)
         for index, block in enumerate(blocks):
             only(block, Mapping, f"{where}.{index}")
@@ -206,7 +206,7 @@ def messages_error_body(status: int, message: str) -> dict[str, Any]:
 
 
 def _to_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a tool of the client in chat format."""
+    """Return a client's tool in chat format."""
     if tool.get("type") not in (None, "custom"):
         raise bad_request(f"{where}: tools of type {tool['type']!r:.80} are not supported; use tools with input_schema")
     function = {"name": tool["name"], "description": tool.get("description"), "parameters": tool["input_schema"]}

@@ -112,7 +112,7 @@ class ResponsesApi(AgentApi):
         return self._conversations[response_id]
 
     def _input_items(self, given: Any) -> list[Item]:
-        """Return the input items. References to items of earlier responses are replaced by these items."""
+        """Return the input items. References to items of earlier responses are replaced by the items themselves."""
         if isinstance(given, str):
             return [{"type": "message", "role": "user", "content": given}]
         items: list[Item] = []
@@ -152,7 +152,7 @@ class ResponsesApi(AgentApi):
     def _continues(self, last: Item, item: Item, is_next: bool) -> bool:
         """Return True if an item belongs to the same response as the last item of that response.
 
-        Some clients send the result of each call directly after the call, so results may be in between.
+        Some clients send the result of each call directly after the call, so there may be results in between.
         """
         one, other = (self._origins.get(_own_id(item), set()) for item in (last, item))
         if not (one and other):
@@ -246,7 +246,7 @@ def _to_tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _output(answer: RecordedAnswer, with_logprobs: bool) -> list[dict[str, Any]]:
     """Return the output items of a response.
 
-    If the model's own endpoint has the same API, these are the items of that endpoint.
+    If the model's own endpoint uses the same API, these are the items that it returned.
     """
     message, id_ = answer.completion.message, answer.id
     if items := stored_items(message.model_extra or {}, ResponsesApi.name):

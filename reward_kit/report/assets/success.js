@@ -171,7 +171,7 @@
     changed(by, change) {
       const { step, next, before, after, instead } = change;
       const link = el("a", this.link(step), `${step}`);
-      const where = next === step + 1 ? ["at step ", link] : ["between steps ", link, ` and ${next}`];
+      const where = next === step + 1 ? ["at step ", link] : ["between step ", link, ` and ${next < this.count ? `step ${next}` : "the end"}`];
       const rest = instead.length - LISTED;
       return el(
         "div",

@@ -302,7 +302,7 @@ async def test_model_folder_is_loaded_and_its_module_can_be_trained(folder):
         ({"model": "./smal"}, r"model: directory .*/smal does not exist; did you mean 'small'\?"),
         ({"model": "/nowhere/model"}, "model: directory /nowhere/model does not exist"),
         ({"model": "."}, "has no config.json"),
-        ({"model": "nobody/no-such-model"}, "neither a directory nor a model in the local cache"),
+        ({"model": "nobody/no-such-model"}, "neither a directory nor a model in the local hub cache"),
         (
             {"model": "smal"},
             r"model 'smal': it is neither a directory.* It was looked up in .*; did you mean 'small'\?",
@@ -350,13 +350,15 @@ def test_model_object_without_tokenizer_is_rejected():
 
 
 def test_tokenizer_larger_than_the_model_is_rejected():
-    with pytest.raises(ConfigError, match=r"tokenizer: the tokenizer has \d+ tokens, but the model has 10"):
+    with pytest.raises(
+        ConfigError, match=r"tokenizer: the tokenizer has \d+ tokens, but the model's vocabulary has 10"
+    ):
         HFAgentPolicy(small_llama(10), BYTES)
 
 
 async def test_weights_of_another_model_are_rejected():
     async with open_policy() as policy:
-        with pytest.raises(PolicyError, match="do not fit the model"):
+        with pytest.raises(PolicyError, match="do not match the model"):
             await policy.publish(1, {"nothing": torch.zeros(1)})
 
 

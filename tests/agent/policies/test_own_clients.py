@@ -277,7 +277,7 @@ async def test_policy_that_has_called_tools_is_not_retried() -> None:
             return await super().get_action(observation, available_tools_specs)
 
     async with ChatServer([status(503)]) as server, worker_of(Acting, server.base_url) as worker:
-        with pytest.raises(ProviderError, match=r"HTTP 503.*get_action had already called tools"):
+        with pytest.raises(ProviderError, match=r"HTTP 503.*get_action was not retried"):
             await worker.run_episode()
     assert len(server.requests) == 1
 

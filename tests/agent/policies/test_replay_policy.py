@@ -228,7 +228,7 @@ class TestOwnCalls:
         other = {"resource_type": f"{__name__}:Louder"}
         _, again = await replayed(tmp_path, FunctionPolicy(*self.STEPS), before={"on_text": "continue"}, now=other)
         assert (
-            "add {'by': 2} returned a result that differs from the recorded one: 'THE COUNT IS 2'"
+            "add {'by': 2} returned a result that differs from the recorded result: 'THE COUNT IS 2'"
             in failure(again)["message"]
         )
         twice, fields = FunctionPolicy(self.call_and_tell, self.call_and_tell, *self.STEPS[1:]), {"on_text": "continue"}
@@ -280,7 +280,8 @@ class TestDifferences:
         fields = {"before": {**self.BEFORE, "max_episode_steps": 2}, "now": {"max_episode_steps": 3}}
         _, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), **fields)
         assert (
-            "recorded episode ended with max_steps after 2 actions, but this one continues" in failure(again)["message"]
+            "recorded episode ended with max_steps after 2 actions, but this episode continues"
+            in failure(again)["message"]
         )
         _, again = await replayed(tmp_path, ScriptedPolicy(self.SCRIPT), **fields, on_difference="continue")
         assert (reason(again), len(again)) == ("terminate_action", 3)
@@ -299,7 +300,7 @@ class TestDifferences:
         before = {"resource_type": f"{__name__}:Broken", "tools": None}
         first, again = await replayed(tmp_path, ScriptedPolicy([call(), text("x")]), before=before, now=COUNT)
         assert failure(first)["where"] == "EnvironmentFailure"
-        assert "ended with error after 1 actions, but this one continues" in failure(again)["message"]
+        assert "ended with error after 1 actions, but this episode continues" in failure(again)["message"]
 
 
 class TestRecordedRun:
@@ -334,9 +335,11 @@ class TestRecordedRun:
             written(tmp_path, *await collect(ScriptedPolicy([text(f"I am {label}")]), label=label))
         (again,) = await collect(ReplayPolicy(tmp_path, policy="b"), label="b")
         assert again.messages[-1].text == "I am b"
-        with pytest.raises(ConfigError, match=r"has episodes of multiple policies \(a, b\); set policy to one of them"):
+        with pytest.raises(
+            ConfigError, match=r"has episodes from multiple policies \(a, b\); set policy to one of them"
+        ):
             ReplayPolicy(tmp_path)
-        with pytest.raises(ConfigError, match="no episodes of policy 'c'"):
+        with pytest.raises(ConfigError, match="no episodes from policy 'c'"):
             ReplayPolicy(tmp_path, policy="c")
 
     def test_invalid_run_folder_is_rejected(self, tmp_path):

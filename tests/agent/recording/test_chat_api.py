@@ -84,7 +84,7 @@ REFUSED = {
         "logprobs: the policy does not request log-probabilities",
     ),
     "the older form of tools": ({"messages": HELLO, "functions": [{"name": "add"}]}, "use tools and tool_choice"),
-    "no messages": ({"model": "m"}, "messages must be a list of at least one message"),
+    "no messages": ({"model": "m"}, "messages must be a non-empty list"),
     "an unknown role": ({"messages": [{"role": "robot", "content": ""}]}, "messages: 0.role"),
     "no JSON": (b'{"messages": [', "the body is not JSON"),
     "a number that is none": (b'{"messages": [], "temperature": NaN}', "NaN is not JSON"),

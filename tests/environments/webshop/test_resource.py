@@ -208,7 +208,7 @@ async def test_choices_of_a_fork_do_not_change_its_origin() -> None:
         ("serach", {"query": "x"}, "did you mean 'search'"),
         ("search", {}, "query: missing"),
         ("search", {"query": 3}, "query: must be a string, got 3"),
-        ("search", {"query": "rain " * 100}, "500 characters; the limit is 300"),
+        ("search", {"query": "rain " * 100}, "500 characters, but the limit is 300"),
         ("search", {"query": "rain", "page": 2}, "unknown argument 'page'"),
         ("open", {"product_id": "B000000000"}, "is not on this page"),
         ("view", {"section": "features"}, "no product is open"),

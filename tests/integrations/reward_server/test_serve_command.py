@@ -143,9 +143,9 @@ class TestRejected:
 
     def test_invalid_limits_are_rejected(self) -> None:
         message = refused("rewards.py:exact", "--max-batch", "9999")
-        assert message == "--max-batch must be at most --max-pending, 4096; increase both limits"
+        assert message == "--max-batch must be at most --max-pending (4096); increase both limits"
         message = refused("rewards.py:exact", "--max-held-mb", "1", "--max-body-mb", "2")
-        assert message == "--max-body-mb must be at most --max-held-mb, 1; increase both limits"
+        assert message == "--max-body-mb must be at most --max-held-mb (1); increase both limits"
         assert "'nan' is not a finite number" in refused("rewards.py:exact", "--deadline", "nan")
 
     def test_option_of_no_served_reward_is_rejected(self) -> None:

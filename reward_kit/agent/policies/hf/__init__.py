@@ -1,1 +1,1 @@
-"""Sampling of actions from a local language model: the engine, the action formats, and constraints on answers."""
+"""Sampling of actions from a local language model: the engine, the action formats, and the constraints on answers."""

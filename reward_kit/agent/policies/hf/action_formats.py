@@ -1,8 +1,8 @@
 """Action formats, which define how a model writes tool calls. They are used to parse calls and to constrain them.
 
-The text of a model is converted to an assistant message and then to an action, in the same way as the answer of an
-endpoint. Arguments that are not a JSON object are stored unchanged as `arguments_text`, and the worker answers such a
-call with a tool error.
+The model's text is converted to an assistant message and then to an action, in the same way as an endpoint's response.
+Arguments that are not a JSON object are stored unchanged as `arguments_text`, and the worker responds to such a call
+with a tool error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """A tool that can be called now, with the JSON schema of its arguments. The arguments are an object."""
+    """A tool that can be called now, and the JSON schema of its arguments, which form an object."""
 
     name: str
     schema: Mapping[str, Any]
@@ -63,7 +63,7 @@ class ToolSchema:
         return all(schema.keys() <= {"type", "description", "title", "default"} for schema in self.parameters.values())
 
     def listed_calls(self) -> list[dict[str, Any]] | None:
-        """Return every possible set of arguments, or None if they cannot be listed."""
+        """Return every possible set of arguments, or None if the sets cannot be listed."""
         required = set(self.schema.get("required") or ())
         choices: list[list[tuple[str, Any] | None]] = []
         for name, schema in self.parameters.items():
@@ -78,7 +78,7 @@ class ToolSchema:
 
 
 def _listed_values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return all values that a schema allows, or None if they cannot be listed."""
+    """Return all values that a schema allows, or None if the values cannot be listed."""
     if "enum" in schema:
         return list(schema["enum"])
     if "const" in schema:
@@ -93,7 +93,7 @@ def tools_of(specs: Sequence[ToolSpec] | None) -> list[ToolSchema]:
 
 
 def all_calls(tools: Sequence[ToolSchema]) -> Iterator[tuple[str, dict[str, Any]]] | None:
-    """Return every possible call of every tool, as a name and arguments, or None if the calls cannot be listed."""
+    """Return the name and arguments of every possible call of every tool, or None if the calls cannot be listed."""
     listed = [(tool.name, tool.listed_calls()) for tool in tools]
     calls = [(name, arguments) for name, arguments in listed if arguments is not None]
     if len(calls) < len(listed) or sum(len(arguments) for _, arguments in calls) > MAX_LISTED:
@@ -102,7 +102,7 @@ def all_calls(tools: Sequence[ToolSchema]) -> Iterator[tuple[str, dict[str, Any]
 
 
 class Written(NamedTuple):
-    """The content, the tool calls and the reasoning in the text of a model."""
+    """The content, tool calls and reasoning in a model's text."""
 
     content: str
     calls: Sequence[RawToolCall] = ()
@@ -116,7 +116,7 @@ class ActionFormat(ABC):
 
     @abstractmethod
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Written:
-        """Parse text that does not contain reasoning. This never raises an error."""
+        """Parse text that does not contain reasoning. This method never raises an error."""
 
     @abstractmethod
     def write(self, tool: ToolSchema, arguments: Mapping[str, Any]) -> str:
@@ -155,7 +155,7 @@ class ActionFormat(ABC):
         return
 
     def call_id(self, turn: int, position: int) -> str:
-        """Return the id of the call at `position` in this turn. If the id is "", the conversation assigns one."""
+        """Return the id of the call at `position` in this turn. If it is "", the conversation assigns an id."""
         return ""
 
     def action(self, text: str, tools: Sequence[ToolSchema], turn: int = 0, *, may_reason: bool = True) -> Action:
@@ -269,9 +269,9 @@ class Mistral(ActionFormat):
 
 
 class Plain(ActionFormat):
-    """A call of the form `tool_name {json}`.
+    """Calls of the form `tool_name {json}`.
 
-    It may also be `tool_name value` if the only parameter is a string, or `tool_name` if the tool has no parameters.
+    A call may also be `tool_name value` if the only parameter is a string, or `tool_name` if there are no parameters.
     """
 
     name = "plain"
@@ -312,7 +312,7 @@ class Plain(ActionFormat):
 
 
 class Bare(ActionFormat):
-    """The whole text is the only argument of the only tool."""
+    """A format in which the whole text is the only argument of the only tool."""
 
     name = "bare"
 
@@ -337,14 +337,14 @@ class Bare(ActionFormat):
     def rule(self, tool: ToolSchema, literal: Literal, schema: Schema) -> str:
         if tool.takes_any_text:
             return r"/\S[^\n]*/"
-        raise PolicyError(f"constrain: {tool.name} has too many values to list; choose another action_format")
+        raise PolicyError(f"constrain: {tool.name} has too many values to list; choose a different action_format")
 
 
 class ResponseTemplate(ActionFormat):
-    """The `response_template` of the tokenizer (see `PreTrainedTokenizerBase.parse_response`), which can only parse.
+    """The tokenizer's `response_template`, which can only parse; see `PreTrainedTokenizerBase.parse_response`.
 
-    `opening` is the text of the chat template between the last message and an answer. It may contain the beginning of
-    the reasoning.
+    `opening` is the text that the chat template adds between the last message and an answer. It may contain the
+    beginning of the reasoning.
     """
 
     name = "template"
@@ -421,15 +421,14 @@ _CHOOSE = "set action_format to hermes, llama, mistral, plain or bare"
 def find_action_format(
     name: str, tokenizer: Any, template: str | None, opening: str = ""
 ) -> ActionFormat | PolicyError:
-    """Return the format with this name. For "auto", return the format of the model.
+    """Return the format with this name. For "auto", return the model's format.
 
-    "auto" selects the first that applies: the `response_template` of the tokenizer; hermes if the chat template
-    contains
-    `<tool_call>` and JSON calls; mistral if it contains `[TOOL_CALLS]`; llama if it contains `<|python_tag|>`, or both
-    `"parameters"` and `<|start_header_id|>`. `opening` is the text of the template between the last message and an
-    answer.
+    "auto" selects the first format that applies: the tokenizer's `response_template`; hermes if the chat template
+    contains `<tool_call>` and JSON calls; mistral if it contains `[TOOL_CALLS]`; llama if it contains `<|python_tag|>`,
+    or both `"parameters"` and `<|start_header_id|>`. `opening` is the text that the template adds between the last
+    message and an answer.
 
-    If "auto" finds no format, this returns a PolicyError. The caller raises it if an episode has tools.
+    If "auto" finds no format, this function returns a PolicyError, which the caller raises if an episode has tools.
 
     Raises:
         ConfigError: If the format is unknown, or if it is "template" and the tokenizer has no `response_template`.

@@ -1,4 +1,4 @@
-"""Conversion of messages to token ids by a chat template, without tokenizing any text twice.
+"""Conversion of messages to token ids with a chat template, without tokenizing any text twice.
 
 The context of a turn consists of the exact ids of the episode so far, followed by the ids of the text that the template
 adds after an answer: the rest of the template after the end token of the answer, the new messages, and the generation
@@ -43,14 +43,14 @@ _TOOLS_ENCODER = json.JSONEncoder(default=str, ensure_ascii=False)
 
 
 class Delta(NamedTuple):
-    """The text that the template adds after an answer, and the ids of that text."""
+    """The text that the template adds after an answer, and its token ids."""
 
     ids: tuple[int, ...]
     text: str
 
 
 class Tools(NamedTuple):
-    """The tools of a turn as they are passed to the template. If two keys are equal, the tools are equal as well."""
+    """The tools of a turn as passed to the template. If two keys are equal, the tools are equal as well."""
 
     key: str
     specs: Sequence[ToolSpec] | None
@@ -62,19 +62,19 @@ NO_TOOLS = Tools("", None)
 def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
     """Return the tools of a turn and their key.
 
-    The key is computed again in each turn, because specifications may be changed in place.
+    The key is recomputed in each turn, because specifications may be modified in place.
     """
     return Tools(_TOOLS_ENCODER.encode(specs), specs) if specs else NO_TOOLS
 
 
 class ChatLayout:
-    """A tokenizer with its chat template and the options of the template. All sessions share it.
+    """A tokenizer, its chat template, and the template's options. All sessions share this object.
 
     Attributes:
         source: the source of the chat template.
-        shows_tools: True if tools can change the text of the template.
-        end_id: the token that the template adds at the end of an answer. None if that is ordinary text.
-        opening: the text of the template between the last message and an answer.
+        shows_tools: True if tools can change the template's output.
+        end_id: the token that the template adds at the end of an answer, or None if it adds ordinary text.
+        opening: the text that the template adds between the last message and an answer.
 
     Raises:
         ConfigError: If the template is missing, or cannot render a question and an answer.
@@ -102,7 +102,7 @@ class ChatLayout:
         self._key_names = tuple(name for name in _NAMES if name in self.source or self._writes(name))
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a string, without additional tokens. Lone surrogates are replaced."""
+        """Return the token ids of a string, without adding special tokens. Lone surrogates are replaced."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -115,11 +115,11 @@ class ChatLayout:
         return ids
 
     def encoded(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a string from the cache. Use this for strings that may occur again."""
+        """Return the token ids of a string from the cache. Use this method for strings that may occur again."""
         return self._cache.get(("text", text), lambda: tuple(self.encode(text)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, including special tokens."""
+        """Return the text for token ids, including special tokens."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
@@ -132,9 +132,9 @@ class ChatLayout:
         return self._cache.get(("whole", self._key(chat), tools.key), lambda: self.whole_uncached(chat, tools))
 
     def whole_uncached(self, chat: Sequence[Chat], tools: Tools) -> Delta:
-        """Render a conversation like `whole`, but without the cache.
+        """Render a conversation like `whole`, but without using the cache.
 
-        Use this if the conversation will not occur again.
+        Use this method if the conversation will not occur again.
         """
         text = self._render(chat, tools)
         return Delta(tuple(self.encode(text)), text)
@@ -161,9 +161,9 @@ class ChatLayout:
     def keeps(self, first: Sequence[Chat], new: Sequence[Chat], tools: Tools, *, reasons: bool) -> bool:
         """Return True if new messages with these roles do not change the text before them.
 
-        This is tested once for each sequence of roles. The test has two answers, because a template may render the last
-        answer differently from earlier ones. `first` contains the messages before the first answer. `reasons` is True
-        if the answers contain reasoning.
+        This is tested once for each sequence of roles. The test conversation contains two answers, because a template
+        may render the last answer differently from earlier answers. `first` contains the messages before the first
+        answer. `reasons` is True if the answers contain reasoning.
 
         Raises:
             PolicyError: If the template rejects or omits messages.
@@ -175,15 +175,15 @@ class ChatLayout:
             head, tail = self.whole(first, tools), self.delta(marked, tools)
             if tail.text.count(_MARK) < len(marked):
                 raise PolicyError(
-                    f"the chat template omits messages of role {' or '.join(sorted(set(roles)))}; set another "
-                    "chat_template or, for tool results, tool_role: user"
+                    f"the chat template omits messages with the role {' or '.join(sorted(set(roles)))}; set a "
+                    "different chat_template or, for tool results, tool_role: user"
                 )
             whole = self._render([*first, answer, *marked, answer, *marked], tools)
             if whole != head.text + (text + tail.text) * 2:
                 return False
             ids = tuple(self.encode(whole))
             if ids[: len(head.ids)] != head.ids or ids[len(ids) - len(tail.ids) :] != tail.ids:
-                logger.info("text between answers has different token ids alone and in context; it is tokenized alone")
+                logger.info("text between answers has different token ids alone than in context; it is tokenized alone")
             return True
 
         roles, first_roles = (tuple(message["role"] for message in chat) for chat in (new, first))
@@ -238,7 +238,7 @@ class ChatLayout:
 
 
 class RecentResults:
-    """A cache of recently used results, which limits their number and their total number of tokens."""
+    """A cache of recently used results. It limits the number of results and their total number of tokens."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -246,7 +246,7 @@ class RecentResults:
         self._size = 0
 
     def get(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
-        """Return the cached result for a key. If there is no cached result, call `make` and store its result."""
+        """Return the cached result for a key. Otherwise, call `make` and store its result."""
         if key in self._known:
             self._known.move_to_end(key)
             known: _Value = self._known[key]
@@ -285,9 +285,9 @@ def to_chat(message: Message, tool_role: str = "tool") -> Chat:
 
 
 class PromptTokens(NamedTuple):
-    """The input of the model in one turn: the whole context.
+    """The model's input for one turn: the whole context.
 
-    The reason is `None` if the context extends the previous one. Otherwise, it describes why the context was rewritten.
+    `reason` is `None` if the context extends the previous one. Otherwise, it describes why the context was rewritten.
     """
 
     ids: list[int]
@@ -295,7 +295,10 @@ class PromptTokens(NamedTuple):
 
 
 class TokenConversation:
-    """The context of one episode as exact token ids. Each turn extends it, or rewrites it for a recorded reason."""
+    """The context of one episode as exact token ids.
+
+    Each turn extends the context or rewrites it for a recorded reason.
+    """
 
     def __init__(self, layout: ChatLayout, stop_ids: Collection[int], *, tools_in_prompt: bool, tool_role: str) -> None:
         self._layout, self._stop_ids, self._tool_role = layout, stop_ids, tool_role
@@ -339,7 +342,7 @@ class TokenConversation:
         return PromptTokens(list(self._ids), None)
 
     def answered(self, token_ids: Sequence[int], text: str) -> None:
-        """Record an answer. It consists of all sampled ids, and of the text without the token that ended the answer."""
+        """Record an answer, given all sampled ids, and the text without the token that ended the answer."""
         self._ids += token_ids
         self._awaits_answer = False
         self._chat = [*self._chat, {"role": "assistant", "content": text}]

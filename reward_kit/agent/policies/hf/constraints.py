@@ -1,8 +1,9 @@
 """Constraints on the tokens of a turn, which guarantee valid tool calls.
 
-A constraint belongs to one turn. The engine asks it for the allowed ids, samples one of them, and reports the sampled
-id back. If only one id is allowed, no forward pass is needed. If all calls can be listed, the constraint is a trie
-(`Choices`). Otherwise it is a grammar for JSON that is valid for the schemas (`JsonGrammar`, by llguidance).
+A constraint belongs to one turn. The engine requests the allowed ids from it, samples one of them, and reports the
+sampled id back. If only one id is allowed, no forward pass is needed. If all calls can be listed, the constraint is a
+trie (`Choices`). Otherwise, it is a grammar for JSON that is valid for the schemas (`JsonGrammar`, which uses
+llguidance).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TokenConstraint(Protocol):
 
 
 class TurnConstraints:
-    """An object that creates the constraint for each turn. Each set of tools is prepared only once."""
+    """A factory that creates the constraint for each turn. Each set of tools is prepared only once."""
 
     def __init__(self, layout: ChatLayout, tokenizer: Any, stop_id: int, max_new_tokens: int) -> None:
         self._layout, self._tokenizer, self._stop_id = layout, tokenizer, stop_id
@@ -49,7 +50,7 @@ class TurnConstraints:
         self._prepared = RecentResults(_TOOL_SETS)
 
     def start(self, key: str, tools: Sequence[ToolSchema], form: ActionFormat) -> Choices | JsonGrammar:
-        """Return a constraint for one turn, which must be a valid call of one of the tools. `key` identifies the tools.
+        """Return a constraint that forces one turn to be a valid call of one of the tools. `key` identifies the tools.
 
         Raises:
             PolicyError: If the format or the tokenizer cannot express a call, or a schema is not supported.
@@ -82,7 +83,9 @@ class TurnConstraints:
 
 
 class _Node:
-    """A node of a trie, for the choices that have the same first `depth` tokens. Children are created on first use.
+    """A node of a trie. It contains the choices that share their first `depth` tokens.
+
+    Children are created on first use.
 
     At the end of a choice, `text` is set. `allowed` contains the ids that may come next.
     """
@@ -119,7 +122,7 @@ class ChoiceTrie:
 
     def __init__(self, choices: Mapping[str, Sequence[int]], stop_id: int) -> None:
         if not choices:
-            raise PolicyError("a constraint needs at least one choice; the tool's schema allows none")
+            raise PolicyError("a constraint needs at least one choice, but the tool's schema allows none")
         by_ids: dict[tuple[int, ...], str] = {}
         for text, ids in choices.items():
             key = (*map(int, ids), stop_id)
@@ -151,7 +154,7 @@ class Choices:
 
     @property
     def chosen(self) -> str | None:
-        """The complete choice, or None if it is not complete."""
+        """The complete choice, or None if the choice is not complete."""
         return self._node.text
 
     def allowed(self) -> TokenIds:
@@ -171,7 +174,7 @@ class Choices:
 
 
 class GrammarCompiler:
-    """A compiler of grammars for a fast `transformers` tokenizer with byte-level tokens. It caches the results.
+    """A grammar compiler for a fast `transformers` tokenizer with byte-level tokens. It caches the compiled grammars.
 
     Raises:
         ConfigError: If llguidance is not installed, or cannot read the tokenizer.
@@ -193,7 +196,7 @@ class GrammarCompiler:
         self.ids_of = lru_cache(_MASKS)(_allowed_ids)
 
     def literal(self, text: str) -> str:
-        """Return a string as a literal of the grammar. If it is an added token, return that token."""
+        """Return a string as a grammar literal. If the string is an added token, return that token."""
         return f"<[{self._added[text]}]>" if text in self._added else json.dumps(text)
 
     def schema(self, schema: Mapping[str, Any]) -> str:
@@ -201,7 +204,7 @@ class GrammarCompiler:
         return "%json " + json.dumps({**schema, "x-guidance": _STYLE})
 
     def start(self, grammar: str) -> JsonGrammar:
-        """Return a constraint for a Lark grammar with a rule `start`.
+        """Return a constraint for a Lark grammar that has a rule named `start`.
 
         Raises:
             PolicyError: If the grammar is invalid.
@@ -260,5 +263,5 @@ class JsonGrammar:
 
 
 def _error_of(matcher: LLMatcher) -> str:
-    """Return the error message of a matcher without the state of the parser."""
+    """Return the error message of a matcher without the parser state."""
     return " ".join(matcher.get_error().split("<state>")[0].split())[:500]

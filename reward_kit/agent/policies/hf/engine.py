@@ -1,8 +1,8 @@
 """`Engine`, which samples from a `transformers` causal LM for many sessions at the same time.
 
-Sessions request turns. A single task owns the model. It computes all waiting and running turns together in a worker
-thread, in bursts of forward passes, and a new turn can join between two forward passes. The keys and values of a
-session are cached between its turns, so that only new tokens are computed. Prompts with a common prefix share the cache
+Sessions request turns. A single task owns the model and computes all waiting and running turns together in a worker
+thread, in bursts of forward passes. A new turn can join between two forward passes. A session's keys and values are
+cached between its turns, so only new tokens are computed. Prompts with a common prefix share the cached keys and values
 of that prefix. Weights are swapped only while no turn is running. A turn and all keys and values that it attends to
 therefore come from the same version of the weights.
 """
@@ -39,10 +39,10 @@ MASK_CELLS = 2**25
 
 
 class Generated(NamedTuple):
-    """The tokens that were sampled in one turn, including the stop token.
+    """The tokens sampled in one turn, including the stop token.
 
     The log-probabilities are those of the sampling distribution, after the temperature, the filters and the constraint.
-    They are 0.0 for greedy and forced tokens, because those had a probability of one.
+    They are 0.0 for greedy and forced tokens, because such tokens have a probability of one.
     """
 
     token_ids: list[int]
@@ -55,7 +55,7 @@ class Generated(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """A session in the engine: its rank, its random generator, and its current row if it has one."""
+    """A session in the engine: its rank, its random generator, and its current row, if any."""
 
     rank: Any
     generator: np.random.Generator
@@ -87,7 +87,7 @@ class GeneratedTurn:
         return bool(self.finish_reason) or self.error is not None
 
     def advance(self, token_id: int) -> None:
-        """Pass a token to the constraint. If no other token may follow, end the turn."""
+        """Pass a token to the constraint. If no token may follow, end the turn."""
         assert self.constraint is not None
         self.constraint.advance(token_id)
         if self.constraint.is_done:
@@ -105,7 +105,7 @@ class GeneratedTurn:
             return None
         ids = np.asarray(allowed, dtype=np.int64)
         if not len(ids):
-            raise PolicyError("the constraint allows no token, but is not done")
+            raise PolicyError("the constraint allows no token but is not complete")
         if ids.view(np.uint64).max() >= vocabulary:  # a negative id wraps to a very large one
             raise PolicyError(f"the constraint allows a token id outside the model's vocabulary of {vocabulary}")
         self.allowed = ids
@@ -123,16 +123,16 @@ class Engine:
     """Samples turns for many sessions concurrently.
 
     Args:
-        model: a causal LM, which nothing else may use from now on. It stays on its device.
+        model: a causal LM. Nothing else may use it from now on. It stays on its device.
         stop_ids: the tokens that end a turn.
         max_context: the maximum number of tokens in a context, including the answer.
         max_slots: the maximum number of contexts in the cache. If there are more sessions, those that have been idle
-            for longest lose their cached context, which is then computed again.
+            longest lose their cached contexts, which are recomputed when needed.
         lockstep: True to start a batch only when every open session has requested a turn, and to order the rows by
-            rank. The same sessions with the same seeds then give bitwise identical results.
+            rank. The same sessions with the same seeds then produce bitwise identical results.
         value_head: a module that maps the last hidden states (B, H) to values (B,) or (B, 1).
         tokens_per_forward: the maximum number of new tokens in one forward pass.
-        version: the version of the current weights of the model.
+        version: the version of the model's current weights.
 
     Raises:
         ConfigError: If the model is not a causal LM, or a numeric option is invalid.
@@ -195,10 +195,10 @@ class Engine:
         """Sample one turn.
 
         A session runs one turn at a time. Each turn needs a new constraint. The prompt is the whole context, but the
-        prefix that is cached in the row of the session is not computed again.
+        prefix that is cached in the session's row is not recomputed.
 
         Raises:
-            LimitError: If the prompt and the answer do not fit into `max_context`.
+            LimitError: If the prompt and the answer do not fit into `max_context` tokens.
             PolicyError: If the prompt is invalid, the engine is closed, or the model failed.
         """
         self._check_open()
@@ -254,11 +254,11 @@ class Engine:
     ) -> None:
         """Use new weights from the next turn on, and return once they are in use.
 
-        The caller must not change the weights before this returns. Running turns finish with the weights that they
-        began with, and no new turn begins before the swap.
+        The caller must not change the weights before this returns. Running turns finish with the weights with which
+        they began, and no new turn begins before the swap.
 
         Raises:
-            PolicyError: If the weights do not fit the model, or the engine is closed.
+            PolicyError: If the weights do not match the model, or the engine is closed.
         """
         self._check_open()
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -285,7 +285,7 @@ class Engine:
             self._task = asyncio.get_running_loop().create_task(self._work(), name="language model engine")
 
     async def _work(self) -> None:
-        """Run bursts and swap weights until there is no more work. New work starts this task again."""
+        """Run bursts and swap weights until there is no more work. New work restarts this task."""
         try:
             with boundary(PolicyError, "the engine"):
                 while True:
@@ -322,7 +322,7 @@ class Engine:
         return bool(self._running.turns or self._queue)
 
     async def _settle(self) -> None:
-        """Wait for sessions that are about to request a turn, so that all turns are computed together."""
+        """Wait for sessions that are about to request a turn, so that all of the turns are computed together."""
         asked, quiet = self._asked, 0
         if self._lockstep or not (self._waiting or self._is_busy):
             return
@@ -332,7 +332,7 @@ class Engine:
             asked = self._asked
 
     def _tidy(self) -> None:
-        """Drop turns that have no caller, end the turns of closed sessions, and free the rows of these sessions."""
+        """Drop turns whose caller is gone, end the turns of closed sessions, and free the rows of these sessions."""
         for turn in self._callers:
             if not turn.is_over and (self._is_closed or turn.slot.is_closed):
                 closed = "the engine" if self._is_closed else f"the session of {turn.slot.rank!r}"
@@ -392,7 +392,7 @@ class Engine:
 
 
 class _Running:
-    """The running turns, keyed by row, with at most one turn for each row. Only one thread may use it at a time."""
+    """The running turns, keyed by row. Each row has at most one turn. Only one thread may use this object at a time."""
 
     def __init__(
         self, model: RowModel, stop_ids: Sequence[int], value_head: nn.Module | None, tokens_per_forward: int
@@ -432,8 +432,8 @@ class _Running:
     def _row_for(self, slot: Slot) -> int:
         """Return a row for a session, or -1 if all rows are busy.
 
-        If the session already has a row, this row is returned. Otherwise, it is a free row or otherwise the
-        row of the session that has been idle for the longest time.
+        If the session already has a row, that row is returned. Otherwise, a free row is returned or, if there is none,
+        the row of the session that has been idle longest.
         """
         if slot.row >= 0:
             return slot.row
@@ -448,7 +448,10 @@ class _Running:
         return row
 
     def _is_worth_waiting(self, turn: GeneratedTurn) -> bool:
-        """Return True if a running turn will soon cache a prefix of this prompt. If so, let that turn pause there."""
+        """Return True if a running turn will soon cache a prefix of this prompt.
+
+        In that case, pause that turn after the prefix.
+        """
         own = self._slots.common(turn.slot.row, turn.prompt) if turn.slot.row >= 0 else 0
         if len(turn.prompt) - own <= WORTH_SHARING or not self.turns:
             return False
@@ -464,7 +467,7 @@ class _Running:
         return True
 
     def release(self, slot: Slot) -> None:
-        """Free the row of a session. Its content remains until another context needs the row."""
+        """Free the row of a session. The row keeps its content until another context needs the row."""
         if slot.row >= 0:
             self._owners[slot.row], slot.row = None, -1
 
@@ -504,9 +507,9 @@ class _Running:
         return ended
 
     def _due(self) -> tuple[Ints, Ints]:
-        """Return the rows to compute next and the number of tokens for each row.
+        """Return the rows to compute next, and the number of tokens for each row.
 
-        If not all rows fit into one forward pass, the shortest come first.
+        If not all rows fit into one forward pass, the shortest rows come first.
         """
         rows_B = np.array(sorted(self.turns), dtype=np.int64)
         held_B, stops_B = self._slots.held_R[rows_B], self._stops_R[rows_B]
@@ -558,7 +561,7 @@ class _Running:
             self._end(row)
 
     def _follow(self, row: int, sampled: int | None = None, *, may_force: bool = True) -> None:
-        """Pass the sampled token to the constraint, request the allowed tokens, and append tokens that are forced."""
+        """Pass the sampled token to the constraint, request the allowed tokens, and append forced tokens."""
         turn, size = self.turns[row], len(self._is_stop_V)
         try:
             with boundary(PolicyError, "the constraint"):

@@ -1,15 +1,15 @@
-"""`RowModel`, a `transformers` causal LM that computes the new tokens of many contexts at once.
+"""`RowModel`, a `transformers` causal LM that computes the new tokens of many contexts at the same time.
 
-Keys and values are cached in rows. A row stores one context: its token ids and, for a prefix of them, the keys and
-values of every layer. It lasts as long as its session, so that a turn computes only new tokens. Memory is allocated for
-the largest number of rows and positions that were needed so far, because a full context of 131,072 tokens for every row
-would not fit.
+Keys and values are cached in rows. A row stores one context: its token ids and, for a prefix of these, the keys and
+values of every layer. A row lasts as long as its session, so a turn computes only new tokens. Memory is allocated for
+the largest number of rows and positions needed so far, because a full context of 131,072 tokens for every row would not
+fit.
 
-A forward pass computes a chunk, which consists of new tokens from some of the rows. A packed chunk concatenates them
-into a single batch row. Nothing is padded, and a prompt with hundreds of tokens can join rows that decode one token.
-Only attention distinguishes the rows. It is computed by a custom function, which is registered with the attention
-interface of `transformers`. A padded chunk has rows of equal length and a mask, for models that do not use the
-interface.
+A forward pass computes a chunk, which consists of new tokens from some of the rows. A packed chunk concatenates these
+tokens into a single batch row. Nothing is padded, and a prompt with hundreds of tokens can join rows that decode one
+token. Only attention distinguishes the rows. It is computed by a custom function that is registered with the attention
+interface of `transformers`. For models that do not use this interface, a padded chunk has rows of equal length and a
+mask.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _POSITIONS = 256
 
 
 class SlotLayer(CacheLayerMixin):
-    """The keys and values of a layer, each with the shape (R, C, heads, width) for R rows of C positions."""
+    """The keys and values of a layer: two tensors of shape (R, C, heads, width) for R rows of C positions."""
 
     def __init__(self, slots: KVSlots) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,14 +46,14 @@ class SlotLayer(CacheLayerMixin):
         self.stores: tuple[Tensor, Tensor] | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the reserved memory and fill it with zeros, because masked values must be finite too."""
+        """Allocate the reserved memory and fill it with zeros, because even masked values must be finite."""
         shape = self._slots.reserved
         keys, values = (states.new_zeros(*shape, *states.shape[1::2]) for states in (key_states, value_states))
         self.keys, self.values, self.stores = keys, values, (keys, values)
         self.is_initialized = True
 
     def grow(self, reserved: tuple[int, int]) -> None:
-        """Allocate memory for this number of rows and positions, and copy the existing content."""
+        """Allocate memory for the given numbers of rows and positions, and copy the existing content."""
         if self.stores is None:
             return
         rows, positions = self.stores[0].shape[:2]
@@ -72,7 +72,7 @@ class SlotLayer(CacheLayerMixin):
         """Write the keys and values (B, heads, T, width) of the current chunk.
 
         Returns:
-            The keys and values that the tokens of the chunk attend to.
+            The keys and values to which the tokens of the chunk attend.
         """
         if self.stores is None:
             self.lazy_initialization(key_states, value_states)
@@ -88,11 +88,11 @@ class SlotLayer(CacheLayerMixin):
             store[target, :count] = store[source, :count]
 
     def get_seq_length(self) -> int:
-        """Return the number of positions that a token may attend to."""
+        """Return the number of positions to which a token may attend."""
         return self._slots.chunk.length if self._slots.chunk else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the sizes of a mask, for models that build one. The mask of the chunk is passed to them anyway."""
+        """Return the mask sizes, for models that build a mask. They receive the mask of the chunk anyway."""
         return self.get_seq_length(), 0
 
     def get_max_length(self) -> int:
@@ -101,7 +101,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class KVSlots(Cache):
-    """All rows of all layers, and the tokens in the rows."""
+    """The rows of all layers, and the tokens in the rows."""
 
     def __init__(self, rows: int, capacity: int, layers: int) -> None:
         self._layers = [SlotLayer(self) for _ in range(layers)]
@@ -113,7 +113,7 @@ class KVSlots(Cache):
         self.chunk: PackedChunk | PaddedChunk | None = None
 
     def reserve(self, rows: int, positions: int) -> None:
-        """Allocate memory for at least this number of rows, with this number of positions in each."""
+        """Allocate memory for at least the given number of rows and of positions per row."""
         had_rows, had_positions = self.reserved
         if rows > had_rows:
             had_rows = min(self.rows, max(rows, 2 * had_rows))
@@ -139,7 +139,7 @@ class KVSlots(Cache):
         return int(differs.argmax()) if differs.any() else count
 
     def common_R(self, ids: Ints) -> Ints:
-        """Return (R,) the length of the prefix of `ids` that each row contains.
+        """Return an (R,) array with the length of the prefix of `ids` that each row contains.
 
         Keys and values for the prefix need not be stored yet.
         """
@@ -165,9 +165,9 @@ _EIGHT = 8  # alignment of mask rows for GPU kernels
 
 
 class NewTokens(NamedTuple):
-    """The tokens to compute: in each row of `rows_B`, the next `counts_B` tokens from position `starts_B` on.
+    """The tokens to compute: in each row of `rows_B`, the next `counts_B` tokens, starting at position `starts_B`.
 
-    `length` is the number of positions in a row that these tokens can attend to.
+    `length` is the number of positions in a row to which these tokens can attend.
     """
 
     rows_B: Ints
@@ -177,9 +177,9 @@ class NewTokens(NamedTuple):
 
 
 class PaddedChunk:
-    """Inputs of shape (B, T), in which shorter rows are padded at the end.
+    """Inputs of shape (B, T). Shorter rows are padded at the end.
 
-    The padding repeats the last token of the row at the same position, so the same values are written again.
+    The padding repeats the row's last token at the same position, so the same values are written again.
     """
 
     def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
@@ -203,10 +203,10 @@ class PaddedChunk:
 
 
 class PackedChunk:
-    """Inputs of shape (1, N): the new tokens of all rows, one row after another.
+    """Inputs of shape (1, N): the concatenated new tokens of all rows.
 
     `stored_at` contains the index of each input token in the flattened store of a layer. `picked_P` contains the
-    indices in the flattened inputs of the tokens whose last hidden states are needed.
+    indices of the tokens whose last hidden states are needed, as positions in the flattened inputs.
     """
 
     def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
@@ -236,7 +236,10 @@ class PackedChunk:
     def attend(
         self, query_NHW: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """Return (N, heads, value width) the attention of each token over its row, up to the token itself."""
+        """Return the attention output of shape (N, heads, value width).
+
+        Each token attends to its row up to and including itself.
+        """
         if len(self._parts) == 1 and self._parts[0].queries_BT is None:
             return self._parts[0].attend(query_NHW, keys, values, scale, window)
         result = query_NHW.new_empty(*query_NHW.shape[:2], values.shape[-1])
@@ -250,8 +253,8 @@ class PackedChunk:
 class _Part:
     """Some rows of a chunk with similar numbers of new tokens, as queries of shape (B, T).
 
-    If the rows are a slice, they are read in place, and results for rows without queries are ignored. Otherwise they
-    are indices of rows to copy.
+    If the rows are a slice, they are read in place, and results for rows without queries are ignored. Otherwise, they
+    are the indices of the rows to copy.
     """
 
     rows: slice | Tensor
@@ -286,9 +289,9 @@ class _Part:
     def attend(
         self, query_NHW: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
     ) -> Tensor:
-        """Return (B*T, heads, width) the attention.
+        """Return the attention output of shape (B*T, heads, width).
 
-        Heads that share keys become additional queries of a single head, so that keys need not be repeated.
+        Heads that share keys become additional queries of a single head, so keys need not be repeated.
         """
         lines, width = self.positions_BT.shape
         shared = query_NHW.shape[1] // keys.shape[2]
@@ -311,7 +314,7 @@ class _Part:
 
 
 def _causal_mask(positions_BT: Tensor, length: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Return a mask (B, 1, T, L) to add to the scores. It is 0 for the positions that a query attends to, else -inf.
+    """Return a mask of shape (B, 1, T, L) to add to the scores: 0 where a query attends to a position, otherwise -inf.
 
     A query attends to the last `window` positions up to its own, or to all of them if `window` is `None`.
     """
@@ -354,8 +357,8 @@ def attend_to_rows(
     """Compute attention over all stored rows for the current packed chunk.
 
     The signature is that of the attention interface in `transformers`. The query has the shape (1, heads, N, width).
-    The key and the value are the stores of the layer in the cache, (R, C, heads, width). The chunk builds the mask.
-    Outside of a forward pass of the engine, this computes scaled dot-product attention.
+    The key and the value are the layer's stores in the cache, each of shape (R, C, heads, width). The chunk builds the
+    mask. Outside a forward pass of the engine, this function computes scaled dot-product attention.
 
     Raises:
         NotImplementedError: If an option other than `sliding_window` may change the result.
@@ -379,11 +382,11 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 
 
 class RowModel:
-    """A causal LM with the cache rows in which it computes.
+    """A causal LM and the cache rows in which it computes.
 
-    Logits are computed only for the requested tokens: a hook before the output embedding selects their hidden states,
-    which works for every causal LM. Rows are packed if the model uses the attention interface. Otherwise they are
-    padded. Before a layout is used, its results are compared with those of a plain forward pass.
+    Logits are computed only for the requested tokens: a hook before the output embedding selects the hidden states of
+    these tokens. This works for every causal LM. Rows are packed if the model uses the attention interface. Otherwise,
+    they are padded. Before a layout is used, its results are compared with those of a plain forward pass.
 
     Args:
         model: the model. It stays in evaluation mode from now on.
@@ -438,19 +441,19 @@ class RowModel:
         value_head: nn.Module | None = None,
         head_state: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Load weights into the model and, if they are passed, into the value head.
+        """Load weights into the model and, if weights for the value head are passed, into the value head.
 
         Either all weights are loaded or none.
 
         Raises:
-            PolicyError: If names or shapes do not match the model or the value head.
+            PolicyError: If a name or shape does not match the model or the value head.
         """
         own = self._model.state_dict()
         problems = _misfits(own, state_dict)
         heads = value_head.state_dict() if value_head is not None else {}
         problems += [f"{problem} of the value head" for problem in _misfits(heads, head_state)] if head_state else []
         if problems:
-            raise PolicyError(f"the weights do not fit the model: {', '.join(problems[:5])}")
+            raise PolicyError(f"the weights do not match the model: {', '.join(problems[:5])}")
         with torch.no_grad():
             for target, given in ((own, state_dict), (heads, head_state or {})):
                 for name, new in given.items():
@@ -460,8 +463,8 @@ class RowModel:
     def run(self, rows_B: Ints, counts_B: Ints, picked: tuple[Ints, Ints]) -> tuple[Tensor, Tensor]:
         """Compute the next `counts_B` tokens in each of the rows `rows_B`, and store their keys and values.
 
-        No row may occur twice. For each token whose logits are requested, `picked` contains its index in `rows_B`, and
-        its index among the new tokens of that row.
+        No row may occur twice. For each token whose logits are requested, `picked` contains the index of its row in
+        `rows_B` and the index of the token among the new tokens of that row.
 
         Returns:
             The logits of the requested tokens, logits_PV, and their last hidden states, hidden_PH.
@@ -486,7 +489,7 @@ class RowModel:
 
         Otherwise, choose padded rows.
 
-        Of the two test contexts, one is computed in two passes and the other in one.
+        There are two test contexts. One is computed in two passes and the other in one pass.
         """
         slots, nowhere = self.slots, np.zeros(0, dtype=np.int64)
         lines, count = min(2, slots.rows), min(_PROBE, slots.capacity)
@@ -520,7 +523,7 @@ class RowModel:
             problem = problem if reach >= slots.capacity else f"set max_context to {reach}, the range of its attention"
         self.close()
         raise ConfigError(
-            f"{type(self._model).__name__} does not give the same results with a cache in rows: {problem}"
+            f"{type(self._model).__name__} does not produce the same results with a cache in rows: {problem}"
         )
 
     def _attend_with(self, implementation: str) -> None:

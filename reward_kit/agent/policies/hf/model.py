@@ -1,6 +1,6 @@
-"""Language models: loading, the options that are stored with a tokenizer, merged weights, and the value head.
+"""Loading of language models, the options stored with a tokenizer, merged weights, and the value head.
 
-`transformers` is imported in the functions that need it, so that code that only saves weights does not import it.
+`transformers` is imported in the functions that need it, so code that only saves weights does not import it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _hook_lock = threading.RLock()  # the progress hook is process-wide and is resto
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Hide progress bars while models are loaded and saved. Downloads may take minutes and still show progress bars."""
+    """Hide progress bars while models are loaded and saved.
+
+    Downloads still show progress bars, because they may take minutes.
+    """
     from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
     with _hook_lock:
@@ -45,38 +48,38 @@ def no_progress_bars() -> Iterator[None]:
 def remember(tokenizer: Any, **options: Any) -> None:
     """Store options with a tokenizer. `save_pretrained` writes them to `tokenizer_config.json`.
 
-    A model that was trained to answer with bare commands performs badly, without any error, if its answers are parsed
-    as JSON. The options that determine the form of prompts and answers are therefore saved with the tokenizer, like its
-    chat template.
+    If a model was trained to answer with bare commands and its answers are parsed as JSON, it performs badly, but no
+    error is raised. The options that determine the form of prompts and answers are therefore saved with the tokenizer,
+    like the chat template.
 
     Args:
-        tokenizer: a tokenizer of `transformers`.
-        **options: the options to store, which are keys of `OPTIONS`. Options that were stored earlier are kept.
+        tokenizer: a tokenizer from `transformers`.
+        **options: the options to store. Their names are keys of `OPTIONS`. Options that were stored earlier are kept.
 
     Raises:
         ConfigError: If an option is unknown.
     """
     if unknown := sorted(options.keys() - OPTIONS.keys()):
         raise ConfigError(
-            f"unknown option {', '.join(unknown)}; options that are saved with a model: {', '.join(OPTIONS)}"
+            f"unknown option {', '.join(unknown)}; the options saved with a model are {', '.join(OPTIONS)}"
         )
     if options:
         tokenizer.init_kwargs[_KEY] = {**remembered(tokenizer), **options}
 
 
 def remembered(tokenizer: Any) -> dict[str, Any]:
-    """Return the options that are stored with a tokenizer. Unknown options are ignored."""
+    """Return the options stored with a tokenizer. Unknown options are ignored."""
     kept = getattr(tokenizer, "init_kwargs", {}).get(_KEY)
     return {key: value for key, value in kept.items() if key in OPTIONS} if isinstance(kept, dict) else {}
 
 
 def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Combine the given options with those that are stored with the tokenizer.
+    """Combine the given options with those stored with the tokenizer.
 
-    If an option is `None`, the stored value is used, if any.
+    If an option is `None`, its stored value, if any, is used.
 
     Raises:
-        ConfigError: If a given option contradicts the stored one.
+        ConfigError: If a given option contradicts the stored option.
     """
     kept = remembered(tokenizer)
     chosen = {key: value for key, value in given.items() if value is not None}
@@ -94,7 +97,7 @@ def settle_options(tokenizer: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 class ModelSource(NamedTuple):
-    """The directory or hub name of a model, and the device and type for its weights.
+    """The directory or hub name of a model, and the device and dtype for its weights.
 
     With the device "meta", no weights are loaded.
     """
@@ -106,13 +109,13 @@ class ModelSource(NamedTuple):
 
     @classmethod
     def parse(cls, model: str | Path, may_download: bool, device: str, dtype: str) -> ModelSource:
-        """Parse the options of a policy.
+        """Parse a policy's options.
 
         The model is a path if it is a `Path`, if it starts with a dot, a slash or a tilde, or if it has more than one
         slash.
 
         Raises:
-            ConfigError: If the directory, the device or the type is unknown.
+            ConfigError: If the directory, device or dtype is unknown.
         """
         target = parse_device(device)
         if dtype != "auto" and dtype not in DTYPES:
@@ -174,7 +177,7 @@ class ModelSource(NamedTuple):
         return {"local_files_only": not self.may_download, "trust_remote_code": False}
 
     def _check_present(self, what: str, place: str) -> None:
-        """Report that a model is missing, before `transformers` reports that a connection failed."""
+        """Report that a model is missing before `transformers` reports a failed connection."""
         from huggingface_hub import try_to_load_from_cache
 
         if self.may_download or Path(place).is_dir():
@@ -185,13 +188,13 @@ class ModelSource(NamedTuple):
             is_cached = False
         if not is_cached:
             raise ConfigError(
-                f"{what} {place!r}: it is neither a directory nor a {what} in the local cache of the hub; "
+                f"{what} {place!r}: it is neither a directory nor a {what} in the local hub cache; "
                 "set download: true to download it"
             )
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the device with this name. "auto" selects the accelerator, or the CPU if none exists.
+    """Return the device with this name. "auto" selects the accelerator or otherwise the CPU.
 
     Raises:
         ConfigError: If the device cannot be used.
@@ -215,8 +218,8 @@ def parse_device(name: str) -> torch.device:
 def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
     """Return the weights of a module after merging its `peft` low-rank adapters. The module is not changed.
 
-    The names are those of the module without adapters. If there are no adapters, the result is the `state_dict` of the
-    module.
+    The names are the same as in the module without adapters. If there are no adapters, the result is the module's
+    `state_dict`.
     """
     state: dict[str, Tensor] = module.state_dict()
     modules: Iterator[tuple[str, Any]] = module.named_modules()
@@ -241,15 +244,15 @@ class PolicyWithValue(nn.Module):
     """A causal language model and a value head that are trained together.
 
     Calling this module calls the language model. The value of a state is the output of `value_head` for the hidden
-    state at the last token before an action. The first token of the action is sampled from the same hidden state.
+    state at the last token before an action. The first token of the action is sampled based on the same hidden state.
 
     Args:
-        policy: a causal language model of `transformers`.
-        value_head: a module (…,H) -> (…,1). The default is a linear layer of zeros, so that advantages begin as plain
-            returns without noise from the critic. It has the type and device of the model.
+        policy: a causal language model from `transformers`.
+        value_head: a module that maps (…,H) to (…,1). The default is a linear layer initialized to zero, so that
+            advantages begin as plain returns without noise from the critic. It has the dtype and device of the model.
 
     Raises:
-        ConfigError: If the model has no output embeddings, which provide the hidden state.
+        ConfigError: If the model has no output embeddings. They are needed to obtain the hidden state.
     """
 
     def __init__(self, policy: nn.Module, value_head: nn.Module | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Sampling of the next token: temperature, filters, constraints, and one uniform random number for each token.
+"""Sampling of the next token with a temperature, filters, constraints, and one uniform random number for each token.
 
-A token is drawn by inverting the cumulative distribution: it is the first token at which the distribution, in float64,
-exceeds a uniform number from the random generator of the session. The samples of a session therefore depend only on its
-seed and its logits, and not on the rest of the batch.
+A token is drawn by inverting the cumulative distribution: the first token at which the distribution, computed in
+float64, exceeds a uniform number from the session's random generator. The samples of a session therefore depend only on
+its seed and logits, not on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from reward_kit.errors import ConfigError
 class Sampling(NamedTuple):
     """The sampling options.
 
-    They are applied in the order of this list.
+    They are applied in the order in which they are listed.
 
     Attributes:
         temperature: the divisor of the logits. If it is 0, the most likely token is selected.
-        top_k: the number of most likely tokens to keep. Tokens that are as likely as the last of them are kept too. If
+        top_k: the number of most likely tokens to keep. Tokens that are as likely as the last of these are kept too. If
             it is 0, all tokens are kept.
         top_p: the total probability of the tokens to keep. The smallest number of most likely tokens that reaches it is
             kept. If it is 1.0, all tokens are kept.
@@ -36,7 +36,7 @@ class Sampling(NamedTuple):
     top_k: int = 0
 
     def check(self) -> Sampling:
-        """Return this object if all values are valid.
+        """Return this object if all of its values are valid.
 
         Raises:
             ConfigError: If a value is out of range.
@@ -53,7 +53,10 @@ class Sampling(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """One token for each row: `ids_B` (int64), and `logprobs_B` (float64) in the sampling distribution."""
+    """One token for each row: the ids `ids_B` (int64) and the log-probabilities `logprobs_B` (float64).
+
+    The log-probabilities are those under the sampling distribution.
+    """
 
     ids_B: Tensor
     logprobs_B: Tensor
@@ -62,8 +65,8 @@ class Drawn(NamedTuple):
 def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: Tensor | None = None) -> Drawn:
     """Sample one token for each row.
 
-    `uniforms_B` contains float64 numbers in [0, 1). `allowed_BV` is True for each allowed token. If it is `None`, all
-    tokens are allowed.
+    `uniforms_B` contains float64 numbers in [0, 1). `allowed_BV` is True for each allowed token. If `allowed_BV` is
+    `None`, all tokens are allowed.
     """
     logits_BV = logits_BV.float()
     if allowed_BV is not None:
@@ -108,7 +111,7 @@ def allowed_mask(allowed: Sequence[NDArray[np.int64] | None], vocabulary: int) -
 
 
 class Draws:
-    """Uniform random numbers for many rows at once. Each row draws some numbers in advance from its random generator.
+    """Uniform random numbers for many rows. Each row draws some numbers in advance from its random generator.
 
     Each turn begins with new numbers from the generator of its session. The result of a turn therefore depends neither
     on its row nor on numbers that the previous turn left unused.
@@ -122,13 +125,13 @@ class Draws:
         self._generators: list[np.random.Generator | None] = [None] * rows
 
     def begin(self, row: int, generator: np.random.Generator) -> None:
-        """Draw the numbers for a row from this generator from now on."""
+        """Use this generator for a row from now on."""
         self._generators[row] = generator
         self._next_R[row] = 0
         self._uniforms_RN[row] = generator.random(self.AHEAD)
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return (B,) the next number of each row in `rows`."""
+        """Return a (B,) array with the next number for each row in `rows`."""
         for row in rows[self._next_R[rows] == self.AHEAD]:
             generator = self._generators[row]
             assert generator is not None, f"begin() was not called for row {row}"

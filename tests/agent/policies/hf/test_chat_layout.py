@@ -177,7 +177,7 @@ def test_rejected_or_dropped_role_is_named():
     talk = Talk(REFUSES_SYSTEM, messages=[QUESTION])
     talk.prompt()
     talk.say("look", result("a room"))
-    with pytest.raises(PolicyError, match=r"omits messages of role tool; .* tool_role: user"):
+    with pytest.raises(PolicyError, match=r"omits messages with the role tool; .* tool_role: user"):
         talk.prompt()
 
 

@@ -133,7 +133,7 @@ class Broken(Pattern):
     ("constraint", "reason"),
     [
         (Broken(ANY, ANY, ANY), "ZeroDivisionError: a fault of its own"),
-        (Pattern(ANY, []), "allows no token, but is not done"),
+        (Pattern(ANY, []), "allows no token but is not complete"),
         (Pattern([3, 64]), "outside the model's vocabulary of 64"),
         (Pattern([-1, 3]), "outside the model's vocabulary of 64"),
     ],

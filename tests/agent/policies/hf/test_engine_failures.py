@@ -177,7 +177,7 @@ def test_engine_can_serve_consecutive_event_loops() -> None:
 
 def test_model_without_key_value_cache_is_rejected() -> None:
     config = MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, eos_token_id=None, bos_token_id=None)
-    with pytest.raises(ConfigError, match="MambaForCausalLM does not give the same results with a cache in rows"):
+    with pytest.raises(ConfigError, match="MambaForCausalLM does not produce the same results with a cache in rows"):
         Engine(MambaForCausalLM(config), stop_ids=[], max_context=20)
 
 
