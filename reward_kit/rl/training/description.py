@@ -162,6 +162,14 @@ def _training(plan: TrainingPlan) -> list[str]:
         f"{pluralize(len(plan.samples), 'sample')} to train on, seed {config.seed}",
         f"policy {block.type if block else 'none'}; task {plan.task.path}",
     ]
+    if (branching := rollout.branching) is not None:
+        where = branching.where.replace("_", " ")
+        lines.append(
+            f"branching: {pluralize(branching.groups, 'additional group')} of "
+            f"{pluralize(rollout.group_size, 'episode')}, which continue episodes of the update ({where})"
+        )
+    if rollout.continuations is not None:
+        lines.append(f"the value before each step is measured by {pluralize(rollout.continuations, 'continuation')}")
     if (dynamic := config.dynamic_sampling) is not None:
         kept = "whose scores differ" + (", or whose steps differ" if dynamic.keep_step_signal else "")
         band = f" and whose mean score is in [{dynamic.band[0]:g}, {dynamic.band[1]:g}]" if dynamic.band else ""

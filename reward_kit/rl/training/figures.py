@@ -119,6 +119,7 @@ class Meter:
         self.episodes: list[SingleAgentEpisode] = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._scores: list[float | None] = []
+        self._branch_scores: list[float | None] = []  # of episodes that continue others
         self._failures: list[Failure] = []
         self._credit: list[Figures] = []
         self._hook: list[Figures] = []
@@ -147,9 +148,16 @@ class Meter:
         self.totals["sampled_tokens"] += sum(map(sampled_tokens, episodes))
 
     def add_scored(self, episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch) -> None:
-        """Add scored episodes of the batch, including episodes in dropped groups."""
-        self.episodes += episodes
-        self._scores += aligned.scores
+        """Add scored episodes of the batch, including episodes in dropped groups.
+
+        Episodes that continue others are counted separately, because they do not begin at the start of the task.
+        """
+        for episode, score in zip(episodes, aligned.scores, strict=True):
+            if (get_facts(episode).get("start") or {}).get("continues"):
+                self._branch_scores.append(score)
+            else:
+                self.episodes.append(episode)
+                self._scores.append(score)
         self._failures += aligned.failures.values()
 
     def add_credit(self, credited: CreditBatch) -> None:
@@ -168,6 +176,8 @@ class Meter:
         """Return the figures since the last call, and reset them."""
         figures = prefixed("score", score_figures(self._scores, self._failures, self.pass_threshold))
         figures |= prefixed("episode", episode_figures(self.episodes))
+        if known := [score for score in self._branch_scores if score is not None]:
+            figures |= {"branching/episodes": float(len(self._branch_scores)), "branching/score": float(np.mean(known))}
         if self._credit:
             # Counts are added; shares are weighted by steps.
             figures |= _merged(self._credit, [one.get("credit/steps", 0.0) for one in self._credit], _CREDIT_SUMS)

@@ -152,6 +152,8 @@ async def test_branching_in_a_train_file(tmp_path: Path) -> None:
     assert outcome is not None and again is not None
     lines = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("run", "again")]
     assert len(lines[0]) == len(lines[1]) >= 2
+    figures = json.loads(lines[0][-1])
+    assert figures["branching/episodes"] == 4 and figures["episode/count"] == 4 and "branching/score" in figures
 
 
 async def test_vine_in_a_train_file(tmp_path: Path) -> None:
