@@ -260,7 +260,7 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             is_better = line is not None and line["low"] is not None and line["low"] > 0.0
             mark = "**" if is_better else ""
             cells.append(f"{mark}{line['rank']:.2f}{mark}, {line['wrong_sign']:.0%}" if line else "")
-        rows.append([f"`{label}`" if label in ESTIMATORS and "," not in label else label, *cells])
+        rows.append([label, *cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -260,7 +260,7 @@ def test_estimator_reads_rows_and_options_from_verl() -> None:
     config = {"gamma": 0.5, "reward_kit": {"omega": 0.0, "normalization": "mean"}}
     row_columns = columns(step_rewards=[[0.0, 1.0], [1.5], [0.0, 1.0]])
     given = {"token_level_rewards": REWARDS, "response_mask": MASK, "index": row_columns.pop("uid"), "config": config}
-    with pytest.raises(ConfigError, match="use reward_kit's trainers, or compute_advantage of"):
+    with pytest.raises(ConfigError, match="use reward_kit's trainers, or compute_advantage from"):
         estimate(**given)
     with use_row_columns(row_columns):
         found = estimate(**given)

@@ -230,7 +230,7 @@ async def test_unknown_keys_of_log_probs_are_reported_once(caplog: pytest.LogCap
 
 @pytest.mark.parametrize(
     ("code", "advice"),
-    [(400, "fix the request"), (401, "check the key"), (404, "check the base URL"), (422, "fix the request")],
+    [(400, "fix the request"), (401, "check the key"), (404, "check the client's base URL"), (422, "fix the request")],
 )
 async def test_permanent_failure_reports_the_fix(code: int, advice: str) -> None:
     async with ChatServer([status(code)]) as server, worker_of(OpenAIClientPolicy, server.base_url) as worker:

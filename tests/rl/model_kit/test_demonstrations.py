@@ -150,7 +150,7 @@ async def test_unknown_pieces_are_counted_in_the_log(caplog: pytest.LogCaptureFi
     episodes = await walks()
     tokenizer = build_tokenizer([episodes[0].messages[1].text], words=["down", "right"])
     Demonstrations(tokenizer, action_format="bare", tools_in_prompt=False)(episodes, TOOLS)
-    assert "tokens of 1 demonstrations are not in the vocabulary" in caplog.text
+    assert "tokens in 1 demonstrations are not in the vocabulary" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         Demonstrations(tokenizer_of(episodes), action_format="bare", tools_in_prompt=False)(episodes, TOOLS)

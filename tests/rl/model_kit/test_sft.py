@@ -210,7 +210,7 @@ def test_groups_are_held_out_as_a_whole() -> None:
     assert len(out) == 2
     assert kept | out == set(groups)
     assert not kept & out
-    with pytest.raises(ConfigError, match="one group"):
+    with pytest.raises(ConfigError, match="all rows belong to the same group"):
         split_rows(rows[:2], 0.5)
 
 

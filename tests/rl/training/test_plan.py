@@ -45,7 +45,7 @@ def test_omitted_sections_have_defaults(tmp_path: Path) -> None:
         ({"ppo": {"lr": -1}}, "ppo", "lr must be at least 0"),
         ({"pipeline": "asynchronous"}, "pipeline", "'sync', 'minibatch', 'one_step_off' or 'both'"),
         ({"credit": {"estimator": "gigpo", "omegga": 0.5}}, "omegga", "gigpo has no option 'omegga'"),
-        ({"reward_manager": "dapo"}, "reward_manager", "'dapo' scores single answers, for custom"),
+        ({"reward_manager": "dapo"}, "reward_manager", "'dapo' scores single answers and is meant for custom"),
         ({"rollout": {"group_size": 1}}, "group_size", "gigpo compares the episodes of a group, but group_size is 1"),
         ({"rollout": {"samples_per_minibatch": 1}}, "samples_per_minibatch", "pipeline sync trains on whole batches"),
         (
