@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/branching"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="environment steps per run; default: those of the setting")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -96,7 +97,7 @@ def main() -> None:
     pending = []
     for (setting, arm), path in pilots.items():
         steps = json.loads(path.read_text(encoding="utf-8"))["env_steps"]
-        updates = max(round(SETTINGS[setting][2] / steps), 1)
+        updates = max(round((options.steps or SETTINGS[setting][2]) / steps), 1)
         for seed in range(options.seeds):
             if not (options.out / f"{setting}-{arm}-{seed}.json").exists():
                 pending.append((f"{setting} {arm} {seed}", command(setting, arm, seed, updates)))

@@ -196,7 +196,7 @@ class TestRefusals:
     @pytest.mark.parametrize("group_size", [0, 2])
     async def test_batch_must_be_divisible_by_group_size(self, group_size):
         async with agent() as scorer:
-            with pytest.raises(ConfigError, match=f"a batch of 3 requests cannot be divided into groups of {group_size}"):
+            with pytest.raises(ConfigError, match=f"3 requests cannot be divided into groups of {group_size}"):
                 await scorer.submit(batch(0, 1, 2), group_size)
 
     async def test_arguments_of_wrong_type_are_rejected_without_losing_results(self):
