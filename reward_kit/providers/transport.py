@@ -89,7 +89,7 @@ class Transport:
                 once it needs no more bytes.
 
         Raises:
-            TransientError: If there is no connection (`UnreachableError`), if the connection is dropped, if the status
+            TransientError: If a connection is missing (`UnreachableError`), if the connection is dropped, if the status
                 is worth a retry, or if the response is HTML or not JSON.
             ProviderError: For any other failure, including `UnknownHostError`, `AccessError`, and a response that is
                 larger than `MODEL_ANSWER_BYTES`.

@@ -366,7 +366,7 @@ async def pairwise_judge(
 
     Raises:
         ConfigError: If an option is invalid.
-        RewardError: If there is no other answer.
+        RewardError: If the other answer is missing.
         ProviderError: If the judge returned no verdict.
 
     Example:

@@ -75,7 +75,7 @@ def check_key(key: str, where: str) -> None:
 def read_keys(file: Path | None) -> tuple[list[str], str]:
     """Return the configured keys (possibly none), and a warning about the key file or "".
 
-    The file contains one key per line. Lines that start with # are ignored. If there is no file, the key is read from
+    The file contains one key per line. Lines that start with # are ignored. Without a file, the key is read from
     the environment or, if it is not set there, from `.env`.
 
     Raises:

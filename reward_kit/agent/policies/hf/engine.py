@@ -285,7 +285,7 @@ class Engine:
             self._task = asyncio.get_running_loop().create_task(self._work(), name="language model engine")
 
     async def _work(self) -> None:
-        """Run bursts and swap weights until there is no more work. New work restarts this task."""
+        """Run bursts and swap weights until all work is done. New work restarts this task."""
         try:
             with boundary(PolicyError, "the engine"):
                 while True:
