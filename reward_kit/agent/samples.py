@@ -51,7 +51,7 @@ class Sample:
         row: the fields that message templates and reward functions may use.
         ground_truth: the value that reward functions receive. The policy never receives it.
         resource_config: the settings that override the task's `base_resource_config`.
-        where: the file and line of the sample, for messages.
+        where: the sample's file and line, shown in error messages.
     """
 
     id: str
@@ -62,7 +62,7 @@ class Sample:
 
     @property
     def location(self) -> str:
-        """The id, file and line of the sample, for messages."""
+        """The sample's id, file and line, shown in error messages."""
         return f"sample {self.id!r}" + (f" ({self.where})" if self.where else "")
 
     @classmethod

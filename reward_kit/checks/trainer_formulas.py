@@ -272,7 +272,7 @@ def _scores(batches: Enumeration) -> Iterator[_Term]:
 
 
 def _populations(batches: Enumeration) -> Iterator[_Term]:
-    """Yield (N, B, B) arrays of the rows' weights in each row's statistics."""
+    """Yield (N, B, B) arrays whose entry [n, i, j] is the weight of row j in the statistics for row i."""
     is_row_NB = batches.groups_NB >= 0
     present_NBB = is_row_NB[:, :, None] & is_row_NB[:, None, :]
     group_NBB = present_NBB & (batches.groups_NB[:, :, None] == batches.groups_NB[:, None, :])

@@ -66,7 +66,7 @@ def parsed(text: str) -> LogFilter:
         known = sorted({*parts, "events"})
         if bare.partition(".")[0] not in known:
             near = did_you_mean(bare, known)
-            raise ConfigError(f"{VARIABLE}={text}: unknown part of the package {name.strip()!r}{near}")
+            raise ConfigError(f"{VARIABLE}={text}: {name.strip()!r} is not a part of the package{near}")
         named[f"{ROOT}.{bare}"] = _level(level, text)
     return LogFilter(_level(base, text), named)
 

@@ -99,7 +99,7 @@ class CompositeResource(ForkableResource):
 
     @classmethod
     def fork_kind_for(cls, config: Mapping[str, Any]) -> ForkKind:
-        """Return the most restricted fork kind among all parts. "none" is the most restricted, followed by "replay"."""
+        """Return the most restrictive fork kind of any part. "none" is the most restrictive, followed by "replay"."""
         if "resources" not in config:
             return cls.fork_kind
         kinds = [kind.fork_kind_for(own) for kind, own in read_parts(config).values()]

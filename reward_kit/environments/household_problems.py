@@ -155,7 +155,7 @@ class Problem:
                     raise ValueError(f"{word!r:.60} is not a type; a type is one word of letters")
             for name in (*(item.name for item in items), *(item.at for item in things)):
                 if not re.fullmatch(r"[A-Za-z]+ [0-9]{1,4}", name):
-                    raise ValueError(f'{name!r:.60} is not a name; a name has the form "<type> <number>"')
+                    raise ValueError(f'{name!r:.60} is not a valid name; expected "<type> <number>"')
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"not a household problem: {error}") from None
         return problem

@@ -130,7 +130,7 @@ class McpConfig(ResourceConfig):
                 raise ValueError(f"{key} does not apply to {needed}")
         if self.url and (self.fork == "replay" or self.working_copy):
             key = "fork: replay" if self.fork == "replay" else "working_copy"
-            raise ValueError(f"{key} needs a private server; start the server with command instead of url")
+            raise ValueError(f"{key} needs a private server; set `command` instead of `url`")
         if self.state_key == "files" and not self.working_copy:
             raise ValueError("state_key: files needs a working_copy")
         return self

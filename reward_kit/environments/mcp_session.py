@@ -328,7 +328,7 @@ class McpSession:
         return self._ready.result()
 
     async def _lost(self, what: str) -> RewardKitError:
-        """Return the error to raise after the connection to the server was lost."""
+        """Return the error to raise when the connection to the server is lost."""
         assert self._task is not None
         if not await self._server.exited(1.0):
             await asyncio.wait({self._task}, timeout=0.2)

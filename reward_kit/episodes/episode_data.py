@@ -267,7 +267,7 @@ class EpisodeData(EpisodeStatus):
         return self
 
     def finalize(self) -> Self:
-        """Call `to_numpy`. This method is the older name."""
+        """An older name for `to_numpy`."""
         return self.to_numpy()
 
     def to_lists(self) -> None:

@@ -379,7 +379,7 @@ class MultiAgentEpisode(MultiAgentRecord):
         return self
 
     def finalize(self) -> MultiAgentEpisode:
-        """Call `to_numpy`. This method is the older name."""
+        """An older name for `to_numpy`."""
         return self.to_numpy()
 
     def __getitem__(self, slice_: slice) -> MultiAgentEpisode:

@@ -191,7 +191,7 @@ class ResourceEnv(gymnasium.Env[str, Any]):
         """Return the tool and the arguments that an action represents."""
         if self._form == "discrete":
             if not self.action_space.contains(action):
-                raise ToolError(f"{action!r} is not a number below {len(self.calls)}")
+                raise ToolError(f"invalid action {action!r}; expected an integer from 0 to {len(self.calls) - 1}")
             return self.calls[int(action)]
         if self._form == "text" and self._text_argument is not None:
             name, argument = self._text_argument

@@ -157,7 +157,7 @@ def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:
 
 
 def _clean(text: Any) -> Any:
-    """Make a string valid in UTF-8.
+    """Make a string encodable as UTF-8.
 
     Surrogate pairs that a stream has split are joined, and lone surrogates are replaced.
     """

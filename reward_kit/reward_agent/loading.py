@@ -268,8 +268,8 @@ def _described(
         raise
     if facts.calls_out:
         raise ConfigError(
-            f"reward {facts.id!r} calls a model or has its own sandbox, but neither is possible at "
-            f"the level {level}; run it with --sandbox in_process"
+            f"reward {facts.id!r} calls a model or has its own sandbox, which sandbox level {level} "
+            f"does not allow; run it with --sandbox in_process"
         )
     notes = tuple(line for line in output.splitlines() if line.strip())
     if choice.level is None and facts.sandbox == "isolated":

@@ -234,7 +234,7 @@ def exact_answer(
     accepted = [str(item) for item in (truth if isinstance(truth, list | tuple) else [truth])]
     wanted = {normalize_text(text, normalise) for text in accepted}
     if not wanted:
-        raise RewardError("exact_answer requires ground_truth, but the list in the sample is empty")
+        raise RewardError("exact_answer requires ground_truth, but the sample's ground_truth is an empty list")
     if "" in wanted and any(text.strip() for text in accepted):
         raise RewardError(f"exact_answer: ground_truth is empty after normalization ({', '.join(normalise)})")
     text = last_text(messages)

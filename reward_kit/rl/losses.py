@@ -347,7 +347,8 @@ def dppo_loss(
 
     A token loses its gradient if the divergence between the two policies' distributions over {this token, any other}
     exceeds a bound and the gradient would increase this divergence. p and q are the token's probabilities under the
-    trained and the old policy. The ratio is r_t = p / q, with its exponent clipped to ±20.
+    trained and the old policy. The ratio is r_t = p / q, computed as exp(log p - log q) with the exponent clipped to
+    ±20.
 
         tv: D_t = |p - q|
         kl: D_t = q log(q / p) + (1 - q) log((1 - q) / (1 - p))

@@ -238,7 +238,7 @@ class RewardBatch:
 
 
 def read_tensors(data: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return, as tensors, those of the named arrays that exist in the batch. The tensors share the arrays' memory."""
+    """Return the named arrays that exist in the batch, as tensors. The tensors share the arrays' memory."""
     if isinstance(data, PackedBatch):
         raise ConfigError("a reward manager cannot use packed rows; pass padded rows, and pack them later")
     if not hasattr(getattr(data, "batch", None), "keys"):

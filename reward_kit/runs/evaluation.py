@@ -228,7 +228,7 @@ def _path(name: str, given: object) -> Path:
 
 def _keys(name: str, given: object) -> dict[str, Any]:
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(f"{name} must be a dict of keys and values, got {type_name(given)}")
+        raise ConfigError(f"{name} must be a dict, got {type_name(given)}")
     return dict(given or {})
 
 

@@ -226,7 +226,7 @@ def scoring_run(data: Path, ready: ScoringSetup, reward: str, log_dir: Path) -> 
 
 
 def check_reward(reward: Reward, facts: Iterable[Mapping[str, Any]]) -> None:
-    """Raise a ConfigError if the reward would fail on every row, in the same way as `run` does."""
+    """Raise the same ConfigError as `run` if the reward would fail on every row."""
     check_parameters(reward)
     truths, fields = [], {"messages"}
     for fact in facts:

@@ -1,4 +1,4 @@
-"""Python objects that define a task instead of references in a task file: rewards, tools, rows and policies.
+"""Tasks defined by Python objects (rewards, tools, rows and policies) rather than by references in a task file.
 
 A reward object runs in this process without a sandbox. A run that uses objects cannot be resumed, since no file
 describes the task. The source code of the objects is copied into the run if it is available.

@@ -224,7 +224,7 @@ SPARE_TASKS = 1_024
 def limit_resources(*, cpu_s: int, address_space: int, file_size: int, open_files: int, tasks: int) -> None:
     """Set the resource limits of this process, in the kernel's units.
 
-    `tasks` limits the number of processes and threads of the user id. 0 means no limit.
+    `tasks` limits the number of processes and threads that the user may have. 0 means no limit.
     """
     limits = [
         (resource.RLIMIT_CPU, cpu_s),

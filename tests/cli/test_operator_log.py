@@ -58,7 +58,7 @@ class TestLogSpecification:
         ("text", "told"),
         [
             ("inf", "unknown level 'inf'; known: debug, info, warning, error, off; did you mean 'info'?"),
-            ("info:provider=debug", "unknown part of the package 'provider'; did you mean 'providers'?"),
+            ("info:provider=debug", "'provider' is not a part of the package; did you mean 'providers'?"),
             ("info:runs", "'runs' must be PART=LEVEL"),
             ("info:runs=loud", "unknown level 'loud'"),
             ("", "unknown level ''"),

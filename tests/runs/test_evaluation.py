@@ -112,7 +112,7 @@ def test_policies_have_separate_summaries(task: Path, tmp_path: Path) -> None:
         ({"policies": "expret"}, "expret"),
         ({"rollouts": "3"}, "rollouts: expected a whole number above 0, got '3'"),
         ({"policies": [3]}, "policies must be a name or a list of names, got an int"),
-        ({"overrides": ["name=t"]}, "overrides must be a dict of keys and values, got a list"),
+        ({"overrides": ["name=t"]}, "overrides must be a dict, got a list"),
     ],
 )
 def test_errors_are_raised_before_writing(task: Path, tmp_path: Path, options: dict[str, object], told: str) -> None:
