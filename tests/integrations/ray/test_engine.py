@@ -96,7 +96,7 @@ class TestEarlyErrors:
         (counting.folder / "mine.py").write_text((counting.folder / "mine.py").read_text() + "\n")
         with pytest.raises(ExceptionGroup) as caught:
             await carried_out(plan, folder / "run", engine)
-        assert "differs from that of the driver" in str(first_of(caught.value))
+        assert "differs from the one on the driver" in str(first_of(caught.value))
         assert "the policy" in str(first_of(caught.value))
 
 
