@@ -21,7 +21,7 @@ from reward_kit.agent.tool_execution import Execution, Toolbox
 from reward_kit.display_text import first_difference, pluralize
 from reward_kit.environments.base import ForkableResource, ToolSpec, hash_key
 from reward_kit.environments.tools import ToolRegistry
-from reward_kit.episodes.record import get_facts
+from reward_kit.episodes.record import continued_from, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EnvironmentFailure, Failure
 from reward_kit.models import TaskDefinitionModel
@@ -85,9 +85,8 @@ class Branch(GroupStart):
         self.group_id = f"{episode.id_}-at-{step}-{derive_seed('branch', *identity) & 0xFFFFFFFF:08x}"
         self._recorded, self._recorded_seeds, self._identity, self._tools = episode, Seeds(**seeds), identity, tools
         # A continuation draws its noise from several seeds, one after another.
-        continues = (facts.get("start") or {}).get("continues")
-        self._noise_seeds = [(t, seed) for t, seed in (continues or {}).get("noise_seeds") or [(0, seeds["noise"])]]
-        self._noise_seeds = [(t, seed) for t, seed in self._noise_seeds if t <= step]
+        noise_seeds = continued_from(episode).get("noise_seeds") or [(0, seeds["noise"])]
+        self._noise_seeds = [(t, seed) for t, seed in noise_seeds if t <= step]
         self._before = before
         self._reached = 0  # the step in which a new base begins
         self._specs: list[list[ToolSpec] | None] = []  # by repeated step
@@ -212,8 +211,8 @@ class Branch(GroupStart):
 
 def new_part(episode: SingleAgentEpisode) -> SingleAgentEpisode:
     """Return an episode without the steps repeated from a recorded episode. These steps become context."""
-    continues = (get_facts(episode).get("start") or {}).get("continues")
-    return episode[continues["step"] :] if continues else episode
+    origin = continued_from(episode)
+    return episode[origin["step"] :] if origin else episode
 
 
 def check_started(episode: SingleAgentEpisode) -> None:

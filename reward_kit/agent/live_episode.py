@@ -64,10 +64,13 @@ class LiveEpisode:
         self.episode = past.episode.slice(slice(None))
         self.episode.id_ = self.start.rollout_id
         earlier: dict[str, float] = {}
+        resource = self.start.resource
+        is_seen_needed = resource is not None and not resource.state_key_covers_results
         for t, turn in enumerate(past.turns):
             self.count_usage(turn.output.log_probs, earlier)
             self.count_usage(past.episode.get_infos(t + 1).get("user"), earlier)
-            self._see(past.episode.answers_to(t), past.episode.get_infos(t + 1))
+            if is_seen_needed:
+                self._see(past.episode.answers_to(t), past.episode.get_infos(t + 1))
             self.step_times.append([])
             self.tool_spans.append([])
         self.count_usage(past.episode.get_infos(0).get("user"), earlier)
@@ -94,7 +97,7 @@ class LiveEpisode:
         return ActionUsage(tokens, usage.get("cost"))
 
     async def record_state(self, resource: ForkableResource) -> None:
-        """Record the keys of the state in which the policy will act next."""
+        """Record the keys of the current state, in which the policy acts next or the episode ended."""
         info = self.episode.get_infos(-1)
         info["state_key"] = state_key = await resource.state_key()
         if not resource.state_key_covers_results:

@@ -482,7 +482,7 @@ class RLRolloutWorker:
         if resource is not None and live.failure is None and live.is_state_known:
             with self._environment_call("state_key and final_state", resource):
                 if live.episode.is_reset:
-                    live.episode.get_infos(-1)["state_key"] = await resource.state_key()
+                    await live.record_state(resource)
                 snapshot = await resource.final_state()
                 if not isinstance(snapshot, StateSnapshot | None):
                     raise EnvironmentFailure(

@@ -310,7 +310,7 @@ def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Pa
             f"the endpoint {header.base_url} of the run contains a secret that was not stored; pass --base-url"
         )
     hidden = report_hidden_secrets(header.overrides, overrides, ", or set it in the environment")
-    args = RunArgs.from_header(header).with_changes(overrides, asked.base_url, hidden)
+    args = RunArgs.from_header(header).with_changes(overrides, asked.base_url, hidden, command="--resume")
     typed = {**overrides, **keys_for_trust((), asked.base_url)}
     stored = {**header.overrides, **keys_for_trust(header.policies, None if asked.base_url else header.base_url)}
     if require_trust_in_file(args.task_path, typed, stored):

@@ -125,7 +125,12 @@ def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any
         raise StoreError(f"{path} is open in another process; wait until it has finished")
     with contextlib.redirect_stdout(sys.stderr):
         plan, traffic, chosen = _prepare(path, episode, options)
-        results = anyio.run(_measure_all, path, plan, traffic, chosen, options["continuations"])
+        try:
+            results = anyio.run(_measure_all, path, plan, traffic, chosen, options["continuations"])
+        except KeyboardInterrupt:
+            if (path / FILE).exists():
+                echo(f"interrupted; the measured values are in {path / FILE}", err=True)
+            raise
     if options["as_json"]:
         echo_json({"run": str(path), "episodes": [result.to_json() for result in results]})
     else:
@@ -152,7 +157,9 @@ def _prepare(
     args = RunArgs.from_header(header)
     hidden = report_hidden_secrets(header.overrides, overrides, ", or set it in the environment")
     kept = {key: value for key, value in args.overrides.items() if not key.startswith("run_limits.")}
-    args = replace(args, overrides=kept).with_changes(overrides, options["base_url"], hidden, "why")
+    args = replace(args, overrides=kept).with_changes(
+        overrides, options["base_url"], hidden, command="why", allowed=("run_limits.", "policy.")
+    )
     typed = {**overrides, **keys_for_trust([options["policy"]] if options["policy"] else [], options["base_url"])}
     stored = {**header.overrides, **keys_for_trust(header.policies, header.base_url)}
     own = set() if require_trust_in_file(args.task_path, typed, stored) else {*args.overrides} - {*overrides}
@@ -194,20 +201,13 @@ async def _measure_all(
             worker = workers[one.row.policy] if len(workers) > 1 else next(iter(workers.values()))
             episode = episode_at(path, one.offset)
 
-            latest: list[Counterfactual] = []
-
-            def report(result: Counterfactual, value: StepValue, latest: list[Counterfactual] = latest) -> None:
-                latest[:] = [result]
+            def report(result: Counterfactual, value: StepValue) -> None:
+                write_result(path, result, plan.redaction)  # an interrupted search keeps the values it has paid for
                 passed = f"{value.passed} of {value.scored} continuations passed"
                 echo(f"{result.rollout_id}: step {value.step}: {passed}", err=True)
 
             try:
                 result = await worker.measure(episode, one.score, continuations, report)
-            except anyio.get_cancelled_exc_class():
-                for partial in latest:  # interrupted: keep what was paid for
-                    partial.stopped = "interrupted"
-                    write_result(path, partial, plan.redaction)
-                raise
             except RewardKitError as error:
                 if len(chosen) == 1:
                     raise

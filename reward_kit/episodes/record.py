@@ -66,6 +66,11 @@ def get_facts(episode: SingleAgentEpisode) -> EpisodeFacts:
     return cast("EpisodeFacts", episode.custom_data)
 
 
+def continued_from(episode: SingleAgentEpisode) -> Mapping[str, Any]:
+    """Return the origin of a continuation: `rollout_id`, `step` and `noise_seeds`. It is empty for other episodes."""
+    return (get_facts(episode).get("start") or {}).get("continues") or {}
+
+
 def episode_to_record(episode: SingleAgentEpisode, *, final_state: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the episode as a JSON object, which `episode_from_record` converts back.
 

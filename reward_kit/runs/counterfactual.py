@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class Counterfactual:
         search: the search, which contains the measured values.
         continuations: all continuations, in the order of measurement.
         cost: the cost of the continuations in US dollars, or None if it is unknown.
-        stopped: the limit that stopped the search, or None.
+        stopped: the limit that stopped the search, "interrupted" until the search ends, or None.
     """
 
     rollout_id: str
@@ -88,7 +88,7 @@ class Counterfactual:
     search: StepSearch
     continuations: list[Continuation] = field(default_factory=list)
     cost: float | None = None
-    stopped: str | None = None
+    stopped: str | None = "interrupted"
 
     @property
     def values(self) -> list[StepValue]:
@@ -128,15 +128,10 @@ class Counterfactual:
             "confidence": CONFIDENCE,
             "values": [value.to_json() for value in self.values],
             "changes": changes,
-            "continuations": [_plain(one) for one in self.continuations],
+            "continuations": [asdict(one) for one in self.continuations],
             "cost": self.cost,
             "stopped": self.stopped,
         }
-
-
-def _plain(one: Continuation) -> dict[str, Any]:
-    known = {name: getattr(one, name) for name in Continuation.__slots__}
-    return {name: value for name, value in known.items() if name != "error" or value is not None}
 
 
 class CounterfactualWorker:
@@ -203,11 +198,13 @@ class CounterfactualWorker:
                 )
                 open_branches[step] = await stack.enter_async_context(branch)
                 episodes = await gather(partial(self._collect, branch), range(search.per_step))
+                result.cost = self._cost_since(spent)
                 if any(get_facts(one)["stop_reason"] == StopReason.RUN_LIMIT for one in episodes):
                     limit = self._worker.budget.exhausted()  # the outcomes of these continuations are unknown
                     result.stopped = limit.text if limit is not None else "a run limit"
                     break
                 found = await self._score(step, episodes)
+                result.cost = self._cost_since(spent)
                 result.continuations += found
                 outcomes = [one.passed for one in found if one.passed is not None]
                 if not outcomes:
@@ -218,9 +215,13 @@ class CounterfactualWorker:
                 value = StepValue(step, sum(outcomes), len(outcomes))
                 search.add(value)
                 measured(result, value)
-        cost = self._worker.budget.cost - spent
-        result.cost = cost if cost or self._worker.agent_policy.knows_cost else None
+            else:
+                result.stopped = None
         return result
+
+    def _cost_since(self, spent: float) -> float | None:
+        cost = self._worker.budget.cost - spent
+        return cost if cost or self._worker.agent_policy.knows_cost else None
 
     async def _collect(self, branch: Branch, index: int) -> SingleAgentEpisode:
         async with self._limiter:
@@ -332,7 +333,6 @@ async def open_measuring(
                     max_concurrency=plan.max_concurrency,
                 )
                 for label, worker in workers.items()
-                if isinstance(worker, RLRolloutWorker)
             }
     finally:
         CURRENT_PROVIDER_SESSION.reset(session)

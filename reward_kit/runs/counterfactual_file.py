@@ -90,20 +90,21 @@ def read_counterfactuals(path: Path) -> Iterator[dict[str, Any]]:
     return (record for _, record in read_lines(path / FILE))
 
 
-def _check_line(record: Mapping[str, Any]) -> None:
-    try:
-        SuccessCurve.model_validate(record)
-    except ValidationError as error:
-        raise StoreError(describe_validation_error(error)[0]) from None
-
-
 def read_curves(path: Path) -> RunCurves:
     """Return the curves in `counterfactual.jsonl`. The last line for an episode and policy counts."""
     curves: dict[str, dict[str, SuccessCurve]] = defaultdict(dict)
+
+    def add(record: Mapping[str, Any]) -> None:
+        try:
+            curve = SuccessCurve.model_validate(record)
+        except ValidationError as error:
+            raise StoreError(describe_validation_error(error)[0]) from None
+        curves[curve.rollout_id][curve.continued_by] = curve
+
     try:
         with boundary(StoreError, str(path / FILE)):
-            for _, record in read_lines(path / FILE, _check_line):
-                curves[record["rollout_id"]][record["continued_by"]] = SuccessCurve.model_validate(record)
+            for _ in read_lines(path / FILE, add):
+                pass
     except StoreError as error:
         return RunCurves({}, str(error))
     return RunCurves({name: list(own.values()) for name, own in curves.items()})

@@ -83,11 +83,16 @@ class RunArgs:
         return cls(**{**given, "task_path": Path(given["task_path"]), "overrides": without_hidden(header.overrides)})
 
     def with_changes(
-        self, overrides: Mapping[str, Any], base_url: str | None, hidden: Sequence[str], command: str = "--resume"
+        self,
+        overrides: Mapping[str, Any],
+        base_url: str | None,
+        hidden: Sequence[str],
+        *,
+        command: str,
+        allowed: tuple[str, ...] = ("run_limits.",),
     ) -> RunArgs:
-        """Return the arguments with the changes that `command` may make: run limits, secrets and the endpoint."""
+        """Return the arguments with the changes that `command` may make: `allowed` keys, secrets and the endpoint."""
         for key in overrides:
-            allowed = ("run_limits.", "policy.") if command == "why" else ("run_limits.",)
             if not key.startswith(allowed) and key not in hidden:
                 raise ConfigError(
                     f"-T {key}: {command} can change only {'… and '.join(allowed)}…; "

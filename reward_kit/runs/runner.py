@@ -70,7 +70,7 @@ class LocalEngine:
     """An engine that runs everything on the event loop of this process."""
 
     @asynccontextmanager
-    async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RolloutWorker]]:
+    async def workers(self, plan: RunPlan, budget: RunBudget) -> AsyncIterator[Mapping[str, RLRolloutWorker]]:
         """Yield workers that run on this event loop."""
         yield {
             named.label: RLRolloutWorker(plan, named.policy, budget=budget, policy_label=named.label)

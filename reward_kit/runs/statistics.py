@@ -218,6 +218,19 @@ def wilson_bounds(share: float, trials: float, confidence: float = 0.95) -> tupl
     return low, high
 
 
+def fisher_test(passed_a: int, n_a: int, passed_b: int, n_b: int) -> float:
+    """Return the two-sided p-value of Fisher's exact test for two shares (Fisher 1922).
+
+    It sums the hypergeometric probabilities of all tables with the same margins that are not more likely than this one.
+    """
+    passed = passed_a + passed_b
+    weights = [
+        math.comb(n_a, k) * math.comb(n_b, passed - k) for k in range(max(0, passed - n_b), min(n_a, passed) + 1)
+    ]
+    own = math.comb(n_a, passed_a) * math.comb(n_b, passed_b)
+    return sum(weight for weight in weights if weight <= own) / sum(weights)
+
+
 # Student's t
 
 _SERIES_FROM_DF = 10_000.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
-from reward_kit.runs.statistics import wilson_bounds
+from reward_kit.runs.statistics import fisher_test, wilson_bounds
 
 CONFIDENCE = 0.95
 MIN_CHANGE = 0.25
@@ -95,7 +95,7 @@ class StepSearch:
         share = budget // (2 + 2 * math.ceil(math.log2(max(steps, 2))))
         self.per_step = min(max(share, _MIN_PER_STEP), _MAX_PER_STEP, budget)
         self.values: dict[int, StepValue] = {}
-        self._steps, self._left = steps, budget
+        self._left = budget
         self._outcome = StepValue(steps, self.per_step if is_passed else 0, self.per_step)
 
     def next_step(self) -> int | None:
@@ -105,7 +105,7 @@ class StepSearch:
         if 0 not in self.values:
             return 0
         parts = []
-        for before, after in self._pairs():
+        for before, after in pairwise(self._points()):
             if (length := after.step - before.step) > 1:
                 is_flat = before.mean == after.mean and before.mean in (0.0, 1.0)
                 is_changing = abs(after.mean - before.mean) >= MIN_CHANGE
@@ -126,7 +126,7 @@ class StepSearch:
         The shortest changes are found first, and changes do not overlap. A gradual change is therefore reported over
         the shortest part of the episode in which it is significant.
         """
-        points = [*(self.values[step] for step in sorted(self.values)), self._outcome]
+        points = self._points()
         count = len(points) * (len(points) - 1) // 2
         candidates = []
         for before, after in combinations(points, 2):
@@ -140,19 +140,5 @@ class StepSearch:
                 found.append(one)
         return sorted(found, key=lambda one: one.before.step)
 
-    def _pairs(self) -> list[tuple[StepValue, StepValue]]:
-        points = [*(self.values[step] for step in sorted(self.values)), self._outcome]
-        return list(pairwise(points))
-
-
-def fisher_test(passed_a: int, n_a: int, passed_b: int, n_b: int) -> float:
-    """Return the two-sided p-value of Fisher's exact test for two shares (Fisher 1922).
-
-    It sums the hypergeometric probabilities of all tables with the same margins that are not more likely than this one.
-    """
-    passed = passed_a + passed_b
-    weights = [
-        math.comb(n_a, k) * math.comb(n_b, passed - k) for k in range(max(0, passed - n_b), min(n_a, passed) + 1)
-    ]
-    own = math.comb(n_a, passed_a) * math.comb(n_b, passed_b)
-    return sum(weight for weight in weights if weight <= own) / sum(weights)
+    def _points(self) -> list[StepValue]:
+        return [*(self.values[step] for step in sorted(self.values)), self._outcome]

@@ -53,6 +53,12 @@ class Loose(Counter):
     fork_kind = "none"
 
 
+class Narrow(Counter):
+    """A counter whose state key does not cover what the results told the agent."""
+
+    state_key_covers_results = False
+
+
 def plain(episode):
     """Return the record of an episode without its identity and times, and with neither start nor seeds."""
     record = episode_to_record(episode)
@@ -82,13 +88,14 @@ LAKE = {
     [
         (COUNTS, {"resource_type": COUNTER, "on_text": "end"}),
         (COUNTS, {"resource_type": f"{__name__}:Loose", "on_text": "end"}),
+        (COUNTS, {"resource_type": f"{__name__}:Narrow", "on_text": "end"}),
         (SIX, {"resource_type": DICE, "noise": "shared"}),
         (RandomPolicy(), LAKE),
         (RandomPolicy(), {"resource_type": "sokoban", "max_episode_steps": 12}),
         (RandomPolicy(), {"resource_type": "alfworld", "max_episode_steps": 12}),
         (RandomPolicy(), {"resource_type": "webshop", "max_episode_steps": 12}),
     ],
-    ids=["native", "no fork", "replay", "lake", "sokoban", "household", "webshop"],
+    ids=["native", "no fork", "results outside the key", "replay", "lake", "sokoban", "household", "webshop"],
 )
 async def test_repeating_the_recorded_actions_gives_the_recorded_episode(actions, fields):
     worker = worker_of(actions, **fields)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,34 @@ def test_limit_on_cost_stops_the_search(tmp_path: Path) -> None:
     assert "stopped at a limit: 4." in done.stderr
     (line,) = read_counterfactuals(run)
     assert line["values"] and line["stopped"] and 2.0 < line["cost"] < 4.5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_search_keeps_its_values(tmp_path: Path, number: signal.Signals) -> None:
+    run, project = chores(tmp_path), _In(tmp_path)
+    hangs = "        self.step = len(turns)\n        await __import__('asyncio').sleep(60 if turns else 0)\n"
+    (tmp_path / "agent.py").write_text(AGENT.replace("        self.step = len(turns)\n", hangs))
+    said = tmp_path / "said.txt"
+    with said.open("wb") as file:
+        process = subprocess.Popen(
+            project.command("why", str(run), "--force"), cwd=tmp_path, env=project.environment(), stderr=file
+        )
+    try:
+        for _ in range(1_500):
+            if "step 0: 16 of 16 continuations passed" in said.read_text():
+                break
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert process.wait(timeout=30) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait()
+    (line,) = read_counterfactuals(run)
+    assert [(value["step"], value["passed"], value["scored"]) for value in line["values"]] == [(0, 16, 16)]
+    assert (line["stopped"], line["cost"]) == ("interrupted", 0.0)
+    if number == signal.SIGINT:
+        assert f"interrupted; the measured values are in {run / 'counterfactual.jsonl'}" in said.read_text()
+        assert "Traceback" not in said.read_text()
 
 
 def test_search_that_measured_nothing_keeps_an_earlier_result(tmp_path: Path) -> None:

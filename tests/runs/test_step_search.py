@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.runs.step_search import StepSearch, StepValue, fisher_test
+from reward_kit.runs.statistics import fisher_test
+from reward_kit.runs.step_search import StepSearch, StepValue
 
 
 def search(values, is_passed, budget=160, seed=0):

@@ -13,7 +13,7 @@ import numpy as np
 
 from reward_kit.credit.diagnostics import credit_diagnostics
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.episodes.record import environment_return, episode_to_record, get_facts
+from reward_kit.episodes.record import continued_from, environment_return, episode_to_record, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import Failure
 from reward_kit.rl_processing import CreditBatch
@@ -153,7 +153,7 @@ class Meter:
         Episodes that continue others are counted separately, because they do not begin at the start of the task.
         """
         for episode, score in zip(episodes, aligned.scores, strict=True):
-            if (get_facts(episode).get("start") or {}).get("continues"):
+            if continued_from(episode):
                 self._branch_scores.append(score)
             else:
                 self.episodes.append(episode)
