@@ -2,19 +2,18 @@
 
     .venv/bin/python benchmarks/branching.py [--out runs/branching] [--seeds 5] [--processes 2]
 
-Runs `examples/frozen_lake_training` and `examples/alfworld_household` with the overrides in `ARMS`. For each arm, one
-update is run first to count its environment steps, and the number of updates is chosen such that every arm takes about
-the same number of steps and anneals its learning rate to the end. Arms with the same seed start from the same weights.
-The last held-out evaluation is compared with that of GiGPO by paired 95% intervals over seeds. Resumable: finished runs
-are skipped.
+Runs `examples/frozen_lake_training` and `examples/alfworld_household` with the overrides of each arm. `max_env_steps`
+limits every run, and the learning rate follows the share of the steps, so that each arm anneals it to the end. Arms
+with the same seed start from the same weights. The last held-out evaluation is compared with that of GiGPO by paired 95%
+intervals over seeds. Resumable: finished runs are skipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from learning_report import paired  # noqa: E402
 from reward_kit import train  # noqa: E402
 
 SETTINGS: dict[str, tuple[str, int, int]] = {
-    "lakes": ("examples/frozen_lake_training/train.yaml", 24, 15_000),
+    "lakes": ("examples/frozen_lake_training/train.yaml", 24, 13_000),
     "household": ("examples/alfworld_household/train.yaml", 32, 60_000),
 }
 """The train file, its groups per update, and the environment steps of each run."""
@@ -50,11 +49,11 @@ def overrides(arm: str, groups: int) -> dict[str, Any]:
 ARMS = ("gigpo", "branching", "vine")
 
 
-def run(setting: str, arm: str, seed: int, folder: Path, updates: int) -> dict[str, Any]:
-    """Train, and return the figures of the last line of `metrics.jsonl` with the CPU time."""
+def run(setting: str, arm: str, seed: int, folder: Path, steps: int) -> dict[str, Any]:
+    """Train, and return the figures of the last line of `metrics.jsonl`."""
     file, groups, _ = SETTINGS[setting]
-    began = time.process_time()
-    changes = {**overrides(arm, groups), "updates": updates, "seed": seed, "evaluation.every": 1000}
+    limit = {"updates": None, "max_env_steps": steps, "evaluation.every": 1000}
+    changes = {**overrides(arm, groups), **limit, "seed": seed}
     outcome = train(ROOT / file, overrides=changes, log_dir=folder)
     lines = [json.loads(line) for line in (outcome.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     last = next(line for line in reversed(lines) if "held_out/score" in line)
@@ -62,11 +61,11 @@ def run(setting: str, arm: str, seed: int, folder: Path, updates: int) -> dict[s
         "setting": setting,
         "arm": arm,
         "seed": seed,
-        "updates": updates,
+        "updates": lines[-1]["update"],
         "env_steps": lines[-1]["progress/env_steps"],
         "held_out_before": lines[0].get("held_out/score"),
         "held_out": last["held_out/score"],
-        "cpu_s": round(time.process_time() - began, 1),
+        "cpu_s": round(lines[-1]["time/cpu_s"], 1),
     }
 
 
@@ -80,28 +79,20 @@ def main() -> None:
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        setting, arm, seed, updates = options.one
+        setting, arm, seed, steps = options.one
         name = f"{setting}-{arm}-{seed}"
-        result = run(setting, arm, int(seed), options.out / name, int(updates))
+        result = run(setting, arm, int(seed), options.out / name, int(steps))
         (options.out / f"{name}.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
         return
     options.out.mkdir(parents=True, exist_ok=True)
 
-    def command(*values: object) -> list[str]:
-        return [sys.executable, __file__, "--out", str(options.out), "--one", *map(str, values)]
-
-    cases = [(setting, arm) for setting in options.settings for arm in ARMS]
-    pilots = {case: options.out / f"{case[0]}-{case[1]}-999.json" for case in cases}
-    missing = [case for case, path in pilots.items() if not path.exists()]
-    run_all([(f"{s} {a}, one update", command(s, a, 999, 1)) for s, a in missing], options.processes)
     pending = []
-    for (setting, arm), path in pilots.items():
-        steps = json.loads(path.read_text(encoding="utf-8"))["env_steps"]
-        updates = max(round((options.steps or SETTINGS[setting][2]) / steps), 1)
-        for seed in range(options.seeds):
-            if not (options.out / f"{setting}-{arm}-{seed}.json").exists():
-                pending.append((f"{setting} {arm} {seed}", command(setting, arm, seed, updates)))
-    run_all(sorted(pending, key=lambda one: one[0].split()[::-1]), options.processes)
+    for seed, setting, arm in itertools.product(range(options.seeds), options.settings, ARMS):
+        if not (options.out / f"{setting}-{arm}-{seed}.json").exists():
+            case = [setting, arm, str(seed), str(options.steps or SETTINGS[setting][2])]
+            command = [sys.executable, __file__, "--out", str(options.out), "--one", *case]
+            pending.append((f"{setting} {arm} {seed}", command))
+    run_all(pending, options.processes)
     for setting in options.settings:
         report(setting, options.out, options.seeds)
 
@@ -119,7 +110,7 @@ def report(setting: str, out: Path, seeds: int) -> None:
             "setting": setting,
             "arm": arm,
             "seeds": seeds,
-            "updates": results[0]["updates"],
+            "updates": sum(one["updates"] for one in results) / seeds,
             "env_steps": round(sum(one["env_steps"] for one in results) / seeds),
             "held_out_before": sum(one["held_out_before"] for one in results) / seeds,
             "held_out": sum(one["held_out"] for one in results) / seeds,

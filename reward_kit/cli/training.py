@@ -125,10 +125,14 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
         echo(f"--force: {problem}", err=True)
     if given:
         plan = load_plan(train_file, {**before, **given}, stored=stored)
-    if header.status == "complete" and training.updates >= plan.config.updates:
-        done = pluralize(training.updates, "update")
-        more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", f"updates={2 * training.updates}"])
-        echo(f"{path} finished after {done}. To continue training, increase updates:  {more}", err=True)
+    config = plan.config
+    if header.status == "complete" and config.is_finished(training.updates, training.env_steps):
+        done = f"{pluralize(training.updates, 'update')} and {training.env_steps:,} environment steps"
+        raised = f"updates={2 * training.updates}"
+        if config.max_env_steps is not None:
+            raised = f"max_env_steps={2 * config.max_env_steps}"
+        more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", raised])
+        echo(f"{path} finished after {done}. To continue training, increase the limit:  {more}", err=True)
     return path, plan
 
 
@@ -138,8 +142,7 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
         from reward_kit.integrations.ray.training import on_cluster
 
         factories = on_cluster(plan, factories)
-    every = plan.config.evaluation.every if plan.config.evaluation is not None else None
-    display = TrainingDisplay(display_kind(args.display), plan.config.updates, evaluated_every=every)
+    display = TrainingDisplay(display_kind(args.display), plan.config)
 
     def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
         return interruptible(control, watching.say, None)

@@ -552,12 +552,21 @@ def _updates_asked(run: TrainingFacts) -> int | None:
     return asked if isinstance(asked, int) else None
 
 
+def _is_finished(run: TrainingFacts) -> bool:
+    """Return whether the updates or the environment steps that the train file asks for are reached."""
+    asked, steps = _updates_asked(run), run.config.get("max_env_steps")
+    return (asked is not None and run.updates >= asked) or (
+        isinstance(steps, int) and (run.last("progress/env_steps") or 0) >= steps
+    )
+
+
 def _facts(run: TrainingFacts) -> list[str]:
-    header, asked = run.header, _updates_asked(run)
+    header, asked, steps = run.header, _updates_asked(run), run.config.get("max_env_steps")
     return [
         escape_text(header.run_id or run.path.name, NAME_LENGTH),
         f"began {header.timing.started_at:%Y-%m-%d %H:%M} UTC",
         f"{run.updates:,}{f' of {asked:,}' if asked is not None else ''} updates",
+        *([f"up to {steps:,} environment steps"] if isinstance(steps, int) else []),
         f"took {seconds(run.last('time/worked_s') or header.timing.worked_s)}",
         f"seed {header.seed}",
     ]
@@ -565,11 +574,11 @@ def _facts(run: TrainingFacts) -> list[str]:
 
 def _notes(run: TrainingFacts, status: str) -> list[str]:
     """Return the notes that are shown before the curves."""
-    notes, asked = [], _updates_asked(run)
+    notes = []
     if status in ("killed", "interrupted") or (status == "failed" and run.updates):
         again = shlex.join(["reward-kit", "train", "--resume", str(run.path)])
         notes.append(f"Training ended before the last update. Resume with: {escape_text(again, 400)}")
-    elif run.stopped and asked is not None and run.updates < asked:
+    elif run.stopped and not _is_finished(run):
         notes.append(f"Training ended early: {escape_text(run.stopped, 400)}.")
     broken = [
         f"{escape_text(name, NAME_LENGTH)} (update {series.updates_N[bad[0]]:,})"
@@ -666,6 +675,7 @@ def _axes(run: TrainingFacts) -> dict[str, Any]:
         ("environment steps", "progress/env_steps", 1.0),
         ("sampled tokens", "progress/sampled_tokens", 1.0),
         ("hours of work", "time/worked_s", 3600.0),
+        ("CPU hours", "time/cpu_s", 3600.0),
     ):
         if figure in run.series and len((series := thinned(run.series[figure].finite)).values_N):
             values = [float(f"{value / unit:.6g}") for value in series.values_N.tolist()]

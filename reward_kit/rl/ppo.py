@@ -129,7 +129,8 @@ class PPOLearner:
             divergence. If None and the module has adapters, the module without its adapters is used.
         seed: the random seed for the order of mini-batches and for new adapters.
         device: the device to which the module is moved.
-        total_steps: the number of updates, which is required by schedules that end.
+        total_steps: the number of updates, which is required by schedules that end. With `math.inf`, schedules follow
+            only the `progress` passed to `update`.
         on_failure: a function that saves a batch for debugging. Before a `TrainingError` for a non-finite loss or
             gradient is raised, the function is called with the rows and a mapping `facts`. `facts["rows"]` contains the
             indices of the rows in the mini-batch.
@@ -146,7 +147,7 @@ class PPOLearner:
         reference: nn.Module | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
-        total_steps: int | None = None,
+        total_steps: float | None = None,
         on_failure: OnFailure | None = None,
     ) -> None:
         if not isinstance(module, nn.Module):
@@ -200,12 +201,14 @@ class PPOLearner:
     def _kl_coefficient(self) -> float:
         return self._kl.value if self._kl is not None else self.config.kl_coefficient
 
-    def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
+    def update(self, rows: TokenBatch, *, version: int, progress: float = 0.0) -> dict[str, float]:
         """Run all epochs on a batch.
 
         Args:
             rows: the rows that `build_rows` returned.
             version: the module's policy version before the update, as in `policy_versions`.
+            progress: the share of training before this update, from 0 to 1, if training is not limited by the number
+                of updates.
 
         Returns:
             The diagnostics; see `docs/reference/ppo.md`. If no token is in the loss, the only diagnostics are `tokens`
@@ -221,7 +224,7 @@ class PPOLearner:
         try:
             if flat.count:
                 with no_denormals():
-                    diagnostics = self._make_epochs(flat, rows, version)
+                    diagnostics = self._make_epochs(flat, rows, version, progress)
             else:
                 logger.warning("nothing was learned in this update: %s", _why_empty(rows, flat))
         except BaseException:
@@ -230,9 +233,9 @@ class PPOLearner:
         self.updates += 1
         return diagnostics
 
-    def _make_epochs(self, flat: TrainingRows, rows: TokenBatch, version: int) -> dict[str, float]:
+    def _make_epochs(self, flat: TrainingRows, rows: TokenBatch, version: int, progress: float) -> dict[str, float]:
         flat, importance = self._with_loss_columns(flat)
-        factor = lr_factor(self.config, self.updates, self.total_steps)
+        factor = lr_factor(self.config, self.updates, self.total_steps, progress)
         set_lr(self.optimizer, factor)
         steps: list[_StepRecord] = []
         # Rows without tokens in the loss would cost a forward pass without effect.

@@ -53,8 +53,12 @@ class TrainablePolicy(Protocol):
 class Learner(Protocol):
     """An object that updates the weights, such as `rl.ppo.PPOLearner`."""
 
-    def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
-        """Learn from rows that were collected for this policy version, and return diagnostics."""
+    def update(self, rows: TokenBatch, *, version: int, progress: float) -> dict[str, float]:
+        """Learn from rows that were collected for this policy version, and return diagnostics.
+
+        `progress` is the share of training before this update, from 0 to 1, or 0 if only the number of updates limits
+        training.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state on which later updates depend, including the weights."""
@@ -85,6 +89,7 @@ class Trainer:
 
     Attributes:
         version: the version of the current weights, which each update increments.
+        progress: the share of training so far, from 0 to 1, which is passed to the learner.
         meter: the object that collects the figures for the current update.
         kept: the object that collects records of the episodes in this update, or None if records are not kept.
 
@@ -118,6 +123,7 @@ class Trainer:
         self.after_collect, self.max_concurrency = after_collect, max_concurrency
         self.branching, self.continuations = branching, continuations
         self.version, self.collected, self.meter = 0, 0, Meter(worker.task_definition.pass_threshold)
+        self.progress = 0.0
         self.kept: UpdateRecorder | None = None
         self._has_warned = False
 
@@ -257,7 +263,10 @@ class Trainer:
     async def update(self, rows: TokenBatch) -> dict[str, float]:
         """Learn from the rows in a thread while sessions continue to use the published weights."""
         with self.meter.time("update"):
-            diagnostics = await anyio.to_thread.run_sync(lambda: self.learner.update(rows, version=self.version))
+            version, progress = self.version, self.progress
+            diagnostics = await anyio.to_thread.run_sync(
+                lambda: self.learner.update(rows, version=version, progress=progress)
+            )
         if (kept := self.kept) is not None:
             await anyio.to_thread.run_sync(lambda: kept.add_update(rows, self.learner))
         return diagnostics

@@ -24,8 +24,8 @@ _log = logging.getLogger(NAME)
 _OF_UPDATE = (HELD_OUT_SCORE, "score/mean", "learner/approx_kl", "time/total_s")
 
 
-def began(run: Path, kind: str, total: int) -> None:
-    """Log that a run with `total` episodes or updates was started or resumed."""
+def began(run: Path, kind: str, total: int | None) -> None:
+    """Log that a run with `total` episodes or updates was started or resumed. None means that the total is unknown."""
     _log.info("%s started", kind, extra={"run": str(run), "total": total})
 
 

@@ -82,6 +82,7 @@ class TrainingHeader(pydantic.BaseModel):
         overrides: the overridden keys.
         config: the content of the file, with defaults filled in and secrets omitted.
         updates: the number of finished updates.
+        env_steps: the number of environment steps in these updates.
         redacts: True if the task has a redaction hook. Token ids are then not decoded.
     """
 
@@ -91,6 +92,7 @@ class TrainingHeader(pydantic.BaseModel):
     overrides: Mapping[str, Any] = {}
     config: Mapping[str, Any] = {}
     updates: int = 0
+    env_steps: int = 0
     redacts: bool = False
 
 
@@ -391,14 +393,11 @@ class RunFolder:
             os.ftruncate(descriptor, facts.st_size)
             raise StoreError(f"cannot write {self.path / name}: {error.strerror or error}") from error
 
-    def update_status(self, *, status: str, worked_s: float, updates: int | None = None) -> None:
-        """Update the status and the seconds of work in `run.json`.
-
-        In a training run, also update the number of finished updates.
-        """
+    def update_status(self, *, status: str, worked_s: float, training: Mapping[str, int] | None = None) -> None:
+        """Update the status, the seconds of work and the given keys of the `training` block in `run.json`."""
         changes: dict[str, Any] = {"timing": self.header.timing.model_copy(update={"worked_s": round(worked_s, 3)})}
-        if updates is not None:
-            changes["training"] = {**(self.header.training or {}), "updates": updates}
+        if training is not None:
+            changes["training"] = {**(self.header.training or {}), **training}
         self.write_header(self.header.replace(status=status, **changes))
 
 

@@ -113,7 +113,7 @@ def load_task(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
         ConfigError: the task is invalid; the message has one line per problem.
     """
     located = LocatedYaml(path)
-    if isinstance(located.data, dict) and {"task", "updates"} <= located.data.keys():
+    if isinstance(located.data, dict) and "task" in located.data and {"updates", "max_env_steps"} & located.data.keys():
         raise ConfigError(f"{path} is a train file; use `reward-kit train`, or pass the task file to which it refers")
     return resolve_task(located, overrides, stored=stored)
 

@@ -298,4 +298,4 @@ async def _train(plan: TrainingPlan, folder: RunFolder, group: ProcessGroup | No
     factories = Factories() if group is None else Factories(sharded_learner_factory(group))
     if plan.config.engine.type == "ray":
         factories = on_cluster(plan, factories)
-    return await run_training(plan, folder, TrainingDisplay("none", plan.config.updates), uninterrupted, factories)
+    return await run_training(plan, folder, TrainingDisplay("none", plan.config), uninterrupted, factories)

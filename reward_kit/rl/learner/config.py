@@ -351,15 +351,15 @@ def _is_set(config: PPOConfig, name: str) -> bool:
     return bool(getattr(config, name) != default)
 
 
-def lr_factor(config: PPOConfig, update: int, total: int | None) -> float:
+def lr_factor(config: PPOConfig, update: int, total: float | None, progress: float = 0.0) -> float:
     """Return the learning rate factor for an update. Updates are counted from 0.
 
-    After the last update, the factor is constant.
+    The schedule is as far as the update count or `progress`, whichever is further. At its end, the factor is constant.
     """
     if update < config.warmup:
         return (update + 1) / config.warmup
     if config.schedule == "constant" or total is None:
         return 1.0
-    share = min((update - config.warmup) / max(total - config.warmup, 1), 1.0)
+    share = min(max((update - config.warmup) / max(total - config.warmup, 1), progress), 1.0)
     left = 1.0 - share if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * share))
     return config.min_lr_share + (1.0 - config.min_lr_share) * left

@@ -398,8 +398,8 @@ class ShardedLearner:
         widen(module)
         group.call(lambda: copy_weights_into(self._own.module, module))
 
-    def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
-        diagnostics: dict[str, float] = self._together("update", rows, version=version)
+    def update(self, rows: TokenBatch, *, version: int, progress: float = 0.0) -> dict[str, float]:
+        diagnostics: dict[str, float] = self._together("update", rows, version=version, progress=progress)
         return diagnostics
 
     def logprobs(self, rows: TokenBatch) -> Array:

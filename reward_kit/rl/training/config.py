@@ -249,6 +249,9 @@ class EvaluationModel(BaseModel):
             "number of updates between evaluations; there is also one before the first update and one after the last"
         ),
     )
+    every_env_steps: int | None = Field(
+        default=None, ge=1, description="number of environment steps between evaluations, instead of `every`"
+    )
     rollouts: int = Field(default=1, ge=1, description="number of episodes per sample")
     task: str | None = Field(default=None, description="another task file, relative to this one")
     dataset_path: str | None = Field(default=None, description="a file with other samples of the same task")
@@ -267,7 +270,15 @@ class EvaluationModel(BaseModel):
         if len(given) != 1:
             names = " and ".join(given) or "none"
             raise ValueError(f"set exactly one of task, dataset_path and hold_out, got {names}")
+        if self.every_env_steps is not None and "every" in self.model_fields_set:
+            raise ValueError("set only one of every and every_env_steps")
         return self
+
+    def is_due(self, updates: int, steps_before: int, steps: int) -> bool:
+        """Return whether to evaluate after an update that increased the number of environment steps."""
+        if (every := self.every_env_steps) is not None:
+            return steps // every > steps_before // every
+        return updates % self.every == 0
 
 
 class HooksModel(BaseModel):
@@ -346,7 +357,17 @@ class TrainModel(BaseModel):
     )
     task: str | dict[str, Any] = Field(description="a task file, relative to this one, or the keys of a task")
     policy: PolicyModel | None = Field(default=None, description="the policy to train; default: the policy of the task")
-    updates: int = Field(ge=1, description="number of updates of the weights, each from a new batch")
+    updates: int | None = Field(
+        default=None, ge=1, description="number of updates of the weights, each from a new batch"
+    )
+    max_env_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description=(
+            "number of environment steps after which training ends, including steps of dropped groups and of "
+            "continuations; the batch that reaches it is used"
+        ),
+    )
     seed: int = Field(default=0, description="the seed of all random choices")
     threads: int | None = Field(
         default=None,
@@ -369,6 +390,18 @@ class TrainModel(BaseModel):
     checkpoints: CheckpointsModel = Field(default_factory=CheckpointsModel)
     early_stop: EarlyStopModel | None = None
     logs: LogsModel = Field(default_factory=LogsModel)
+
+    @model_validator(mode="after")
+    def _is_limited(self) -> Self:
+        if self.updates is None and self.max_env_steps is None:
+            raise ValueError("set updates or max_env_steps")
+        return self
+
+    def is_finished(self, updates: int, env_steps: int) -> bool:
+        """Return whether this many updates and environment steps are enough."""
+        return (self.updates is not None and updates >= self.updates) or (
+            self.max_env_steps is not None and env_steps >= self.max_env_steps
+        )
 
     @property
     def best_by(self) -> str:

@@ -156,8 +156,12 @@ def _training(plan: TrainingPlan) -> list[str]:
     episodes = rollout.samples_per_update * rollout.group_size
     limit = f", up to {rollout.max_concurrency} concurrent" if rollout.max_concurrency else ""
     block = config.policy or plan.task.definition.policy
+    limits = [pluralize(config.updates, "update")] if config.updates is not None else ["updates"]
+    if config.max_env_steps is not None:
+        limits.insert(0, f"{pluralize(config.max_env_steps, 'environment step')} in")
+        limits[1:] = [f"at most {limits[1]}"] if config.updates is not None else limits[1:]
     lines = [
-        f"{plan.name}: {pluralize(config.updates, 'update')} of {pluralize(rollout.samples_per_update, 'sample')} × "
+        f"{plan.name}: {' '.join(limits)} of {pluralize(rollout.samples_per_update, 'sample')} × "
         f"{pluralize(rollout.group_size, 'episode')} = {pluralize(episodes, 'episode')}{limit}; "
         f"{pluralize(len(plan.samples), 'sample')} to train on, seed {config.seed}",
         f"policy {block.type if block else 'none'}; task {plan.task.path}",
@@ -284,14 +288,16 @@ def _evaluation(plan: TrainingPlan) -> list[str]:
     options, held_out = plan.config.evaluation, plan.held_out
     if options is None or held_out is None:
         return ["none"]
+    every = options.every_env_steps
+    often = f"{options.every} updates" if every is None else f"{every:,} environment steps"
     temperature = "" if options.temperature is None else f" at temperature {options.temperature:g}"
     lines = [
         (
-            f"every {options.every} updates, before the first and after the last: {len(held_out.samples)} samples "
+            f"every {often}, before the first and after the last: {len(held_out.samples)} samples "
             f"× {options.rollouts} of {held_out.task.path}{temperature}, with the same draws each time"
         )
     ]
     if (stop := plan.config.early_stop) is not None:
-        often = f" {stop.times} times in a row" if stop.times > 1 else ""
-        lines.append(f"training ends once {stop.metric} is at least {stop.at_least:g}{often}")
+        times = f" {stop.times} times in a row" if stop.times > 1 else ""
+        lines.append(f"training ends once {stop.metric} is at least {stop.at_least:g}{times}")
     return lines

@@ -8,6 +8,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ from rich.text import Text
 from reward_kit.console import SafeConsole
 from reward_kit.errors import ConfigError, install_hint
 from reward_kit.private_files import private_opener
-from reward_kit.rl.training.config import LogsModel
+from reward_kit.rl.training.config import LogsModel, TrainModel
 from reward_kit.rl.training.pipelines import Progress
 from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, cut_torn_line, wrap_os_errors
 
@@ -148,18 +149,16 @@ class TrainingDisplay:
     """Shows progress on standard error. Use it as a context manager.
 
     "plain" prints a line for each update, "rich" also shows a progress bar, and "none" prints nothing.
-    `evaluated_every` is the number of updates between evaluations, or None without evaluations; it is used to
-    estimate the remaining time.
+    The train file's `config` contains the number of updates or steps, from which the remaining time is estimated.
     """
 
-    def __init__(
-        self, kind: DisplayKind, updates: int, console: SafeConsole | None = None, *, evaluated_every: int | None = None
-    ) -> None:
-        self._kind, self._updates, self._every = kind, updates, evaluated_every
+    def __init__(self, kind: DisplayKind, config: TrainModel, console: SafeConsole | None = None) -> None:
+        self._kind, self._config = kind, config
         self._console = console or SafeConsole(stderr=True)
         self._live = Live(self, console=self._console, refresh_per_second=4, transient=True) if kind == "rich" else None
-        self._done = 0
+        self._progress = Progress()
         self._seconds: deque[float] = deque(maxlen=_RECENT)
+        self._env_steps: deque[int] = deque(maxlen=_RECENT)
         self._evaluation_s = 0.0
 
     def __enter__(self) -> Self:
@@ -173,24 +172,25 @@ class TrainingDisplay:
         if self._live is not None:
             self._live.__exit__(kind, error, trace)
 
-    def begin_at(self, updates: int) -> None:
-        """Set the number of updates that earlier processes have performed."""
-        self._done = updates
+    def begin_at(self, progress: Progress) -> None:
+        """Set the progress that earlier processes have made."""
+        self._progress = replace(progress)
 
     def say(self, note: str) -> None:
         """Show a note."""
         if self._kind != "none":
             self._console.print(note, style="yellow", soft_wrap=True)
 
-    def updated(self, update: int, figures: Mapping[str, float], progress: Progress) -> None:
-        """Show the figures of an update."""
-        self._done = update
+    def updated(self, figures: Mapping[str, float], progress: Progress) -> None:
+        """Show the figures of the latest update."""
         if (seconds := figures.get("time/total_s")) is not None:
             self._seconds.append(seconds)
+            self._env_steps.append(progress.env_steps - self._progress.env_steps)
+        self._progress = replace(progress)
         self._evaluation_s = figures.get("time/evaluate_s", self._evaluation_s)
         if self._kind == "none":
             return
-        parts = [f"update {update:{len(str(self._updates))}}/{self._updates}"]
+        parts = [self._position()]
         # In `sync`, no time is hidden, and a column of zeros would only be a distraction.
         is_hidden = figures.get("overlap/hidden_share", 0.0) >= 0.005
         shown = [one for one in _SHOWN if one[0] in figures and (one[0] != "overlap/hidden_share" or is_hidden)]
@@ -206,18 +206,42 @@ class TrainingDisplay:
 
     def __rich__(self) -> Table:
         grid = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=max(self._updates, 1), completed=self._done, width=30)
-        grid.add_row(bar, Text(f"update {self._done}/{self._updates}{self._time_left()}"))
+        updates, env_steps = self._config.updates, self._config.max_env_steps
+        shares = [self._progress.updates / updates] if updates is not None else []
+        shares += [self._progress.env_steps / env_steps] if env_steps is not None else []
+        grid.add_row(
+            ProgressBar(total=1.0, completed=max(shares), width=30), Text(self._position() + self._time_left())
+        )
         return grid
 
+    def _position(self) -> str:
+        updates, env_steps = self._config.updates, self._config.max_env_steps
+        text = f"update {self._progress.updates:{len(str(updates or 1000))}}" + (f"/{updates}" if updates else "")
+        return text + (f"  {self._progress.env_steps:,}/{env_steps:,} steps" if env_steps is not None else "")
+
+    def _updates_left(self) -> int:
+        """Return the number of updates until the limit, which is an estimate if environment steps are limited."""
+        left = []
+        if (updates := self._config.updates) is not None:
+            left.append(updates - self._progress.updates)
+        if (env_steps := self._config.max_env_steps) is not None and (recent := sum(self._env_steps)):
+            left.append(math.ceil((env_steps - self._progress.env_steps) * len(self._env_steps) / recent))
+        return min(left, default=0)
+
     def _time_left(self) -> str:
-        left = self._updates - self._done
+        left = self._updates_left()
         # The first update of a process also warms caches, so it is not used for the estimate.
         known = list(self._seconds)[1:] if len(self._seconds) < _RECENT else list(self._seconds)
         if left <= 0 or not known:
             return ""
-        # Evaluations follow every n-th update and the last update.
-        evaluations = 0 if self._every is None else -(-self._updates // self._every) - self._done // self._every
+        evaluations = 0
+        if (evaluation := self._config.evaluation) is not None:
+            # Evaluations follow every n-th update and the last update.
+            done, total, every = self._progress.updates, self._progress.updates + left, evaluation.every
+            if evaluation.every_env_steps is not None:
+                done, every = self._progress.env_steps, evaluation.every_env_steps
+                total = done + left * sum(self._env_steps) // len(self._env_steps)
+            evaluations = -(-total // every) - done // every
         seconds = left * sum(known) / len(known) + evaluations * self._evaluation_s
         minutes, rest = divmod(round(seconds), 60)
         hours, minutes = divmod(minutes, 60)

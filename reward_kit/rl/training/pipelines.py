@@ -77,6 +77,11 @@ class Pipeline:
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
+    @property
+    def has_waiting_batch(self) -> bool:
+        """Whether a batch has been rolled out but not used for training."""
+        return self._ahead is not None or bool(self._waiting)
+
     async def step(self, *, more: bool) -> Figures:
         """Process a batch, from its samples to the next version of the weights, and return diagnostics.
 
@@ -266,7 +271,12 @@ class Progress:
     last: float | None = None  # The latest value of the metric
     streak: int = 0  # The number of consecutive times that the target of `early_stop` was reached
     worked_s: float = 0.0
+    cpu_s: float = 0.0  # CPU time of the process and of its finished child processes
     totals: dict[str, int] = field(default_factory=dict)  # The number of episodes, environment steps and sampled tokens
+
+    @property
+    def env_steps(self) -> int:
+        return self.totals.get("env_steps", 0)
 
 
 def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: float | None, keep: int) -> Path:

@@ -155,7 +155,7 @@ def load_plan(path: Path, overrides: Mapping[str, Any] | None = None, *, stored:
         raise ConfigError(
             f"{path} is a task file for `reward-kit run`; "
             f"write a train file that refers to it with `task: {path.name}` "
-            "and sets the number of updates"
+            "and sets `updates` or `max_env_steps`"
         )
     # `ppo` is a dataclass, and Pydantic ignores unknown keys of dataclasses.
     unknown = unknown_keys(apply_overrides(data, own).get("ppo"), PPOConfig) if data else ()
@@ -256,7 +256,7 @@ def _check(
         raise ConfigError(f"{held_out.task.path}: an evaluation requires scores; set reward_function_path")
     if definition.run_limits.model_dump(exclude_none=True):
         raise ConfigError(
-            f"{task.path}: run_limits have no effect in training, because the number of updates limits it; remove them"
+            f"{task.path}: run_limits have no effect in training, which updates or max_env_steps limit; remove them"
         )
     if isinstance(config.task, dict):
         unused = {"num_rollouts": "rollout.group_size", "num_rollouts_per_sample": "rollout.group_size"}

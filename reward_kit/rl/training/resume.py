@@ -14,7 +14,7 @@ from reward_kit.runs.inputs import TASK_FILE
 from reward_kit.runs.redaction import without_secrets
 from reward_kit.runs.run_folder import RunHeader, TrainingHeader
 
-CHANGEABLE = ("updates", "checkpoints", "early_stop", "logs", "threads", "engine")
+CHANGEABLE = ("updates", "max_env_steps", "checkpoints", "early_stop", "logs", "threads", "engine")
 """The keys of the train file that may change when a run is resumed."""
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -75,7 +77,7 @@ async def run_training(
     def note_end(status: str) -> int:
         """Record the status, and return the number of updates that a resumed run would not repeat."""
         updates = int((folder.header.training or {}).get("updates", 0))
-        folder.update_status(status=status, updates=updates, worked_s=folder.header.timing.worked_s)
+        folder.update_status(status=status, worked_s=folder.header.timing.worked_s, training={"updates": updates})
         return updates
 
     try:
@@ -86,7 +88,7 @@ async def run_training(
                     progress = Progress()
                     if checkpoint is not None:
                         progress = await restore_state(checkpoint, components.pipeline)
-                        display.begin_at(progress.updates)
+                        display.begin_at(progress)
                         if difference := why_not_reproducible(checkpoint):
                             display.say(
                                 "resuming, but the results will not be bitwise identical to those of an "
@@ -128,6 +130,7 @@ class _Session:
         self._measured: float | None = None
         self._idle = 0  # the number of updates that had nothing to learn from
         self._began = time.perf_counter() - progress.worked_s
+        self._cpu_began = _cpu_s() - progress.cpu_s
 
     async def run(self, *, resumed: bool) -> str:
         """Train, and return "complete" or "interrupted".
@@ -140,12 +143,14 @@ class _Session:
         self._note("running")
         if progress.updates == 0 and self._components.evaluation is not None:
             self._log(await self._evaluate())
-        while progress.updates < config.updates and self.why_stopped is None:
+        while not self._is_finished() and self.why_stopped is None:
+            before = progress.env_steps
             figures = await self._update(progress.updates + 1)
             progress.updates += 1
             self._report_idle(figures)
-            is_due = config.evaluation is not None and progress.updates % config.evaluation.every == 0
-            if config.evaluation is not None and (is_due or progress.updates == config.updates):
+            if (evaluation := config.evaluation) is not None and (
+                self._is_finished() or evaluation.is_due(progress.updates, before, progress.env_steps)
+            ):
                 figures |= await self._evaluate()
             if (target := config.early_stop) is not None and target.metric in figures:
                 progress.streak = progress.streak + 1 if figures[target.metric] >= target.at_least else 0
@@ -160,18 +165,25 @@ class _Session:
             self._display.say(f"{pluralize(self._idle, 'update')} had nothing to learn from")
         self._save()
         # A stop during the last update has no effect.
-        is_cut = self.why_stopped == self._control.stop_reason is not None and progress.updates < config.updates
+        is_cut = self.why_stopped == self._control.stop_reason is not None and not self._is_finished()
         status = INTERRUPTED if is_cut else "complete"
         self._note(status)
         return status
 
+    def _is_finished(self) -> bool:
+        """Return whether training has reached its limit. A batch that was rolled out ahead is still trained on."""
+        env_steps = 0 if self._pipeline.has_waiting_batch else self.progress.env_steps
+        return self._config.is_finished(self.progress.updates, env_steps)
+
     async def _update(self, number: int) -> Figures:
         """Perform one update, and return its figures."""
         trainer, began = self._trainer, time.perf_counter()
-        before, totals = dict(trainer.meter.totals), trainer.meter.totals
+        before, totals = Counter(trainer.meter.totals), trainer.meter.totals
         every = self._config.logs.episodes_every
         trainer.kept = UpdateRecorder() if every is not None and number % every == 0 else None
-        diagnostics = await self._pipeline.step(more=number < self._config.updates)
+        if self._config.max_env_steps is not None:
+            trainer.progress = min(before["env_steps"] / self._config.max_env_steps, 1.0)
+        diagnostics = await self._pipeline.step(more=not self._config.is_finished(number, before["env_steps"]))
         seconds = time.perf_counter() - began
         if trainer.kept is not None:
             file = episodes_file(self._folder.path, number)
@@ -187,7 +199,7 @@ class _Session:
                 f"update {number}: no episode in the batch could be scored ({reasons or 'the reason is unknown'})"
             )
         self.progress.totals = dict(totals)
-        done = {name: totals[name] - before.get(name, 0) for name in ("env_steps", "sampled_tokens", "episodes")}
+        done = {name: totals[name] - before[name] for name in ("env_steps", "sampled_tokens", "episodes")}
         figures |= {f"progress/{name}": float(totals[name]) for name in done}
         figures |= {f"speed/{name}_per_s": count / seconds for name, count in done.items()}
         figures |= {
@@ -196,6 +208,7 @@ class _Session:
             "progress/epoch": self._pipeline.stream.epoch,
             "time/total_s": seconds,
             "time/worked_s": self._worked_s(),
+            "time/cpu_s": _cpu_s() - self._cpu_began,
         }
         return figures | self._components.reward_agent.stats.metrics()
 
@@ -221,7 +234,7 @@ class _Session:
         progress = self.progress
         self._logs.write(progress.updates, figures)
         progress.metrics_size = self._logs.metrics.size
-        progress.worked_s = self._worked_s()
+        progress.worked_s, progress.cpu_s = self._worked_s(), _cpu_s() - self._cpu_began
         value = self._measured = figures.get(self._config.best_by)
         if value is not None:
             progress.last = value
@@ -232,7 +245,7 @@ class _Session:
                 if progress.updates:
                     self._save()
                     save_weights(self._folder.path / "model", self._components.policy)
-        self._display.updated(progress.updates, figures, progress)
+        self._display.updated(figures, progress)
         events.updated(progress.updates, figures)
 
     def _save(self) -> None:
@@ -245,7 +258,8 @@ class _Session:
         self._note("running")
 
     def _note(self, status: str) -> None:
-        self._folder.update_status(status=status, updates=self.progress.updates, worked_s=self._worked_s())
+        training = {"updates": self.progress.updates, "env_steps": self.progress.env_steps}
+        self._folder.update_status(status=status, worked_s=self._worked_s(), training=training)
 
     def _worked_s(self) -> float:
         return time.perf_counter() - self._began
@@ -262,11 +276,17 @@ class _Session:
             "last": progress.last,
             "totals": progress.totals,
             "worked_s": round(progress.worked_s, 3),
+            "cpu_s": round(progress.cpu_s, 3),
             "policies": [
                 {"policy": "best", "score": None if progress.best is None else {"mean": progress.best}},
                 {"policy": "last", "score": None if progress.last is None else {"mean": progress.last}},
             ],
         }
+
+
+def _cpu_s() -> float:
+    """Return the CPU seconds of this process and of its child processes that have ended."""
+    return sum(os.times()[:4])
 
 
 def save_weights(folder: Path, policy: AgentPolicy) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ def make_learner(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, fo
         reference=copy.deepcopy(module) if ppo.kl_coefficient and ppo.lora is None else None,
         seed=derive_seed("minibatches", plan.config.seed),
         device=next(module.parameters()).device,
-        total_steps=plan.config.updates * parts,
+        total_steps=math.inf if plan.config.updates is None else plan.config.updates * parts,
         on_failure=keep,
     )
 

@@ -51,8 +51,7 @@ def train(
     plan = load_plan(Path(config), dict(overrides or {}))
     check_policy(plan)
     check_resources(plan)
-    every = plan.config.evaluation.every if plan.config.evaluation is not None else None
-    display = TrainingDisplay("none", plan.config.updates, evaluated_every=every)
+    display = TrainingDisplay("none", plan.config)
     path = create_run(plan, Path(log_dir))
     return train_into(path, plan, display, lambda control, shown: nullcontext(), is_new=True, on_end=write_page)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -111,6 +112,13 @@ def test_module_itself_is_rejected_as_reference() -> None:
 def test_learning_rate_follows_the_schedule(options: dict[str, Any], expected: list[float]) -> None:
     config = PPOConfig(**options)
     assert [lr_factor(config, update, 6) for update in range(7)] == pytest.approx(expected, abs=1e-3)
+
+
+def test_learning_rate_follows_the_progress_without_a_number_of_updates() -> None:
+    config = PPOConfig(schedule="linear", warmup=2, min_lr_share=0.5)
+    rates = [lr_factor(config, update, math.inf, progress) for update, progress in enumerate([0, 0.25, 0.5, 1.0, 2.0])]
+    assert rates == [0.5, 1.0, 0.75, 0.5, 0.5]
+    assert lr_factor(config, 4, 6, 0.75) == 0.625  # the further of half of the updates and the progress
 
 
 def test_schedule_affects_weight_updates() -> None:

@@ -75,9 +75,9 @@ def interrupted_after(updates: int) -> Callable[[Control, TrainingDisplay], Any]
     async def stop(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
         told = display.updated
 
-        def updated(update: int, figures: Any, progress: Any) -> None:
-            told(update, figures, progress)
-            if update == updates:
+        def updated(figures: Any, progress: Any) -> None:
+            told(figures, progress)
+            if progress.updates == updates:
                 control.finish("interrupted")
 
         display.updated = updated  # type: ignore[method-assign]
@@ -91,7 +91,7 @@ async def train(
 ) -> TrainingOutcome:
     """Train into the folder `run`, and resume the run there if one exists."""
     with _opened(plan, run) as folder:
-        return await run_training(plan, folder, TrainingDisplay("none", plan.config.updates), interruptible, factories)
+        return await run_training(plan, folder, TrainingDisplay("none", plan.config), interruptible, factories)
 
 
 def _opened(plan: TrainingPlan, run: Path) -> RunFolder:

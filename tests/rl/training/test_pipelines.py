@@ -68,12 +68,12 @@ class RecordingLearner(PPOLearner):
         self.versions: list[int] = []
         self.has_learned = threading.Event()
 
-    def update(self, rows: TokenBatch, *, version: int) -> dict[str, float]:
+    def update(self, rows: TokenBatch, *, version: int, progress: float = 0.0) -> dict[str, float]:
         takes_part = rows.batch["action_mask"] == 1
         self.groups.append({str(group) for group in rows.non_tensor_batch["group_id"]})
         self.sampled_by.append(set(rows.batch["policy_versions"][takes_part].tolist()))
         self.versions.append(version)
-        found = super().update(rows, version=version)
+        found = super().update(rows, version=version, progress=progress)
         self.has_learned.set()
         return found
 

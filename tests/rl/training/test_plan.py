@@ -61,6 +61,12 @@ def test_omitted_sections_have_defaults(tmp_path: Path) -> None:
         ),
         ({"early_stop": {"at_least": 1, "metric": "held_out/scor"}}, "metric", "did you mean 'held_out/score'?"),
         ({"checkpoints": {"best_by": "learner/loss"}}, "best_by", "this figure cannot be selected"),
+        ({"updates": None}, "name", "set updates or max_env_steps"),
+        (
+            {"evaluation": {"hold_out": 1, "every": 1, "every_env_steps": 1}},
+            "evaluation",
+            "set only one of every and every_env_steps",
+        ),
         ({"evaluation": {"every": 1}}, "evaluation", "exactly one of task, dataset_path and hold_out, got none"),
         ({"engine": "rya"}, "engine", "'local' or 'ray'"),
         ({"engine": {"type": "ray", "nodes": 2}}, "nodes", "engine.nodes: unknown key"),
@@ -92,7 +98,7 @@ def test_unknown_and_ineffective_keys_are_rejected(
             "task.num_rollouts_per_sample has no effect, because rollout.group_size is used instead",
         ),
         ({"policy": "random"}, "task.policy has no effect, because policy is used instead"),
-        ({"run_limits": {"steps": 3}}, "in training, because the number of updates limits it"),
+        ({"run_limits": {"steps": 3}}, "in training, which updates or max_env_steps limit"),
     ],
 )
 def test_inline_task_is_validated(tmp_path: Path, task: dict[str, Any], told: str) -> None:

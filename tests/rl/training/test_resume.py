@@ -36,9 +36,13 @@ def without_clock(run: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in line.items() if not key.startswith(CLOCK)} for line in metrics_of(run)]
 
 
+@pytest.mark.parametrize("limit", [{"updates": 4}, {"updates": None, "max_env_steps": 50}])
 @pytest.mark.parametrize("pipeline", ["sync", "one_step_off"])
-async def test_stopped_and_resumed_run_equals_an_uninterrupted_run(tmp_path: Path, pipeline: str) -> None:
-    path = lake_folder(tmp_path, updates=4, pipeline=pipeline, reward_manager={"normalization_type": "variance"})
+async def test_stopped_and_resumed_run_equals_an_uninterrupted_run(
+    tmp_path: Path, pipeline: str, limit: dict[str, int | None]
+) -> None:
+    ppo = {**TRAIN["ppo"], "schedule": "linear"}
+    path = lake_folder(tmp_path, **limit, pipeline=pipeline, ppo=ppo, reward_manager={"normalization_type": "variance"})
     plan = load_plan(path)
     assert (await train(plan, tmp_path / "straight")).status == "complete"
     stopped = await train(plan, tmp_path / "stopped", interrupted_after(2))

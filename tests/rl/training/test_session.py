@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,32 @@ async def test_training_stops_when_the_target_is_reached(tmp_path: Path) -> None
     outcome = await trained(lake_folder(tmp_path, updates=9, early_stop=stop), tmp_path / "run")
     assert (outcome.status, outcome.summary["updates"]) == ("complete", 2)
     assert re.match(r"score/mean is 0\.\d+, at least 0$", outcome.summary["stopped"])
+
+
+@pytest.mark.parametrize("pipeline", ["sync", "one_step_off"])
+async def test_environment_steps_limit_training(tmp_path: Path, pipeline: str) -> None:
+    """Every batch is trained on, the learning rate falls with the steps, and an evaluation follows every 20 steps."""
+    evaluation = {"hold_out": 1, "every_env_steps": 20}
+    ppo = {"lr": 0.01, "schedule": "linear"}
+    path = lake_folder(tmp_path, updates=None, max_env_steps=50, pipeline=pipeline, ppo=ppo, evaluation=evaluation)
+    outcome = await trained(path, tmp_path / "run")
+    lines = metrics_of(tmp_path / "run")
+    assert outcome.status == "complete" and outcome.summary["stopped"] is None
+    steps = [0, *(line["progress/env_steps"] for line in lines[1:])]
+    assert steps[-1] >= 50 and outcome.summary["totals"]["env_steps"] == steps[-1]
+    assert len(lines) - 1 == outcome.summary["totals"]["episodes"] / 4  # no batch is wasted
+    assert [line["learner/lr"] for line in lines[1:]] == pytest.approx(
+        [0.01 * max(1 - at / 50, 0) for at in steps[:-1]]
+    )
+    due = [now // 20 > before // 20 for before, now in pairwise(steps)]
+    assert [("held_out/score" in line) for line in lines[1:]] == [*due[:-1], True]
+    cpu = [line["time/cpu_s"] for line in lines[1:]]
+    assert 0 < cpu[0] < cpu[-1] <= outcome.summary["cpu_s"] + 0.001
+
+    more = await trained(path, tmp_path / "run", max_env_steps=80)
+    assert more.summary["totals"]["env_steps"] >= 80 and more.summary["cpu_s"] > outcome.summary["cpu_s"]
+    fewer = await trained(path, tmp_path / "both", updates=1)
+    assert fewer.summary["updates"] == 1
 
 
 async def test_fully_unscored_batch_fails_the_run_with_the_reason(tmp_path: Path) -> None:
