@@ -4,8 +4,8 @@
 
 Runs `examples/frozen_lake_training` and `examples/alfworld_household` with the overrides of each arm. `max_env_steps`
 limits every run, and the learning rate follows the share of the steps, so that each arm anneals it to the end. Arms
-with the same seed start from the same weights. The last held-out evaluation is compared with that of GiGPO by paired 95%
-intervals over seeds. Resumable: finished runs are skipped.
+with the same seed start from the same weights. The last held-out evaluation is compared with that of GiGPO by paired
+95% intervals over seeds. Resumable: finished runs are skipped.
 """
 
 from __future__ import annotations

@@ -271,7 +271,10 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 async def repeats(count: int) -> dict[str, Any]:
-    """Continue episodes from each step with their recorded actions, and compare the returns."""
+    """Continue episodes from each step with their recorded actions, and compare the conversations and returns.
+
+    A language model that decodes greedily repeats its actions and tokens by itself.
+    """
     equal = continued = episodes = 0
     for kind, config in KINDS.items():
         for seed in range(-(-count // len(KINDS))):
@@ -285,14 +288,34 @@ async def repeats(count: int) -> dict[str, Any]:
                 equal += (
                     again.environment_rewards() == episode.environment_rewards() and again.messages == episode.messages
                 )
+    worker = with_tokens()
+    for seed in range(-(-count // len(KINDS))):
+        episode = await worker.collect_episode(seed=seed)
+        episodes += 1
+        for step in range(len(episode)):
+            (again,) = await worker.continue_from(episode, step)
+            continued += 1
+            equal += again.messages == episode.messages and again.tokens.ids == episode.tokens.ids
     return {"part": "repeats", "episodes": episodes, "continuations": continued, "equal": equal / continued}
+
+
+def with_tokens() -> RLRolloutWorker:
+    """Return a worker for the household with the example's language model, which decodes greedily."""
+    from reward_kit.agent import make_policy
+    from reward_kit.rl.training.plan import load_plan
+
+    folder = ROOT / "examples" / "alfworld_household"
+    plan = load_plan(folder / "train.yaml")
+    assert plan.config.policy is not None
+    policy = make_policy("hf", {**plan.config.policy.options(), "temperature": 0.0}, folder)
+    return RLRolloutWorker(plan.task.definition, policy)
 
 
 async def cost(rounds: int = 300) -> list[dict[str, Any]]:
     """Time the starts of continuations and whole continuations of one step, by resource."""
     lines = []
-    for kind, config in KINDS.items():
-        worker = RLRolloutWorker(task(kind, config, 20), RandomPolicy())
+    workers = {kind: RLRolloutWorker(task(kind, config, 20), RandomPolicy()) for kind, config in KINDS.items()}
+    for kind, worker in {**workers, "alfworld, policy with tokens": with_tokens()}.items():
         episode = await worker.collect_episode(seed=1)
         async with worker.branch(episode, len(episode) - 1) as branch:
             await branch.finish(await branch.episode(0))

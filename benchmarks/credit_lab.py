@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/credit_lab.py [--samples 12] [--continuations 64]
 
-One policy plays groups of episodes on four tasks. The true advantage of a step is V(next state) − V(state), where V is
-the success probability: computed exactly on FrozenLake, and measured by continuations elsewhere. Every estimator then
-assigns credit to the same episodes:
+One policy plays groups of episodes on each of five tasks. The true advantage of a step is V(next state) − V(state),
+where V is the success probability: computed exactly on FrozenLake, and measured by continuations elsewhere. Every
+estimator then assigns credit to the same episodes:
 
     rank        Spearman correlation with the true advantages over the steps of a group, mean over groups, with the 95%
                 interval of its difference to grpo over the same groups
@@ -14,7 +14,10 @@ assigns credit to the same episodes:
                 the estimates of an estimator by the best constant; root mean square over steps
     us          CPU time per episode in microseconds; for vine, plus the continuations it needs
 
-The lines are written to docs/data/credit_lab.jsonl, from which the table and the figure of docs/concepts/credit.md are
+The state hashes are compared by the step advantages of gigpo. In the support task, the state key covers only the
+database, and the policy often acts or answers without having read the order.
+
+The lines are written to docs/data/credit_lab.jsonl, from which the tables and the figure of docs/concepts/credit.md are
 made. `--table` only does the latter.
 """
 
@@ -47,13 +50,13 @@ from reward_kit.rl_processing import CreditAssigner, CreditBatch  # noqa: E402
 from reward_kit.runs.statistics import mean_interval  # noqa: E402
 
 LINES, PAGE = ROOT / "docs" / "data" / "credit_lab.jsonl", ROOT / "docs" / "concepts" / "credit.md"
-START, END = "<!-- table of benchmarks/credit_lab.py -->", "<!-- end of the table -->"
+START, END = "<!-- table of benchmarks/credit_lab.py: {} -->", "<!-- end of the table -->"
 GROUP, POOL, PEER_SETS = 8, 24, 12
 DECISIVE = 0.2
 LAKE_STEPS = 14
 Floats = npt.NDArray[np.float64]
 
-ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+ESTIMATORS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "grpo": ("grpo", {}),
     "gigpo": ("gigpo", {}),
     "gigpo, no episode term": ("gigpo", {"omega": 0.0}),
@@ -69,7 +72,16 @@ ESTIMATORS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "g2po": ("g2po", {}),
     "graphgpo": ("graphgpo", {}),
 }
-"""The estimators with their options. Names that this version does not have are left out."""
+HASHES: Mapping[str, Any] = {
+    "state_key": "state_key",
+    "state_and_results": "state_and_results",
+    "observation_text": "observation_text",
+    "last 3 messages": {"name": "last_messages", "count": 3},
+}
+VARIANTS = {
+    **ESTIMATORS,
+    **{f"hash: {label}": ("gigpo", {"omega": 0.0, "state_hash": of}) for label, of in HASHES.items()},
+}
 VINE = (4, 16)
 """The numbers of continuations per step for which measured values are listed as an estimator."""
 
@@ -99,11 +111,66 @@ class Hasty(AgentPolicy):
         return PolicyOutput({"type": "tool_call", **action} if action else {"type": "terminate"})
 
 
+class Clerk(AgentPolicy):
+    """Handles a request for a refund, and often acts or answers without having read the order."""
+
+    is_free = True
+
+    def __init__(self, seed: int = 0) -> None:
+        self.random = random.Random(seed)
+        self.days: int | None = None
+        self.is_refunded = False
+
+    async def open(self, context: EpisodeContext) -> AgentPolicy:
+        return Clerk(context.seed)
+
+    async def resume(self, turns: Sequence[Any]) -> None:
+        for turn in turns:
+            self._read(turn.observation)
+
+    def _read(self, observation: Sequence[Message]) -> None:
+        for message in observation:
+            if message.role == "tool" and '"delivered", ' in str(message.content):
+                self.days = int(str(message.content).partition('"delivered", ')[2].partition("]")[0])
+            self.is_refunded |= "changed_rows" in str(message.content)
+
+    async def get_action(
+        self, observation: Sequence[Message], available_tools_specs: list[ToolSpec] | None = None
+    ) -> PolicyOutput:
+        self._read(observation)
+        right = _LOOK_UP if self.days is None else _REFUSAL if self.days > 30 else _CONFIRMATION
+        if self.days is not None and self.days <= 30 and not self.is_refunded:
+            right = _REFUND
+        is_slip = self.random.random() < (0.6 if self.days is None else 0.2)
+        return PolicyOutput(self.random.choice([_LOOK_UP, _REFUND, _REFUSAL, _CONFIRMATION]) if is_slip else right)
+
+
+SHOP = """
+CREATE TABLE orders (id TEXT, status TEXT, days INTEGER);
+INSERT INTO orders VALUES ('O7', 'delivered', {days});
+CREATE TRIGGER late BEFORE UPDATE ON orders WHEN OLD.days > 30 BEGIN SELECT RAISE(ABORT, 'older than 30 days'); END;
+"""
+REQUESTS = {"late": 90, "in time": 5}
+"""The days since the delivery, by request. A refund is possible within 30 days."""
+_LOOK_UP, _REFUND = (
+    {"type": "tool_call", "name": "execute_sql", "arguments": {"query": query}}
+    for query in ("SELECT * FROM orders WHERE id = 'O7'", "UPDATE orders SET status = 'refunded' WHERE id = 'O7'")
+)
+_REFUSAL, _CONFIRMATION = (
+    {"type": "text", "content": content} for content in ("It is too late for a refund.", "You have your refund.")
+)
+
+
 # Episodes and their true advantages
 
 
 def success(episode: SingleAgentEpisode) -> float:
-    return float(episode.get_return() > 0.5)
+    """Return 1 for a positive environment return, or, in the support task, for a true answer that ends the request."""
+    if (request := episode.custom_data["sample_id"]) not in REQUESTS:
+        return float(episode.get_return() > 0.5)
+    texts = [str(message.content) for message in episode_steps(episode)[-1].resulting_messages_history]
+    is_refunded, is_late = any("changed_rows" in text for text in texts), request == "late"
+    return float(texts[-1] == (_REFUSAL if is_late else _CONFIRMATION)["content"] and is_refunded != is_late)
 
 
 async def measured_values(worker: RLRolloutWorker, episode: SingleAgentEpisode, n: int, seed: int) -> Floats:
@@ -129,6 +196,12 @@ async def make_workers(kind: str, samples: int) -> list[RLRolloutWorker]:
         if kind == "gymnasium":
             config = {"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}}
             workers.append(RLRolloutWorker(task(kind, config, LAKE_STEPS), Wanderer()))
+            continue
+        if kind == "sqlite":
+            request = list(REQUESTS)[seed % 2]
+            config = {"seed_sql": SHOP.format(days=REQUESTS[request])}
+            workers.append(RLRolloutWorker(task(kind, config, 6, on_text="end"), Clerk()))
+            workers[-1].sample = Sample(request)
             continue
         config = {"index": seed} if kind in ("alfworld", "webshop") else {}
         expert = await RLRolloutWorker(task(kind, config, 40), ExpertPolicy()).collect_episode(seed=seed)
@@ -167,10 +240,9 @@ def rank_correlation(a: Floats, b: Floats) -> float:
 
 async def study(kind: str, samples: int, continuations: int) -> list[dict[str, Any]]:
     """Return a line for each estimator on one task."""
-    known = {label: entry for label, entry in ESTIMATORS.items() if _exists(*entry)}
     groups: dict[str, list[tuple[Floats, Floats]]] = {}  # estimates and true advantages of the steps of a group
     spread: dict[str, list[tuple[Floats, Floats]]] = {}  # (K,) estimates of a step with other peers, and the truth
-    cpu_s: dict[str, float] = dict.fromkeys([*known, *(f"vine, {n} continuations" for n in VINE)], 0.0)
+    cpu_s: dict[str, float] = dict.fromkeys([*VARIANTS, *(f"vine, {n} continuations" for n in VINE)], 0.0)
     count = 0
     lake = true_values(LAKE_STEPS)
     for number, worker in enumerate(await make_workers(kind, samples)):
@@ -193,7 +265,7 @@ async def study(kind: str, samples: int, continuations: int) -> list[dict[str, A
             groups.setdefault(f"vine, {n} continuations", []).append((np.concatenate(vine), flat))
         generator = random.Random(number)
         sets = [generator.sample(peers, GROUP - 1) for _ in range(PEER_SETS)]
-        for label, (name, options) in known.items():
+        for label, (name, options) in VARIANTS.items():
             began = time.process_time()
             estimates = advantages(name, options, group)
             cpu_s[label] += time.process_time() - began
@@ -218,12 +290,6 @@ async def study(kind: str, samples: int, continuations: int) -> list[dict[str, A
     ]
 
 
-def _exists(name: str, options: Mapping[str, Any]) -> bool:
-    from reward_kit.rl_helpers import ESTIMATORS as built_in
-
-    return name in built_in
-
-
 def _difference(ranks: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
     interval = mean_interval([a - b for a, b in zip(ranks, baseline, strict=True)], range(len(ranks)))
     return {"rank_over_grpo": interval.mean, "low": interval.low, "high": interval.high}
@@ -246,13 +312,23 @@ def _spread(steps: Sequence[tuple[Floats, Any]]) -> dict[str, Any]:
     return {"scale": scale, "bias": bias, "sd": abs(scale) * float(np.sqrt(np.mean(deviation**2)))}
 
 
-def table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of the docs: a row per estimator, and columns of ranks and sign errors per task."""
+NAMES = {
+    "gymnasium": "FrozenLake",
+    "alfworld": "household",
+    "sokoban": "Sokoban",
+    "webshop": "WebShop",
+    "sqlite": "support",
+}
+
+
+def table(lines: Sequence[Mapping[str, Any]], first: str) -> str:
+    """Return a table of the docs: a row per estimator or state hash, and columns of ranks and sign errors per task."""
+    is_hash = first == "State hash"
+    lines = [line for line in lines if line["estimator"].startswith("hash: ") == is_hash]
     tasks = list(dict.fromkeys(line["task"] for line in lines))
     labels = list(dict.fromkeys(line["estimator"] for line in lines))
-    names = {"gymnasium": "FrozenLake", "alfworld": "household", "sokoban": "Sokoban", "webshop": "WebShop"}
     found = {(line["task"], line["estimator"]): line for line in lines}
-    rows = [["Estimator", *(f"{names[one]}: rank, wrong sign" for one in tasks)], ["---"] * (len(tasks) + 1)]
+    rows = [[first, *(f"{NAMES[one]}: rank, wrong sign" for one in tasks)], ["---"] * (len(tasks) + 1)]
     for label in labels:
         cells = []
         for one in tasks:
@@ -260,16 +336,18 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
             is_better = line is not None and line["low"] is not None and line["low"] > 0.0
             mark = "**" if is_better else ""
             cells.append(f"{mark}{line['rank']:.2f}{mark}, {line['wrong_sign']:.0%}" if line else "")
-        rows.append([label, *cells])
+        rows.append([f"`{label.removeprefix('hash: ')}`" if is_hash else label, *cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def write_page(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Replace the table of the page, and draw its figure."""
-    before, start, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    _, end, after = rest.partition(END)
-    assert start and end, f"{PAGE} must contain {START} and {END}"
-    PAGE.write_text(f"{before}{START}\n{table(lines)}\n{END}{after}", encoding="utf-8")
+    """Replace the tables of the page, and draw its figure."""
+    for first in ("Estimator", "State hash"):
+        begin = START.format(first)
+        before, start, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+        _, end, after = rest.partition(END)
+        assert start and end, f"{PAGE} must contain {begin} and {END}"
+        PAGE.write_text(f"{before}{begin}\n{table(lines, first)}\n{END}{after}", encoding="utf-8")
     subprocess.run([sys.executable, str(ROOT / "docs" / "draw_figures.py")], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -277,7 +355,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=12, help="groups per task")
     parser.add_argument("--continuations", type=int, default=64, help="continuations per step for the true values")
-    parser.add_argument("--tasks", nargs="+", default=["gymnasium", "alfworld", "sokoban", "webshop"])
+    parser.add_argument("--tasks", nargs="+", choices=NAMES, default=list(NAMES))
     parser.add_argument("--lines", type=Path, default=LINES, help="file for the lines")
     parser.add_argument("--table", action="store_true", help="only write the table and the figure of earlier lines")
     options = parser.parse_args()
@@ -286,8 +364,10 @@ async def main() -> None:
         return
     lines: list[dict[str, Any]] = []
     for kind in options.tasks:
-        lines += await study(kind, options.samples, options.continuations)
-        print(table(lines), file=sys.stderr, flush=True)
+        # The episodes of the support task are short.
+        samples = options.samples * (4 if kind == "sqlite" else 1)
+        lines += await study(kind, samples, options.continuations)
+        print(table(lines, "Estimator"), table(lines, "State hash"), sep="\n\n", file=sys.stderr, flush=True)
     options.lines.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     if options.lines == LINES:
         write_page(lines)

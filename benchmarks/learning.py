@@ -4,9 +4,10 @@
 
 Every arm is `examples/alfworld_household/train.yaml` with the overrides in `ARMS`. Arms with the same seed start from
 the same weights and see the same problems in the same order. A run ends with the update that reaches `--steps`
-commands. Its last weights are then evaluated on held-out problems, in rooms that no training problem uses: at
-temperatures 1 and 0.5 with two draws each, and greedily. They are compared with the initial weights ("warm start") at
-several temperatures, and with each other by paired confidence intervals over seeds.
+commands, and the learning rate follows the share of the commands. Its last weights are then evaluated on held-out
+problems, in rooms that no training problem uses: at temperatures 1 and 0.5 with two draws each, and greedily. They are
+compared with the initial weights ("warm start") at several temperatures, and with each other by paired confidence
+intervals over seeds.
 
 The command is resumable: it skips finished runs and continues interrupted ones from their checkpoints. Results are
 written to `results.jsonl` in `--out`. `--report` only prints the tables and writes the picture. `--tune` runs the
@@ -22,7 +23,7 @@ import logging
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -71,31 +72,17 @@ TRIALS = {
 
 
 def train(arm, changes, seed, folder, steps):
-    """Train for `steps` commands; return the CPU seconds, or None for a resumed run."""
-    overrides = {**ARMS[arm], **changes, "seed": seed}
+    """Train for `steps` commands, and return the CPU seconds."""
+    overrides = {**ARMS[arm], **changes, "seed": seed, "updates": None, "max_env_steps": steps}
     plan = load_plan(EXAMPLE / "train.yaml", overrides)
-    is_new = not (folder / "run.json").exists()
-    if is_new:
+    if not (folder / "run.json").exists():
         run_folder = RunFolder.create(folder, new_run_header(folder.name, plan), plan.redaction)
     else:
         run_folder = RunFolder(folder, plan.redaction)
 
-    @asynccontextmanager
-    async def stop_after_steps(control, display):
-        original = display.updated
-
-        def updated(update, figures, progress):
-            original(update, figures, progress)
-            if figures.get("progress/env_steps", 0.0) >= steps:
-                control.finish(f"{steps} commands")
-
-        display.updated = updated
-        yield
-
-    began = time.process_time()
-    with run_folder, TrainingDisplay("none", plan.config.updates) as display:
-        asyncio.run(run_training(plan, run_folder, display, stop_after_steps))
-    return time.process_time() - began if is_new else None
+    with run_folder, TrainingDisplay("none", plan.config) as display:
+        outcome = asyncio.run(run_training(plan, run_folder, display, lambda *_: nullcontext()))
+    return outcome.summary["cpu_s"]
 
 
 def save_last_weights(folder):

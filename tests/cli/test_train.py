@@ -44,7 +44,8 @@ def check_resume_of_a_finished_run(folder: Path) -> None:
     run = run_path(folder).relative_to(folder)
     done = command_line.call("train", "--resume", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert f"{run} finished after 2 updates. To continue training, increase updates:" in done.stderr
+    assert f"{run} finished after 2 updates and " in done.stderr
+    assert "To continue training, increase the limit:" in done.stderr
     assert f"reward-kit train --resume {run} -T updates=4" in done.stderr
     assert [line["update"] for line in metrics_of(folder / run)] == [0, 1, 2]
 
