@@ -79,7 +79,7 @@ class Pipeline:
 
     @property
     def has_waiting_batch(self) -> bool:
-        """Whether a batch has been rolled out but not used for training."""
+        """True if a batch has been rolled out but not used for training."""
         return self._ahead is not None or bool(self._waiting)
 
     async def step(self, *, more: bool) -> Figures:
