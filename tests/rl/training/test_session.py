@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from itertools import pairwise
@@ -84,6 +85,7 @@ async def test_environment_steps_limit_training(tmp_path: Path, pipeline: str) -
     evaluation = {"hold_out": 1, "every_env_steps": 20}
     ppo = {"lr": 0.01, "schedule": "linear"}
     path = lake_folder(tmp_path, updates=None, max_env_steps=50, pipeline=pipeline, ppo=ppo, evaluation=evaluation)
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
     outcome = await trained(path, tmp_path / "run")
     lines = metrics_of(tmp_path / "run")
     assert outcome.status == "complete" and outcome.summary["stopped"] is None
@@ -98,6 +100,7 @@ async def test_environment_steps_limit_training(tmp_path: Path, pipeline: str) -
     cpu = [line["time/cpu_s"] for line in lines[1:]]
     assert 0 < cpu[0] < cpu[-1] <= outcome.summary["cpu_s"] + 0.001
 
+    assert gc.isenabled() and gc.get_threshold() == thresholds and gc.get_freeze_count() == frozen
     more = await trained(path, tmp_path / "run", max_env_steps=80)
     assert more.summary["totals"]["env_steps"] >= 80 and more.summary["cpu_s"] > outcome.summary["cpu_s"]
     fewer = await trained(path, tmp_path / "both", updates=1)

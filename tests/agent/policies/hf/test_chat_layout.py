@@ -1,5 +1,8 @@
 """Test that an extended context equals the rendered conversation, or begins a new segment."""
 
+import datetime
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -287,3 +290,19 @@ def test_messages_are_converted_for_chat_templates():
     assert [each["function"]["arguments"] for each in chat["tool_calls"]] == [{"to": "bed"}, "{"]
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert to_chat(Message(role="user", content=parts)) == {"role": "user", "content": "ab"}
+
+
+def test_key_of_tools_follows_their_content() -> None:
+    """The key is JSON; values that only JSON's fallback can write are included too."""
+
+    def keyed(**parameter: object) -> str:
+        return tools_given([tool_spec("go", "Go.", {"type": "object", "properties": {"to": parameter}})]).key
+
+    assert json.loads(keyed(enum=["a", "b"]))[0]["function"]["parameters"]["properties"]["to"] == {"enum": ["a", "b"]}
+    assert keyed(enum=["a", "b"]) == keyed(enum=["".join("a"), "b"]) != keyed(enum=["a", "c"])
+    assert keyed(default=1) != keyed(default=1.0) != keyed(default=True)
+    assert "2026-01-02" in keyed(default=datetime.date(2026, 1, 2))
+    specs = [tool_spec("go", "Go.", {"type": "object", "properties": {"to": {"enum": ["a"]}}})]
+    before = tools_given(specs).key
+    specs[0]["function"]["parameters"]["properties"]["to"]["enum"].append("b")
+    assert tools_given(specs).key == before.replace('["a"]', '["a", "b"]')
