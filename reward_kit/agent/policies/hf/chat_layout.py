@@ -68,9 +68,10 @@ def tools_given(specs: Sequence[ToolSpec] | None) -> Tools:
     """
     if not specs:
         return NO_TOOLS
+    content: Any = specs
     try:
         # This is much faster than encoding JSON. In version 2 of the format, equal values have equal bytes.
-        return Tools(_tools_key(marshal.dumps(specs, 2)), specs)
+        return Tools(_tools_key(marshal.dumps(content, 2)), specs)
     except ValueError:
         return Tools(_TOOLS_ENCODER.encode(specs), specs)
 
