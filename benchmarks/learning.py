@@ -102,7 +102,7 @@ async def success(model, split, temperature, draw):
     options |= {"model": str(model), "temperature": temperature, "max_sessions": CONCURRENCY}
     policy = make_policy("hf", options, EXAMPLE)
     worker = RLRolloutWorker(load_task(EXAMPLE / "training.yaml").definition, policy)
-    samples = [Sample(f"{split}-{n}", {"resource_config": {"split": split, "index": n}}) for n in range(PROBLEMS)]
+    samples = [Sample(f"{split}-{n}", resource_config={"split": split, "index": n}) for n in range(PROBLEMS)]
     groups = await Collector(1, CONCURRENCY).collect(worker, [(sample, draw) for sample in samples])
     await policy.close()
     return sum(episode.get_return() for (episode,) in groups) / PROBLEMS

@@ -60,6 +60,13 @@ class Sample:
     resource_config: Mapping[str, Any] = field(default_factory=dict)
     where: str = ""
 
+    def __post_init__(self) -> None:
+        """Reject a `resource_config` that is only in the row, where it has no effect."""
+        if self.row.get("resource_config") and not self.resource_config:
+            raise ConfigError(
+                f"sample {self.id!r}: resource_config in the row has no effect; pass Sample(…, resource_config=…)"
+            )
+
     @property
     def location(self) -> str:
         """The sample's id, file and line, shown in error messages."""

@@ -119,3 +119,10 @@ def test_deep_merge_merges_nested_keys_without_changing_its_inputs():
     base, over = {"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": 3}, "b": [2], "c": {}}
     assert deep_merge(base, over) == {"a": {"x": 1, "y": 3}, "b": [2], "c": {}}
     assert (base, over) == ({"a": {"x": 1, "y": 2}, "b": [1]}, {"a": {"y": 3}, "b": [2], "c": {}})
+
+
+def test_resource_config_in_the_row_alone_is_rejected() -> None:
+    config = {"index": 3}
+    with pytest.raises(ConfigError, match="sample 'a': resource_config in the row has no effect"):
+        Sample("a", {"resource_config": config})
+    assert Sample("a", {"resource_config": config}, resource_config=config).resource_config == config

@@ -31,7 +31,7 @@ def test_password_in_a_url_is_written_to_no_file(tmp_path: Path, is_override: bo
     plan = load_plan(path, {"task.user.base_url": URL} if is_override else {})
     run = tmp_path / "run"
     with RunFolder.create(run, new_run_header("run", plan), plan.redaction) as folder:
-        folder.update_status(status="failed", updates=1, worked_s=1.0)
+        folder.update_status(status="failed", worked_s=1.0, training={"updates": 1})
         folder.write_summary({"stopped": f"{URL} does not answer"})
     assert not [file.name for file in run.iterdir() if PASSWORD.encode() in file.read_bytes()]
     assert json.loads((run / "summary.json").read_bytes())["stopped"] == f"{HIDDEN_URL} does not answer"
