@@ -258,7 +258,7 @@ def _notes(facts: SweepFacts, summary: Mapping[str, Any]) -> list[str]:
 def sweep_tables(summary: Mapping[str, Any]) -> list[SweepTable]:
     """Return the tables of a summary: the arms, the differences, and the scores by category."""
     labels, arms, start, seeds = summary["temperatures"], summary["arms"], summary["start"], len(summary["seeds"])
-    rows = [["start", "", "", "", "", *(_best_text(start, label) for label in labels)]]
+    rows = [["start (untrained)", "", "", "", "", *(_best_text(start, label) for label in labels)]]
     for arm, of in arms.items():
         broken = sum(run["status"] == "failed" for run in of["runs"].values())
         done = sum(run["status"] == "complete" for run in of["runs"].values())

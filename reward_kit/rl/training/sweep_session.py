@@ -21,6 +21,7 @@ from reward_kit.blocking import run_blocking
 from reward_kit.errors import ConfigError, StoreError, TrainingError, boundary
 from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import LOG_FOLDER, ChildProcess, lock_file, start_process
+from reward_kit.report.sweep_page import write_sweep_page
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.resume import changes_since, new_run_header, stored_config, value_differences
 from reward_kit.rl.training.session import INTERRUPTED
@@ -439,4 +440,5 @@ def write_results(folder: Path, plan: SweepPlan, status: str, errors: Mapping[st
     summary["markdown"] = "\n\n".join(filter(None, [*parts, notes]))
     text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
     write_atomically(folder / "summary.json", _redact(plan, text))
+    write_sweep_page(folder, summary, tables)
     return summary
