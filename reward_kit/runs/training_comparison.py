@@ -53,7 +53,7 @@ class TrainingSide:
 
     @property
     def samples(self) -> dict[str, Any]:
-        """The inputs that determine the held-out samples and their scores: digests, and the keys that select samples."""
+        """The inputs that determine the held-out samples and their scores, keyed by name."""
         keys = ("hold_out", "limit")
         chosen = {f"evaluation.{key}": self.evaluation.get(key) for key in keys}
         chosen |= {"seed": self.header.seed} if self.evaluation.get("hold_out") is not None else {}
