@@ -42,7 +42,7 @@ from reward_kit.rl.training.sweep_session import (
     load_sweep,
     sweep_into,
 )
-from reward_kit.runs.display import DisplayKind, figure, small_table
+from reward_kit.runs.display import DisplayKind, FigureTable, figure
 from reward_kit.runs.plan import Control
 
 
@@ -137,8 +137,9 @@ def _show(summary: Mapping[str, Any]) -> None:
     is_terminal = sys.stdout.isatty()
     console = SafeConsole() if is_terminal else SafeConsole(width=10_000, no_color=True)
     for table in sweep_tables(summary):
-        parts = small_table(table.title, table.columns, table.rows, is_plain=not is_terminal, left=table.columns[:1])
-        console.print(*parts, "", sep="\n")
+        lines = [(row[0], list(row[1:])) for row in table.rows]
+        console.print(FigureTable(table.columns[1:], lines, title=table.title, is_plain=not is_terminal))
+        console.print()
     for note in summary["notes"]:
         note_console().print(note)
 

@@ -77,7 +77,7 @@ def test_sweep_prints_a_line_per_run_and_the_tables(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "gigpo-0  complete after 2 updates, " in done.stderr and "start-0  held-out score 0.0" in done.stderr
     assert "One seed says nothing about the spread between seeds" in done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[:5]] == ["Arms", "arm", "start", "gigpo", "grpo"]
+    assert [line.split()[0] for line in done.stdout.splitlines()[:5]] == ["Arms", "seeds", "start", "gigpo", "grpo"]
     assert "not tested" in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
     again = command_line.call("sweep", "--resume", "--json", cwd=tmp_path)

@@ -276,10 +276,11 @@ def sweep_tables(summary: Mapping[str, Any]) -> list[SweepTable]:
             if "p" in one:
                 verdict = "shown" if one["shown"] else "not shown"
                 tested = [p_text(one["p"]), p_text(one["p_corrected"]), verdict]
-            rows.append([arm, label, difference_text(_interval(one)), str(one["seeds"]), *tested])
+            name = arm if len(labels) == 1 else f"{arm}, {label}"
+            rows.append([name, difference_text(_interval(one)), str(one["seeds"]), *tested])
     if rows:
         title = f"Differences from {summary['baseline']}"
-        tables.append(SweepTable(title, ["arm", "at", "difference", "seeds", "p", "p (Holm)", "verdict"], rows))
+        tables.append(SweepTable(title, ["arm", "difference", "seeds", "p", "p (Holm)", "verdict"], rows))
     for label, categories in summary.get("categories", {}).items():
         by = escape_text(summary["by"], _NAME_LENGTH)
         rows = [

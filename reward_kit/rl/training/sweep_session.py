@@ -259,7 +259,7 @@ def changed_inputs(header: SweepHeader, plan: SweepPlan, folder: Path) -> list[s
     fixed = [{key: value for key, value in one.items() if key not in CHANGEABLE} for one in (header.config, config)]
     changed = [one.text for one in value_differences(*fixed)]
     changed += [name for name in plan.digests if header.digests.get(name) != plan.digests[name]]
-    for arm in header.arms.keys() & plan.arms.keys():
+    for arm in [arm for arm in plan.arms if arm in header.arms]:
         changed += [f"{arm}: {text}" for text in changes_since(header.arms[arm], plan.arms[arm], folder).refused]
     return changed
 

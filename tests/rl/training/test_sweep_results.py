@@ -90,7 +90,7 @@ def test_one_seed_has_neither_intervals_nor_tests() -> None:
         ["base (baseline)", "1", "5", "100", "2", "0.500"],
         ["other", "1", "5", "100", "2", "0.900"],
     ]
-    assert tables[1].rows == [["other", "T=1", "+0.400", "1", "", "", "not tested"]]
+    assert tables[1].rows == [["other", "+0.400", "1", "", "", "not tested"]]
 
 
 def test_start_is_shown_at_each_and_at_its_best_temperature() -> None:
