@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from reward_kit.reward_agent.agent import score_all as score_all
     from reward_kit.reward_calls import with_options as with_options
     from reward_kit.reward_function import RewardFunction as RewardFunction
+    from reward_kit.rl.training.sweep import sweep as sweep
     from reward_kit.rl.training.train_file import train as train
     from reward_kit.rl_helpers import system_apply_gigpo_to_batch_steps as system_apply_gigpo_to_batch_steps
     from reward_kit.rl_processing import CreditAssigner as CreditAssigner
@@ -68,6 +69,7 @@ _MODULES = {
     "reward_agent.agent": "AsyncRewardAgent score_all",
     "reward_calls": "with_options",
     "reward_function": "RewardFunction",
+    "rl.training.sweep": "sweep",
     "rl.training.train_file": "train",
     "rl_helpers": "system_apply_gigpo_to_batch_steps",
     "rl_processing": "CreditAssigner RLDataAligner",

@@ -18,6 +18,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "reference/command_line.md": command_line_page.page,
     "reference/task_file.md": schema_pages.task_page,
     "reference/train_file.md": schema_pages.train_page,
+    "reference/sweep_file.md": schema_pages.sweep_page,
     "reference/errors.md": errors_page.page,
     "reference/api.md": python_pages.index_page,
     **{python_pages.uri_of(one): partial(python_pages.group_page, one) for one in GROUPS},

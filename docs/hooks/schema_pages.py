@@ -1,4 +1,4 @@
-"""Generate the pages of the task file and the train file from the JSON schemas that `reward-kit schema` prints."""
+"""Generate the pages of task, train and sweep files from the JSON schemas that `reward-kit schema` prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from markdown_texts import code, inline, sentence, table
 
-from reward_kit.cli.setup import task_schema, train_schema
+from reward_kit.cli.setup import sweep_schema, task_schema, train_schema
 
 Schema = dict[str, Any]
 _TASK = """# Task file
@@ -42,6 +42,21 @@ reward-kit schema train > train.schema.json
 # yaml-language-server: $schema=train.schema.json
 ```
 """
+_SWEEP = """# Sweep file
+
+Every key of a sweep file, generated from [its JSON schema](../schemas/sweep.json). See also
+[Compare training settings](../guides/sweeps.md). An unknown key is an error with its line and the nearest key.
+
+For completion in your editor, write the schema once and begin the file with its name:
+
+```sh
+reward-kit schema sweep > sweep.schema.json
+```
+
+```yaml
+# yaml-language-server: $schema=sweep.schema.json
+```
+"""
 _FURTHER = {
     "policy": "It also takes the keys of the named policy; see [policies](../guides/policies.md).",
     "user": "It also takes the keys of the named policy; see [a simulated user](../guides/tasks.md).",
@@ -65,6 +80,11 @@ def task_page() -> str:
 def train_page() -> str:
     """Return the page of the train file."""
     return _page(_TRAIN, json.loads(train_schema()))
+
+
+def sweep_page() -> str:
+    """Return the page of the sweep file."""
+    return _page(_SWEEP, json.loads(sweep_schema()))
 
 
 class _Block(NamedTuple):

@@ -37,6 +37,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Train": {
         "train": "Train a policy as configured in a train file.",
+        "sweep": "Compare training settings over several seeds.",
         "serve": "Serve reward functions over HTTP to trainers on other machines.",
     },
     "Setup": {
@@ -47,7 +48,7 @@ GROUPS: dict[str, dict[str, str]] = {
 }
 """The visible commands with their summaries, in the groups of `--help`."""
 HIDDEN = {
-    "schema": "Print the JSON schema of task files or train files, for your editor.",
+    "schema": "Print the JSON schema of task, train or sweep files, for your editor.",
     "agent-eval": "Run a task file, as reward-kit 0.4 did: `--task-def T.yaml` and the options of `run`.",
     "completion": "Print the TAB completion script for your shell.",
 }

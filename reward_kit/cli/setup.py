@@ -73,9 +73,9 @@ def init(directory: Path) -> None:
 
 
 @click.command(name="schema")
-@click.argument("kind", type=click.Choice(["task", "train"]), default="task")
+@click.argument("kind", type=click.Choice(["task", "train", "sweep"]), default="task")
 def schema(kind: str) -> None:
-    """Print the JSON schema of task files or train files.
+    """Print the JSON schema of task files, train files or sweep files.
 
     To let your editor complete and check the keys, save the schema next to your task file, and begin the task file with
     `# yaml-language-server: $schema=task.schema.json`.
@@ -85,7 +85,7 @@ def schema(kind: str) -> None:
       reward-kit schema > task.schema.json
       reward-kit schema train > train.schema.json
     """
-    echo(task_schema() if kind == "task" else train_schema(), nl=False)
+    echo({"task": task_schema, "train": train_schema, "sweep": sweep_schema}[kind](), nl=False)
 
 
 def task_schema() -> str:
@@ -101,6 +101,14 @@ def train_schema() -> str:
     with requires_extra("train", "the schema of train files"):
         from reward_kit.rl.training.config import TrainModel
     return schema_of(TrainModel)
+
+
+def sweep_schema() -> str:
+    """Return the JSON schema of sweep files."""
+
+    with requires_extra("train", "the schema of sweep files"):
+        from reward_kit.rl.training.sweep_file import SweepModel
+    return schema_of(SweepModel)
 
 
 def attributes_of(documented: type[Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +53,20 @@ def require_trust_in_file(
     from reward_kit.runs.trust import plan_file_code
 
     return _require(plan_file_code(path, typed, stored), str(path))
+
+
+def require_trust_in_sweep(path: Path, train: Path, arms: Sequence[Mapping[str, Any]]) -> None:
+    """Raise an error unless the user trusts the code that the arms of a sweep file run.
+
+    On a terminal, prompt the user.
+    """
+    from reward_kit.runs.trust import plan_file_code
+
+    codes = [plan_file_code(train, None, overrides) for overrides in arms]
+    settings = [*dict.fromkeys(itertools.chain(*(code.settings for code in codes)))]
+    stored = [*dict.fromkeys(itertools.chain(*(code.stored for code in codes)))]
+    files = {file: digest for code in codes for file, digest in code.files.items()}
+    _require(replace(codes[0], files=files, settings=settings, stored=stored), str(path))
 
 
 def require_trust_in(references: Sequence[str], folder: Path | None = None) -> None:

@@ -362,7 +362,7 @@ def draw(key: str, picture: ChartSpec, run: TrainingFacts, box: Box = SMALL) -> 
     chart.lines = [
         _picture(line, curve, scale, value_text(run.last(line.name) or 0.0, picture)) for line, curve in curves
     ]
-    chart.band = _area(band, scale)
+    chart.band = area_path(band, scale)
     chart.y_ticks = [Tick(scale.y(value), value_text(value, picture)) for value in y_ticks(scale)]
     chart.x_ticks = [Tick(scale.x(tick), f"{tick:,}") for tick in whole_ticks(scale.first, scale.last, _X_TICKS)]
     chart.marks = [Mark(scale.x(update), update, "resumed") for update in run.resumed_at]
@@ -371,7 +371,8 @@ def draw(key: str, picture: ChartSpec, run: TrainingFacts, box: Box = SMALL) -> 
     return chart
 
 
-Band = Sequence[tuple[int, float, float]]
+Band = Sequence[tuple[float, float, float]]
+"""Updates, each with a lower and an upper value."""
 
 
 def _band(run: TrainingFacts, curves: Iterable[tuple[ChartLine, Curve]]) -> Band:
@@ -424,10 +425,11 @@ def _picture(line: ChartLine, curve: Curve, scale: Axes, latest: str) -> CurvePa
     if curve.low_M is not None and curve.high_M is not None:
         rows = zip(curve.updates_M.tolist(), curve.low_M.tolist(), curve.high_M.tolist(), strict=True)
         extremes = [row for row in rows if math.isfinite(row[1])]
-    return CurvePath(line.label, latest, "".join(parts), _area(extremes, scale), dots)
+    return CurvePath(line.label, latest, "".join(parts), area_path(extremes, scale), dots)
 
 
-def _area(band: Band, scale: Axes) -> str:
+def area_path(band: Band, scale: Axes) -> str:
+    """Return the SVG path of a band, or "" if it has fewer than two points."""
     if len(band) < 2:
         return ""
     above = [f"{scale.x(update):g} {scale.y(top):g}" for update, _, top in band]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from rich.console import Group, RenderableType
@@ -165,19 +165,23 @@ def comparison_markdown(comparison: Comparison, gates: Sequence[Gate] = ()) -> s
     for gate in gates:
         conclusions.append(f"Gate {'failed' if gate.failed else 'passed'}: {escape_text(gate.message, _LINE_LENGTH)}")
     names = [escape_text(side.label, _NAME_LENGTH) for side in comparison.sides]
-    rows = [("", [f"{names[0]} (baseline)", *names[1:]]), *lines(comparison)]
-    header, *body = ("| " + " | ".join(map(_escape_markdown, [name, *cells])) + " |" for name, cells in rows)
-    table = "\n".join([header, f"|---|{'---:|' * len(names)}", *body])
+    columns = ["", f"{names[0]} (baseline)", *names[1:]]
+    table = markdown_table(columns, [[name, *cells] for name, cells in lines(comparison)], left=[""])
     above, below = (
         "\n".join(f"- {_escape_markdown(text)}" for text in texts)
         for texts in (conclusions, comparison_notes(comparison))
     )
     columns, metrics = metric_lines(comparison.differences)
     cut = [[escape_text(cell, _NAME_LENGTH) for cell in cells] for cells in metrics[:_MOST_METRICS]]
-    header, *body = ("| " + " | ".join(map(_escape_markdown, cells)) + " |" for cells in [columns, *cut])
-    rule = "|" + "".join("---|" if column in ("metric", "run") else "---:|" for column in columns)
-    of_metrics = "\n".join([header, rule, *body]) if metrics else ""
+    of_metrics = markdown_table(columns, cut, left=["metric", "run"]) if metrics else ""
     return "\n\n".join(block for block in ("### Evaluation", above, table, of_metrics, below) if block)
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[str]) -> str:
+    """Return a Markdown table. The columns in `left` are aligned to the left, and the others to the right."""
+    header, *body = ("| " + " | ".join(map(_escape_markdown, cells)) + " |" for cells in [columns, *rows])
+    rule = "|" + "".join("---|" if column in left else "---:|" for column in columns)
+    return "\n".join([header, rule, *body])
 
 
 def _escape_markdown(text: str) -> str:

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -132,17 +132,18 @@ def small_table(
     *,
     is_plain: bool = False,
     full_list: str = "summary.json",
+    left: Collection[str] = ("metric", "tag", "policy"),
 ) -> list[RenderableType]:
     """Return a table below the main table, or nothing without rows.
 
-    `full_list` is the place where all rows can be found.
+    `full_list` is the place where all rows can be found. The columns in `left` contain names.
     """
     if not rows:
         return []
     style = {"box": None, "pad_edge": False} if is_plain else {"box": box.SIMPLE}
     table = Table(title=Text(title, "" if is_plain else "bold"), title_justify="left", **style)
     for name in columns:
-        is_name = name in ("metric", "tag", "policy")
+        is_name = name in left
         table.add_column(name, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
     for cells in rows[:_MOST_METRICS]:
         table.add_row(*(Text(printable(cell)) for cell in cells))

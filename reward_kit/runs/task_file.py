@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,8 @@ from reward_kit.validation import describe_validation_error
 
 KeyPath = tuple[str | int, ...]
 Model = TypeVar("Model", bound=pydantic.BaseModel)
-_IS_PYTHON: ContextVar[bool] = ContextVar("_IS_PYTHON", default=False)
+_OVERRIDE_SOURCE: ContextVar[str] = ContextVar("_OVERRIDE_SOURCE", default="-T")
+_PYTHON = "overrides"
 _HINTS = {
     "mapping values are not allowed here": (
         "; put a string that contains ': ' in quotes, and align the keys of a block"
@@ -143,25 +144,34 @@ def error_context(located: LocatedYaml, *location: str | int) -> Iterator[None]:
 
 
 @contextmanager
-def overrides_in_python() -> Iterator[None]:
-    """Make error messages in the block refer to the parameter `overrides` instead of the option -T."""
-    token = _IS_PYTHON.set(True)
+def overrides_from(source: str) -> Iterator[None]:
+    """Make error messages in the block refer to this source of the overrides, instead of the option -T.
+
+    The source is the location of a mapping in a file, or "overrides" for the parameter in Python.
+    """
+    token = _OVERRIDE_SOURCE.set(source)
     try:
         yield
     finally:
-        _IS_PYTHON.reset(token)
+        _OVERRIDE_SOURCE.reset(token)
+
+
+def overrides_in_python() -> AbstractContextManager[None]:
+    """Make error messages in the block refer to the parameter `overrides` instead of the option -T."""
+    return overrides_from(_PYTHON)
 
 
 def override_source() -> str:
-    """Return the name of the option or parameter that sets overrides, for error messages."""
-    return "overrides" if _IS_PYTHON.get() else "-T"
+    """Return the name of the option or parameter that sets overrides, or their location, for error messages."""
+    return _OVERRIDE_SOURCE.get()
 
 
 def format_override(key: str, value: str = "") -> str:
     """Format an override in the way a user writes it, for error messages."""
-    if _IS_PYTHON.get():
+    source = override_source()
+    if source == _PYTHON:
         return f"overrides={{{key!r}: {repr(value) if value else '…'}}}"
-    return f"-T {key}={value or '…'}"
+    return f"-T {key}={value or '…'}" if source == "-T" else f"{key}: {value or '…'}"
 
 
 def parse_override(text: str, option: str = "-T") -> tuple[str, Any]:

@@ -19,7 +19,9 @@ from tests import command_line
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "docs" / "schemas"
 TRAINED = sorted(ROOT.glob("examples/*/train.yaml"))
-TASKS = sorted(set(ROOT.glob("examples/*/*.yaml")) - set(TRAINED))
+SWEEPS = sorted(ROOT.glob("examples/*/sweep.yaml"))
+TASKS = sorted(set(ROOT.glob("examples/*/*.yaml")) - {*TRAINED, *SWEEPS})
+EXAMPLES = {"task": TASKS, "train": TRAINED, "sweep": SWEEPS}
 
 
 def schema(folder: Path, *kind: str) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def schema(folder: Path, *kind: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module", params=["task", "train"])
+@pytest.fixture(scope="module", params=["task", "train", "sweep"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -40,8 +42,8 @@ def printed(kind: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
 
 
 def test_example_files_match_the_schema(kind: str, printed: dict[str, Any]) -> None:
-    paths = TASKS if kind == "task" else TRAINED
-    assert len(paths) >= 2
+    paths = EXAMPLES[kind]
+    assert paths
     jsonschema.Draft202012Validator.check_schema(printed)
     for path in paths:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -55,11 +57,15 @@ def test_published_schemas_match_the_command(kind: str, printed: dict[str, Any])
     assert published == printed, f"reward-kit schema {kind} > docs/schemas/{kind}.json"
 
 
-@pytest.mark.parametrize("path", [*TASKS, *TRAINED], ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_first_line_of_an_example_names_its_schema(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind_of_file", "path"),
+    [(kind, path) for kind, paths in EXAMPLES.items() for path in paths],
+    ids=lambda value: f"{value.parent.name}/{value.name}" if isinstance(value, Path) else value,
+)
+def test_first_line_of_an_example_names_its_schema(kind_of_file: str, path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     named = first.removeprefix("# yaml-language-server: $schema=")
-    assert (path.parent / named).resolve() == PUBLISHED / ("train.json" if path in TRAINED else "task.json")
+    assert (path.parent / named).resolve() == PUBLISHED / f"{kind_of_file}.json"
 
 
 def keys(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -105,4 +111,4 @@ def test_default_schema_is_that_of_tasks(tmp_path: Path) -> None:
 
 def test_unknown_schema_kind_is_rejected(tmp_path: Path) -> None:
     refused = command_line.call("schema", "tsk", cwd=tmp_path)
-    assert refused.returncode == 2 and "'task', 'train'" in refused.stderr
+    assert refused.returncode == 2 and "'task', 'train', 'sweep'" in refused.stderr

@@ -330,6 +330,9 @@ class WandbModel(BaseModel):
 
     project: str = Field(min_length=1, description="the project, which is created if it does not exist")
     entity: str | None = Field(default=None, description="the owner of the project; default: your account")
+    group: str | None = Field(
+        default=None, min_length=1, description="the group of the run; default: none, or the directory of the sweep"
+    )
     mode: Literal["online", "offline"] = Field(default="online", description="`offline` stores figures on disk only")
 
 

@@ -26,6 +26,7 @@ from reward_kit.private_files import private_opener
 from reward_kit.rl.training.config import LogsModel, TrainModel
 from reward_kit.rl.training.pipelines import Progress
 from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, cut_torn_line, wrap_os_errors
+from reward_kit.runs.run_folder import GENERATED_NAME
 
 DisplayKind = Literal["rich", "plain", "none"]
 
@@ -72,7 +73,7 @@ class Logs:
     """All outputs for the figures of a run. Use it as a context manager.
 
     Args:
-        run: the run directory. Its name is also the run's id at Weights & Biases, so a resumed run continues there.
+        run: the run directory. Its name identifies the run at Weights & Biases, so a resumed run continues there.
         options: the outputs other than `metrics.jsonl`.
         config: the resolved train file.
         first: the first update that will be written. In TensorBoard, any figures that earlier processes wrote for this
@@ -102,7 +103,8 @@ class Logs:
                 project=wandb.project,
                 entity=wandb.entity,
                 mode=wandb.mode,
-                id=run.name,
+                group=wandb.group,
+                id=_wandb_id(run),
                 name=run.name,
                 dir=str(run),
                 resume="allow",
@@ -132,6 +134,14 @@ class Logs:
             self._wandb.log(dict(figures), step=update)
 
 
+def _wandb_id(run: Path) -> str:
+    """Return the id of a run at Weights & Biases, which must be unique in the project."""
+    # The runs of a sweep have short names, so the name of the sweep's directory is added.
+    name = run.name if GENERATED_NAME.search(run.name) else f"{run.resolve().parent.name}-{run.name}"
+    return name[-_LONGEST_WANDB_ID:]
+
+
+_LONGEST_WANDB_ID = 128
 _RECENT = 20
 """The number of recent updates from which the remaining time is estimated, because episode lengths change."""
 _SHOWN = (

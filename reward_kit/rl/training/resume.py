@@ -67,12 +67,29 @@ def changes_since(header: RunHeader, plan: TrainingPlan, run: Path) -> Changes:
     allowed: list[str] = []
     keys: list[str] = []
     # Comments, white space and the order of keys change the digest but nothing else.
-    for key, before, now in _differences(header.require_training(run).config, stored_config(plan)):
-        target = allowed if key.partition(".")[0] in CHANGEABLE else keys
-        target.append(f"{key} was {_short(before)}, is {_short(now)}")
+    for one in value_differences(header.require_training(run).config, stored_config(plan)):
+        (allowed if one.key.partition(".")[0] in CHANGEABLE else keys).append(one.text)
     if keys:
         refused.append(f"{TRAIN_FILE} ({'; '.join(keys)})")
     return Changes(refused, allowed)
+
+
+class ValueDifference(NamedTuple):
+    """A key whose value differs, and both values as short texts."""
+
+    key: str
+    before: str
+    now: str
+
+    @property
+    def text(self) -> str:
+        """A description of a change."""
+        return f"{self.key} was {self.before}, is {self.now}"
+
+
+def value_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[ValueDifference]:
+    """Return each key, dotted if nested, whose value differs."""
+    return [ValueDifference(key, _short(one), _short(other)) for key, one, other in _differences(before, now)]
 
 
 def _differences(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:

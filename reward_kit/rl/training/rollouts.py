@@ -21,7 +21,7 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError
 from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.reward_agent.scoring import ScoringRequest
+from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.reward_manager import RewardManager
 from reward_kit.rl.training.figures import Figures, episode_figures, prefixed, score_figures
 from reward_kit.runs.statistics import mean_interval
@@ -222,14 +222,18 @@ class HeldOutEvaluation:
     examples: RewardManager | None = None  # a reward manager that shows some of the episodes
     pad_token_id: int = 0
 
-    async def measure(self) -> Figures:
-        """Collect and score episodes, and return figures whose names have the prefix `held_out/`."""
+    async def collect(self) -> tuple[list[SingleAgentEpisode], list[Scored]]:
+        """Return the episodes, `rollouts` for each sample in order, and their scores."""
         seed, task = derive_seed("evaluate", self.run_seed), self.worker.task_definition
         groups = await self.collector.collect(self.worker, [(sample, seed) for sample in self.samples])
         episodes = [episode for group in groups for episode in group]
         requests = [ScoringRequest.from_episode(episode, task) for episode in episodes]
-        scored = await self.reward_agent.score_all(requests, self.rollouts)
-        scores = [one.score for one in scored]
+        return episodes, await self.reward_agent.score_all(requests, self.rollouts)
+
+    async def measure(self) -> Figures:
+        """Collect and score episodes, and return figures whose names have the prefix `held_out/`."""
+        episodes, scored = await self.collect()
+        scores, task = [one.score for one in scored], self.worker.task_definition
         if self.examples is not None:
             rows = build_rows(episodes, scores=scores, pad_token_id=self.pad_token_id)
             if len(rows):

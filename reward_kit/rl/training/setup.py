@@ -90,14 +90,16 @@ def make_learner(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, fo
 
 @asynccontextmanager
 async def _local_workers(plan: TrainingPlan, policy: AgentPolicy) -> AsyncIterator[Workers]:
-    def in_lockstep(acting: AgentPolicy) -> AgentPolicy:
-        return LockstepBarrier(acting) if getattr(acting, "lockstep", False) else acting
-
     held_out = None
     if plan.held_out is not None and plan.config.evaluation is not None:
         acting = evaluation_policy(policy, plan.config.evaluation.temperature)
         held_out = make_worker(plan.held_out.task, in_lockstep(acting))
     yield Workers(make_worker(plan.task, in_lockstep(policy)), held_out)
+
+
+def in_lockstep(acting: AgentPolicy) -> AgentPolicy:
+    """Return the policy with a barrier if it acts in lockstep, and otherwise the policy itself."""
+    return LockstepBarrier(acting) if getattr(acting, "lockstep", False) else acting
 
 
 def make_worker(task: LoadedTask, policy: AgentPolicy, traffic: ProviderSession | None = None) -> RLRolloutWorker:
