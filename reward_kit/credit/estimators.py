@@ -649,13 +649,18 @@ def get_estimator(estimator: str | Callable[..., Any]) -> Estimator:
     return ESTIMATORS[estimator]
 
 
+def option_parameters(estimator: str, own: OwnEstimator | None = None) -> dict[str, inspect.Parameter]:
+    """Return the options of an estimator, keyed by name."""
+    parameters = own.parameters if own else inspect.signature(ESTIMATORS[estimator], eval_str=True).parameters
+    return {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}
+
+
 def resolve_options(estimator: str, options: Mapping[str, Any], own: OwnEstimator | None = None) -> dict[str, Any]:
     """Validate an estimator's options, and return all of its options, including defaults, keyed by name.
 
     The required options of a built-in estimator have default values here; those of a user's function do not.
     """
-    parameters = own.parameters if own else inspect.signature(ESTIMATORS[estimator], eval_str=True).parameters
-    known = {p.name: p for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.name != "group_ids"}
+    known = option_parameters(estimator, own)
     for name in options:
         if name not in known:
             raise ConfigError(f"{estimator} has no option {name!r}{did_you_mean(name, known)}")

@@ -166,9 +166,12 @@ def override_source() -> str:
     return _OVERRIDE_SOURCE.get()
 
 
-def format_override(key: str, value: str = "") -> str:
+def format_override(key: str, value: str | Mapping[str, Any] = "") -> str:
     """Format an override in the way a user writes it, for error messages."""
     source = override_source()
+    if not isinstance(value, str) and source != _PYTHON:
+        text = yaml.safe_dump(dict(value), default_flow_style=True, sort_keys=False, width=10_000).strip()
+        return f"-T {shlex.quote(f'{key}={text}')}" if source == "-T" else f"{key}: {text}"
     if source == _PYTHON:
         return f"overrides={{{key!r}: {repr(value) if value else '…'}}}"
     return f"-T {key}={value or '…'}" if source == "-T" else f"{key}: {value or '…'}"

@@ -39,6 +39,7 @@ from reward_kit.runs.task_file import (
     LocatedYaml,
     error_context,
     error_location,
+    format_override,
     overridden_keys,
     override_source,
     parse_task,
@@ -326,6 +327,8 @@ def make_assigner(credit: CreditModel) -> CreditAssigner:
 
 def make_located_assigner(located: LocatedYaml, credit: CreditModel, overrides: Mapping[str, Any]) -> CreditAssigner:
     """Create the assigner of a `credit:` block. Errors include the line of the block."""
+    if "credit.estimator" in overrides:
+        _refuse_leftover_options(located, credit, overrides)
     try:
         return make_assigner(credit)
     except ConfigError as error:
@@ -335,6 +338,30 @@ def make_located_assigner(located: LocatedYaml, credit: CreditModel, overrides: 
         named = re.search(rf"option '{of_keys}'", text) or re.search(of_keys, text)
         key = ("credit", named[1]) if named else ("credit",)
         raise ConfigError(f"{error_location(located, key, overrides)}: {'.'.join(key)}: {error}") from error
+
+
+def _refuse_leftover_options(located: LocatedYaml, credit: CreditModel, overrides: Mapping[str, Any]) -> None:
+    """Raise an error that names all options in the file that do not apply to the estimator of an override."""
+    from reward_kit.credit.estimators import get_estimator, option_parameters
+    from reward_kit.credit.own_estimators import OwnEstimator
+
+    try:
+        estimator = get_estimator(credit.estimator)
+    except ConfigError:  # the caller reports an unknown estimator
+        return
+    known = option_parameters(credit.estimator, estimator if isinstance(estimator, OwnEstimator) else None)
+    written = located.data.get("credit") or {}
+    block = dict(written) if isinstance(written, Mapping) else {}
+    unused = [key for key in block if key in credit.options() and key not in known and f"credit.{key}" not in overrides]
+    if not unused:
+        return
+    name = str(overrides["credit.estimator"])
+    kept = {key: value for key, value in block.items() if key not in unused and key != "estimator"}
+    keys, noun = ", ".join(f"credit.{key}" for key in unused), "option" if len(unused) == 1 else "options"
+    raise ConfigError(
+        f"{located.where(('credit', unused[0]))}: {keys}: the estimator {name} has no such {noun}; replace the block "
+        f"with {format_override('credit', {'estimator': name, **kept})}"
+    )
 
 
 def load_tools(location: str, folder: Path) -> ToolRegistry:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.training.description import describe_plan
 from reward_kit.rl.training.plan import load_plan
 from reward_kit.rl_helpers import ESTIMATORS
+from reward_kit.runs.task_file import overrides_in_python, parse_override
+from reward_kit.runs.tasks import load_task
 from tests.rl.training.frozen_lake import TRAIN, lake_folder
 
 
@@ -176,3 +180,28 @@ def test_resolved_configuration_is_plain_json(tmp_path: Path) -> None:
     document = json.loads(json.dumps(load_plan(lake_folder(tmp_path)).resolved()))
     assert document["ppo"]["lr"] == 0.01 and document["ppo"]["limits"]["lag_max"] == 8.0
     assert document["credit"]["omega"] == 0.5 and document["pipeline"] == "sync"
+
+
+def test_overridden_estimator_names_all_options_that_no_longer_apply(tmp_path: Path) -> None:
+    credit = {"estimator": "gigpo", "omega": 0.3, "gamma": 0.9, "min_anchor_group_size": 3}
+    path = lake_folder(tmp_path, credit=credit)
+    with pytest.raises(ConfigError) as refused:
+        load_plan(path, {"credit.estimator": "grpo"})
+    message = str(refused.value)
+    assert re.match(
+        r".*train\.yaml:\d+: credit\.omega, credit\.min_anchor_group_size: the estimator grpo has no", message
+    )
+    override = message.rpartition(" with ")[2]
+    assert override == "-T 'credit={estimator: grpo, gamma: 0.9}'"
+    _, option = shlex.split(override)
+    assert load_plan(path, dict([parse_override(option)])).credit.options["gamma"] == 0.9
+
+
+def test_overridden_estimator_of_a_task_names_the_options_that_no_longer_apply(tmp_path: Path) -> None:
+    lake_folder(tmp_path)
+    task = tmp_path / "task.yaml"
+    task.write_text(yaml.safe_dump({**TRAIN["task"], "credit": {"estimator": "gigpo", "omega": 0.3}}))
+    with pytest.raises(ConfigError, match=r"task\.yaml:\d+: credit\.omega: .*with -T 'credit={estimator: rloo}'"):
+        load_task(task, {"credit.estimator": "rloo"})
+    with overrides_in_python(), pytest.raises(ConfigError, match=r"with overrides={'credit': {'estimator': 'rloo'}}"):
+        load_task(task, {"credit.estimator": "rloo"})

@@ -178,6 +178,14 @@ def test_invalid_sweep_is_rejected_with_its_line(tmp_path: Path, changes: dict[s
         load_sweep(SweepFile.read(path))
 
 
+def test_estimator_of_an_arm_names_the_options_of_the_train_file_that_do_not_apply(tmp_path: Path) -> None:
+    credit = {"estimator": "gigpo", "omega": 0.3}
+    path = sweep_folder(tmp_path, {"credit": credit}, arms={"a": {"credit.estimator": "grpo"}})
+    message = r"sweep\.yaml:5: arms\.a: .*train\.yaml:\d+: credit\.omega: .* block with credit: \{estimator: grpo\}"
+    with pytest.raises(ConfigError, match=message):
+        load_sweep(SweepFile.read(path))
+
+
 def test_sweep_without_held_out_samples_is_rejected(tmp_path: Path) -> None:
     path = sweep_folder(tmp_path, {"evaluation": None})
     with pytest.raises(ConfigError, match=r"sweep\.yaml: no held-out samples .*set evaluation\.dataset_path"):
