@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
+from rich.console import RenderableType
 
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.options import (
@@ -23,7 +26,15 @@ from reward_kit.cli.outcome import note_console
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import escape_text
 from reward_kit.runs.comparison import compare, read_sides, regression_gates, to_json, under_gate
-from reward_kit.runs.comparison_table import comparison_markdown, comparison_notes, comparison_table
+from reward_kit.runs.comparison_table import comparison_markdown, comparison_notes, comparison_table, markdown_table
+from reward_kit.runs.training_comparison import (
+    are_training_runs,
+    read_training_sides,
+    training_json,
+    training_lines,
+    training_notes,
+    training_table,
+)
 
 
 @click.command(name="compare")
@@ -89,6 +100,8 @@ def command(
 ) -> None:
     """Compare runs with the first RUN on their common samples. A RUN is a directory written by `run` or `score`.
 
+    Runs of `train` are compared by their last held-out evaluation.
+
     The first RUN is the baseline. With a single RUN, its policies are compared. Without RUN, the two newest runs of a
     task are compared, with the older run as the baseline.
 
@@ -104,6 +117,11 @@ def command(
     minimums = thresholds(fail_under, lower_bound)
     if as_markdown and as_json:
         raise click.UsageError("use either --markdown or --json")
+    if are_training_runs(runs):
+        if output or fail_on_regression or minimums or policies:
+            raise click.UsageError("of training runs, only the table, --json and --markdown are available")
+        _compare_training(runs, display, as_markdown=as_markdown, as_json=as_json)
+        return
     comparison = compare(read_sides(runs or two_newest(log_dir), policies), seed)
     gates = []
     for margin, metric in fail_on_regression:
@@ -114,12 +132,7 @@ def command(
     elif as_markdown:
         echo(comparison_markdown(comparison, gates))
     else:
-        is_terminal = sys.stdout.isatty()
-        is_plain = display == "plain" or (display is None and not is_terminal)
-        # Plain lines are not wrapped, so that other programs can read them.
-        wide = SafeConsole(width=10_000, no_color=True)
-        console = wide if is_plain else SafeConsole(width=None if is_terminal else 120)
-        console.print(comparison_table(comparison, plain=is_plain))
+        _print_table(partial(comparison_table, comparison), display)
     note = note_console()
     for text in comparison_notes(comparison):
         note.print(f"warning: {text}", style="yellow")
@@ -131,3 +144,26 @@ def command(
         outcome, style = ("failed", "red") if gate.failed else ("passed", "")
         note.print(f"Gate {outcome}: {escape_text(gate.message, 2_000)}", style=style)
     sys.exit(int(any(gate.failed for gate in gates)))
+
+
+def _print_table(table: Callable[..., RenderableType], display: str | None) -> None:
+    """Print a table. `table` is a function with the parameter `plain`."""
+    is_terminal = sys.stdout.isatty()
+    is_plain = display == "plain" or (display is None and not is_terminal)
+    # Plain lines are not wrapped, so that other programs can read them.
+    wide = SafeConsole(width=10_000, no_color=True)
+    console = wide if is_plain else SafeConsole(width=None if is_terminal else 120)
+    console.print(table(plain=is_plain))
+
+
+def _compare_training(runs: Sequence[Path], display: str | None, *, as_markdown: bool, as_json: bool) -> None:
+    sides = read_training_sides(runs)
+    if as_json:
+        echo_json(training_json(sides), allow_nan=False)
+    elif as_markdown:
+        rows = [[name, *cells] for name, cells in training_lines(sides)]
+        echo(markdown_table(["", *(side.label for side in sides)], rows, left=[""]))
+    else:
+        _print_table(partial(training_table, sides), display)
+    for text in training_notes(sides):
+        note_console().print(f"note: {text}")

@@ -128,8 +128,8 @@ def _sides_of(path: Path) -> dict[str, Side]:
     header = RunHeader.read_folder(path)
     if header.training is not None:
         raise ConfigError(
-            f"{path} is a training run, whose metrics.jsonl has means but no scores per sample to "
-            "pair; run the trained model with `reward-kit run`, and compare those runs"
+            f"{path} is a training run, which can be compared only with other training runs; run the trained model "
+            "with `reward-kit run`, and compare that run"
         )
     rows: dict[str, list[EpisodeRow]] = defaultdict(list)
     scorers: dict[str, set[str]] = defaultdict(set)

@@ -60,6 +60,7 @@ class RunRequest(pydantic.BaseModel):
         evaluation_overrides: the overrides for the evaluations, which may have other samples.
         evaluations: the evaluations to make.
         by: the key of the samples or the tag by whose values to group the scores.
+        sys_path: the `sys.path` of the process that started this one.
     """
 
     train: str
@@ -68,6 +69,7 @@ class RunRequest(pydantic.BaseModel):
     evaluation_overrides: dict[str, Any]
     evaluations: list[EvaluationRequest]
     by: str | None = None
+    sys_path: list[str]
 
 
 class _ReportingDisplay(TrainingDisplay):
@@ -199,6 +201,7 @@ def main() -> NoReturn:
     code = 0
     try:
         request = RunRequest.model_validate_json(sys.stdin.read())
+        sys.path[:] = request.sys_path
         status = "complete"
         if request.run is not None:
             status = train_run(request, report)

@@ -102,6 +102,7 @@ class SweepPlan:
                 if (arm, seed, temperature) not in known
             ],
             by=self.file.config.evaluation.by,
+            sys_path=sys.path,
         )
 
 
@@ -386,7 +387,8 @@ class _Session:
     async def _make(self, arm: str, seed: int, request: RunRequest, control: Control) -> None:
         """Run the process of a run, and store its evaluations."""
         name = f"{arm}-{seed}"
-        command = [sys.executable, "-m", "reward_kit.rl.training.sweep_run"]
+        # Without -P, modules in the working directory would hide installed ones, unlike in this process.
+        command = [sys.executable, "-P", "-m", "reward_kit.rl.training.sweep_run"]
         child = await start_process(command, cwd=None, env=os.environ, log_name=name, piped=True)
         self.running[name] = child
         status = None
