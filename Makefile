@@ -90,10 +90,9 @@ campaign: $(VENV)/.dev $(VENV)/.statistics $(VENV)/.browser  ## Run the long tes
 browser-campaign: $(VENV)/.browser  ## Run the browser tests in headless Chromium (apt install chromium)
 	@$(BIN)/python -m pytest -m "" tests/browser
 
-learning-campaign: $(VENV)/.dev  ## Train on the lakes (3 seeds) and chores (GiGPO, GRPO, PPO; 5 seeds each; resumable, 1 h)
+learning-campaign: $(VENV)/.dev  ## Train on the lakes (3 seeds), and compare algorithms in the household (5 arms, 10 seeds; 1 h)
 	@$(BIN)/python -m pytest -s -m campaign tests/rl/training/test_frozen_lake_example.py
-	@$(BIN)/python benchmarks/learning.py
-	@$(BIN)/python benchmarks/learning.py --report
+	@$(BIN)/reward-kit sweep examples/alfworld_household/sweep.yaml --trust
 
 CASES ?= tests/sandbox/cases
 USER_PYTHON ?= /usr/bin/python3

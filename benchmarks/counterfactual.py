@@ -47,6 +47,7 @@ from reward_kit.agent import (  # noqa: E402
     RandomPolicy,
     ScriptedPolicy,
 )
+from reward_kit.environments import ReplayForkResource, StepOutcome, tool_spec  # noqa: E402
 from reward_kit.environments.base import ForkableResource, ToolSpec  # noqa: E402
 from reward_kit.episodes import SingleAgentEpisode  # noqa: E402
 from reward_kit.reward_agent import AsyncRewardAgent  # noqa: E402
@@ -270,15 +271,42 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+class Dice(ReplayForkResource):
+    """Throws dice, and forks by repeating the throws."""
+
+    async def _setup(self, config: dict[str, Any]) -> None:
+        self.random, self.throws = random.Random(0), list[int]()
+
+    async def _reset(self, seed: int | None) -> None:
+        self.random, self.throws = random.Random(seed), []
+
+    def _reseed(self, seed: int | None) -> None:
+        self.random = random.Random(seed)
+
+    async def _step(self, action_name: str, action_params: dict[str, Any]) -> StepOutcome:
+        self.throws.append(self.random.randint(1, 6))
+        return StepOutcome({"throws": self.throws}, reward=float(self.throws[-1]))
+
+    async def get_tools_spec(self) -> list[ToolSpec]:
+        return [tool_spec("throw", "Throw a die.")]
+
+    async def state_key(self) -> str:
+        return str(self.throws)
+
+
 async def repeats(count: int) -> dict[str, Any]:
     """Continue episodes from each step with their recorded actions, and compare the conversations and returns.
 
     A language model that decodes greedily repeats its actions and tokens by itself.
     """
     equal = continued = episodes = 0
-    for kind, config in KINDS.items():
-        for seed in range(-(-count // len(KINDS))):
-            worker = RLRolloutWorker(task(kind, config, 10, noise="shared"), RandomPolicy())
+    dice = Dice()
+    await dice.setup({})
+    tasks = {kind: task(kind, config, 10, noise="shared") for kind, config in KINDS.items()}
+    tasks["dice"] = TaskDefinitionModel(name="dice", max_episode_steps=10, noise="shared")
+    for kind, definition in tasks.items():
+        for seed in range(-(-count // len(tasks))):
+            worker = RLRolloutWorker(definition, RandomPolicy(), environment=dice if kind == "dice" else None)
             episode = await worker.collect_episode(seed=seed)
             script = ScriptedPolicy([episode.get_actions(t) for t in range(len(episode))])
             episodes += 1

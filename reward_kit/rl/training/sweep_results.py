@@ -37,6 +37,7 @@ EVALUATIONS = "evaluations.jsonl"
 SIGNIFICANT = 0.05
 """A difference is shown if its corrected p-value is below this level."""
 _NAME_LENGTH = 60
+_MOST_NAMES = 5
 
 
 class Scores(pydantic.BaseModel):
@@ -241,11 +242,16 @@ def _notes(facts: SweepFacts, summary: Mapping[str, Any]) -> list[str]:
             f"The untrained policy scores best at {best} ({figure(mean)}). A gain over its score at another "
             "temperature may only be the effect of less random sampling."
         )
+    unfinished: dict[str, list[str]] = {}
     for arm, runs in facts.runs.items():
         for seed, run in runs.items():
-            if run["status"] != "complete":
-                why = f": {escape_text(run['error'], 300)}" if run.get("error") else ""
-                notes.append(f"{arm}-{seed} is {run['status']}{why}")
+            if run.get("error"):
+                notes.append(f"{arm}-{seed} is {run['status']}: {escape_text(run['error'], 300)}")
+            elif run["status"] != "complete":
+                unfinished.setdefault(run["status"], []).append(f"{arm}-{seed}")
+    for status, names in unfinished.items():
+        more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+        notes.append(f"{pluralize(len(names), 'run')} {status}: {', '.join(names[:_MOST_NAMES])}{more}")
     unscored = sum(record.episodes - record.scored for record in facts.evaluations.values())
     if unscored:
         notes.append(f"{pluralize(unscored, 'episode')} of the evaluations are unscored and are excluded.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,9 @@ def test_failed_and_missing_runs_are_marked() -> None:
     summary = summarize_sweep(facts(evaluations, runs=runs))
     assert "base-1 is failed: out of memory" in summary["notes"]
     assert sweep_tables(summary)[0].rows[1][:2] == ["base (baseline)", "1 of 2, 1 failed"]
+    absent = {"base": {seed: {"status": "missing", "error": None} for seed in range(7)}}
+    notes = summarize_sweep(replace(facts(evaluations, runs=runs), runs=absent, seeds=range(7)))["notes"]
+    assert notes[-1] == "7 runs missing: base-0, base-1, base-2, base-3, base-4 and 2 more"
 
 
 def test_unscored_episodes_are_excluded_and_counted() -> None:
