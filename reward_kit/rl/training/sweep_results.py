@@ -40,7 +40,7 @@ _NAME_LENGTH = 60
 _MOST_NAMES = 5
 
 
-class Scores(pydantic.BaseModel):
+class ScoreSummary(pydantic.BaseModel):
     """The mean score of some episodes; None if all are unscored."""
 
     model_config = pydantic.ConfigDict(extra="allow", frozen=True)
@@ -50,7 +50,7 @@ class Scores(pydantic.BaseModel):
     score: float | None = pydantic.Field(allow_inf_nan=False)
 
 
-class Evaluation(Scores):
+class SweepEvaluation(ScoreSummary):
     """An evaluation, which is a line of `evaluations.jsonl`.
 
     `temperature` is None for the temperature of the policy. `categories` are the scores for each value of the sweep's
@@ -60,10 +60,10 @@ class Evaluation(Scores):
     arm: str
     seed: int
     temperature: float | None
-    categories: Mapping[str, Scores] = {}
+    categories: Mapping[str, ScoreSummary] = {}
 
 
-Evaluations = Mapping[tuple[str, int, float | None], Evaluation]
+Evaluations = Mapping[tuple[str, int, float | None], SweepEvaluation]
 """The evaluations, keyed by arm, seed and temperature."""
 
 
@@ -81,13 +81,13 @@ def append_evaluation(folder: Path, record: Mapping[str, Any]) -> None:
 def read_evaluations(folder: Path) -> Evaluations:
     """Read the evaluations of a sweep; an incomplete last line is ignored."""
     path = folder / EVALUATIONS
-    found: dict[tuple[str, int, float | None], Evaluation] = {}
+    found: dict[tuple[str, int, float | None], SweepEvaluation] = {}
     if path.is_file():
         with wrap_os_errors("read", path):
             lines = path.read_bytes().split(b"\n")[:-1]
         for number, line in enumerate(lines, 1):
             try:
-                one = Evaluation.model_validate_json(line)
+                one = SweepEvaluation.model_validate_json(line)
             except pydantic.ValidationError as error:
                 problems = "; ".join(describe_validation_error(error))
                 raise StoreError(f"{path}:{number}: {problems}; was the file edited by hand?") from None

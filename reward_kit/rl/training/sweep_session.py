@@ -311,7 +311,7 @@ def sweep_into(
     interruptible: Interruptible = _uninterrupted,
 ) -> SweepOutcome:
     """Make all runs and evaluations that are missing in the directory of a sweep, and write its summary and page."""
-    session = _Session(folder, plan, listener)
+    session = _SweepSession(folder, plan, listener)
 
     async def run() -> str | None:
         control, token = Control(), LOG_FOLDER.set(folder / "logs")
@@ -341,7 +341,7 @@ def sweep_into(
 
 
 @dataclass(slots=True)
-class _Session:
+class _SweepSession:
     """The processes of a sweep."""
 
     folder: Path

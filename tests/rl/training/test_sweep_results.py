@@ -11,7 +11,7 @@ import pytest
 from reward_kit.errors import StoreError
 from reward_kit.rl.training.sweep_results import (
     START,
-    Evaluation,
+    SweepEvaluation,
     SweepFacts,
     append_evaluation,
     read_evaluations,
@@ -23,12 +23,14 @@ SCORES = {"base": [0.1, 0.3, 0.2, 0.4], "better": [0.5, 0.72, 0.6, 0.81], "noisy
 DONE = {"status": "complete", "updates": 5, "env_steps": 100, "cpu_s": 2.0}
 
 
-def evaluation(arm: str, seed: int, score: float | None, temperature: float | None = 1.0, **more: Any) -> Evaluation:
+def evaluation(
+    arm: str, seed: int, score: float | None, temperature: float | None = 1.0, **more: Any
+) -> SweepEvaluation:
     scored = 0 if score is None else 10
-    return Evaluation(arm=arm, seed=seed, temperature=temperature, episodes=10, scored=scored, score=score, **more)
+    return SweepEvaluation(arm=arm, seed=seed, temperature=temperature, episodes=10, scored=scored, score=score, **more)
 
 
-def facts(evaluations: list[Evaluation], **changes: Any) -> SweepFacts:
+def facts(evaluations: list[SweepEvaluation], **changes: Any) -> SweepFacts:
     arms = list(dict.fromkeys(one.arm for one in evaluations if one.arm != START))
     seeds = sorted({one.seed for one in evaluations})
     given: dict[str, Any] = {
@@ -44,7 +46,7 @@ def facts(evaluations: list[Evaluation], **changes: Any) -> SweepFacts:
     return SweepFacts(**given | changes)
 
 
-def all_arms() -> list[Evaluation]:
+def all_arms() -> list[SweepEvaluation]:
     return [evaluation(arm, seed, score) for arm, scores in SCORES.items() for seed, score in enumerate(scores)]
 
 
