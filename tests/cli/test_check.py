@@ -179,12 +179,12 @@ def test_every_example_is_tested() -> None:
 LEARNS = {
     f"{folder}/{name}.yaml"
     for folder, names in (
-        ("alfworld_household", ("agent", "train", "training")),
-        ("frozen_lake_training", ("agent", "task", "train")),
+        ("alfworld_household", ("agent", "sweep", "train", "training")),
+        ("frozen_lake_training", ("agent", "sweep", "task", "train")),
     )
     for name in names
 }
-"""Train files and the tasks of agents that learn: `test_household_agent` and `test_frozen_lake_example` hold them."""
+"""Files of agents that learn: `test_household_agent`, `test_household_example` and `test_frozen_lake_example` hold them."""
 
 ASKS_A_JUDGE = {"llm_judge/task.yaml"}
 """Needs an endpoint, and what its reward lets pass is the judge's doing: see the test with the stand-in."""

@@ -19,7 +19,7 @@ from tests import command_line
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "docs" / "schemas"
 TRAINED = sorted(ROOT.glob("examples/*/train.yaml"))
-SWEEPS = sorted(ROOT.glob("examples/*/sweep.yaml"))
+SWEEPS = sorted([*ROOT.glob("examples/*/sweep.yaml"), *ROOT.glob("benchmarks/*.yaml")])
 TASKS = sorted(set(ROOT.glob("examples/*/*.yaml")) - {*TRAINED, *SWEEPS})
 EXAMPLES = {"task": TASKS, "train": TRAINED, "sweep": SWEEPS}
 
