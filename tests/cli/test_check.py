@@ -184,7 +184,7 @@ LEARNS = {
     )
     for name in names
 }
-"""Files of agents that learn: `test_household_agent`, `test_household_example` and `test_frozen_lake_example` hold them."""
+"""Files of agents that learn, which `test_household_agent`, `test_household_example` and others test."""
 
 ASKS_A_JUDGE = {"llm_judge/task.yaml"}
 """Needs an endpoint, and what its reward lets pass is the judge's doing: see the test with the stand-in."""
