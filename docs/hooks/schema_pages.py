@@ -15,46 +15,27 @@ _TASK = """# Task file
 
 Every key of a task file, generated from [its JSON schema](../schemas/task.json). See also [Write a task
 file](../guides/tasks.md). An unknown key is an error with its line and the nearest key.
-
-For completion in your editor, write the schema once and begin the file with its name:
-
-```sh
-reward-kit schema > task.schema.json
-```
-
-```yaml
-# yaml-language-server: $schema=task.schema.json
-```
 """
 _TRAIN = """# Train file
 
 Every key of a train file, generated from [its JSON schema](../schemas/train.json). See also
 [Train](../guides/training.md); `reward-kit train --dry-run` prints the plan of a file. An unknown key is an error with
 its line and the nearest key; so is a key without effect.
-
-For completion in your editor, write the schema once and begin the file with its name:
-
-```sh
-reward-kit schema train > train.schema.json
-```
-
-```yaml
-# yaml-language-server: $schema=train.schema.json
-```
 """
 _SWEEP = """# Sweep file
 
 Every key of a sweep file, generated from [its JSON schema](../schemas/sweep.json). See also
 [Compare training settings](../guides/sweeps.md). An unknown key is an error with its line and the nearest key.
-
+"""
+_EDITOR = """
 For completion in your editor, write the schema once and begin the file with its name:
 
 ```sh
-reward-kit schema sweep > sweep.schema.json
+reward-kit schema KIND > KIND.schema.json
 ```
 
 ```yaml
-# yaml-language-server: $schema=sweep.schema.json
+# yaml-language-server: $schema=KIND.schema.json
 ```
 """
 _FURTHER = {
@@ -74,17 +55,17 @@ _MANY = 4
 
 def task_page() -> str:
     """Return the page of the task file."""
-    return _page(_TASK, json.loads(task_schema()))
+    return _page(_TASK + _EDITOR.replace("KIND", "task"), json.loads(task_schema()))
 
 
 def train_page() -> str:
     """Return the page of the train file."""
-    return _page(_TRAIN, json.loads(train_schema()))
+    return _page(_TRAIN + _EDITOR.replace("KIND", "train"), json.loads(train_schema()))
 
 
 def sweep_page() -> str:
     """Return the page of the sweep file."""
-    return _page(_SWEEP, json.loads(sweep_schema()))
+    return _page(_SWEEP + _EDITOR.replace("KIND", "sweep"), json.loads(sweep_schema()))
 
 
 class _Block(NamedTuple):

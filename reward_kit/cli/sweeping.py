@@ -29,6 +29,7 @@ from reward_kit.cli.trust import require_trust_in_sweep
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError
+from reward_kit.rl.training.description import describe_limit
 from reward_kit.rl.training.session import INTERRUPTED
 from reward_kit.rl.training.sweep_file import START, SweepFile
 from reward_kit.rl.training.sweep_results import sweep_tables, temperature_text
@@ -117,14 +118,12 @@ def _describe(plan: SweepPlan, as_json: bool) -> None:
         described = {"runs": count, "arms": [*plan.arms], "seeds": file.seeds, "differences": changes}
         echo_json({"dry_run": True, "sweep": file.config.name, **described})
     else:
-        base = plan.arms[file.baseline].config
-        limits = {"updates": base.updates, "environment steps": base.max_env_steps}
-        most = " or ".join(f"{limit:,} {name}" for name, limit in limits.items() if limit is not None)
         seeds = ", ".join(map(str, file.seeds))
         echo(
             f"{pluralize(len(plan.arms), 'arm')}, seeds {seeds}: {pluralize(count, 'run')}, {plan.processes} at a time"
         )
-        echo(f"{file.baseline} (baseline): {file.config.train}, {most}")
+        limit = describe_limit(plan.arms[file.baseline].config)
+        echo(f"{file.baseline} (baseline): {file.config.train}, {limit}")
         for arm, texts in changes.items():
             echo("\n  ".join([f"{arm}:", *(texts or ["the same settings as the baseline"])]))
         labels = ", ".join(map(temperature_text, plan.temperatures))

@@ -354,7 +354,8 @@ def _is_set(config: PPOConfig, name: str) -> bool:
 def lr_factor(config: PPOConfig, update: int, total: float | None, progress: float = 0.0) -> float:
     """Return the learning rate factor for an update. Updates are counted from 0.
 
-    The schedule is as far as the update count or `progress`, whichever is further. At its end, the factor is constant.
+    The schedule's position is the share of updates or `progress`, whichever is larger. After its end, the factor is
+    constant.
     """
     if update < config.warmup:
         return (update + 1) / config.warmup

@@ -151,17 +151,22 @@ def plan_notes(plan: TrainingPlan) -> list[str]:
     ]
 
 
+def describe_limit(config: TrainModel) -> str:
+    """Return the limit of training, such as "60,000 environment steps in updates"."""
+    updates = "updates" if config.updates is None else pluralize(config.updates, "update")
+    if config.max_env_steps is None:
+        return updates
+    most = "" if config.updates is None else "at most "
+    return f"{pluralize(config.max_env_steps, 'environment step')} in {most}{updates}"
+
+
 def _training(plan: TrainingPlan) -> list[str]:
     config, rollout = plan.config, plan.config.rollout
     episodes = rollout.samples_per_update * rollout.group_size
     limit = f", up to {rollout.max_concurrency} concurrent" if rollout.max_concurrency else ""
     block = config.policy or plan.task.definition.policy
-    limits = [pluralize(config.updates, "update")] if config.updates is not None else ["updates"]
-    if config.max_env_steps is not None:
-        limits.insert(0, f"{pluralize(config.max_env_steps, 'environment step')} in")
-        limits[1:] = [f"at most {limits[1]}"] if config.updates is not None else limits[1:]
     lines = [
-        f"{plan.name}: {' '.join(limits)} of {pluralize(rollout.samples_per_update, 'sample')} × "
+        f"{plan.name}: {describe_limit(config)} of {pluralize(rollout.samples_per_update, 'sample')} × "
         f"{pluralize(rollout.group_size, 'episode')} = {pluralize(episodes, 'episode')}{limit}; "
         f"{pluralize(len(plan.samples), 'sample')} to train on, seed {config.seed}",
         f"policy {block.type if block else 'none'}; task {plan.task.path}",
