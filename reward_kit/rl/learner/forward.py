@@ -128,7 +128,8 @@ class LogprobModel:
                 self._can_narrow = False
                 return self._by_head(part, head, values_only, entropies)
         if is_narrow:
-            part, head = _narrowed(part, head)
+            part, compute = _narrowed(part, head)
+            return Scores(*self._in_chunks(part, compute, hidden_NH, chunk, entropies), values_M)
         return Scores(*self._in_chunks(part, head, hidden_NH, chunk, entropies), values_M)
 
     def _values(self, hidden_NH: Tensor, firsts_M: Tensor) -> Tensor | None:
