@@ -205,8 +205,10 @@ def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step
             continue
         ids = arrays.get(id(given))
         if ids is None:
-            is_small = isinstance(given, np.ndarray) and len(given) <= _SMALL
-            ids = _cached_ascending(given.tobytes(), given.dtype) if is_small else _ascending(given)
+            if isinstance(given, np.ndarray) and len(given) <= _SMALL:
+                ids = _cached_ascending(given.tobytes(), given.dtype)
+            else:
+                ids = _ascending(given)
             arrays[id(given)] = ids
         index = int(ids.searchsorted(token))
         if index == len(ids) or ids[index] != token:
