@@ -2,8 +2,9 @@
 
 Most tokens in an episode are observations, for which no logits are needed. A hook before the module's head selects the
 hidden states that predict tokens in the loss, so the head, which is the most expensive layer of a small model, runs
-only on these states. In the last layer, only the keys and values are needed for all tokens. `LastLayer` computes
-everything else only for the selected tokens.
+only on these states. If constraints allow only a small part of the vocabulary, the head computes only the logits of the
+ids that some token of the micro-batch allows. In the last layer, only the keys and values are needed for all tokens.
+`LastLayer` computes everything else only for the selected tokens.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.learner.sharding import shardable_layers
+from reward_kit.rl.learner.sharding import Processes, shardable_layers
 from reward_kit.rl.learner.training_rows import MicroBatch, Restriction
 
 AfterHead = Callable[[Tensor], Tensor]
@@ -51,6 +54,8 @@ class LogprobModel:
         self.module, self._config = module, config
         self._head: nn.Module | None = getattr(module, "get_output_embeddings", lambda: None)()
         self._after_head: AfterHead | None = None
+        # Rows of a plain weight can be selected by id. Sharded weights exist only inside the module's forward pass.
+        self._can_narrow = type(self._head) is nn.Linear and Processes.current().size == 1
         self._last_layer: LastLayer | None = None
         # A checkpointed layer runs again in the backward pass, after its hooks are removed.
         if self._head is not None and not config.gradient_checkpointing:
@@ -90,8 +95,10 @@ class LogprobModel:
 
     def _by_head(self, part: MicroBatch, head: nn.Module, values_only: bool, entropies: bool) -> Scores:
         weight: Any = head.weight
-        chunk = max(self._config.max_logits // int(weight.shape[0]), 1)
-        is_whole = len(part.before_N) <= chunk
+        is_narrow = self._can_narrow and part.allowed_U is not None and 2 * len(part.allowed_U) <= weight.shape[0]
+        width = len(part.allowed_U) if is_narrow and part.allowed_U is not None else int(weight.shape[0])
+        chunk = max(self._config.max_logits // width, 1)
+        is_whole = not is_narrow and len(part.before_N) <= chunk
         hidden_NH, values_M = part.mask_BT.new_zeros(0), None
         last = self._last_layer
 
@@ -113,7 +120,16 @@ class LogprobModel:
         if is_whole:
             return Scores(*self._statistics(logits_NV, part.targets_N, part.restriction, entropies), values_M)
         if self._after_head is None:
-            self._after_head = _find_after_head(self.module, head, hidden_NH[:1], logits_NV)
+            try:
+                self._after_head = _find_after_head(self.module, head, hidden_NH[:1], logits_NV)
+            except ConfigError:
+                if not is_narrow:
+                    raise
+                self._can_narrow = False
+                return self._by_head(part, head, values_only, entropies)
+        if is_narrow:
+            part, compute = _narrowed(part, head)
+            return Scores(*self._in_chunks(part, compute, hidden_NH, chunk, entropies), values_M)
         return Scores(*self._in_chunks(part, head, hidden_NH, chunk, entropies), values_M)
 
     def _values(self, hidden_NH: Tensor, firsts_M: Tensor) -> Tensor | None:
@@ -127,13 +143,15 @@ class LogprobModel:
         return _wide(values.flatten())
 
     def _in_chunks(
-        self, part: MicroBatch, head: nn.Module, hidden_NH: Tensor, chunk: int, entropies: bool
+        self, part: MicroBatch, head: Callable[[Tensor], Tensor], hidden_NH: Tensor, chunk: int, entropies: bool
     ) -> tuple[Tensor, Tensor | None]:
         after = self._after_head or nn.Identity()
 
         def score(hidden: Tensor, targets: Tensor, restriction: Restriction | None) -> tuple[Tensor, Tensor | None]:
             return self._statistics(after(head(hidden)), targets, restriction, entropies)
 
+        if len(part.targets_N) <= chunk:
+            return score(hidden_NH, part.targets_N, part.restriction)
         chunks = []
         for start in range(0, len(part.targets_N), chunk):
             stop = min(start + chunk, len(part.targets_N))
@@ -159,6 +177,20 @@ class LogprobModel:
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._config.entropy_coefficient != 0.0):
             # 0 · log 0 must count as 0, but is NaN in floating point.
             return chosen_N, -torch.linalg.vecdot(logprobs_NV.exp(), logprobs_NV.clamp(min=FORBIDDEN))
+
+
+def _narrowed(part: MicroBatch, head: nn.Module) -> tuple[MicroBatch, Callable[[Tensor], Tensor]]:
+    """Return a micro-batch whose vocabulary is `allowed_U`, and the head that computes its logits.
+
+    A constraint allows every token that was sampled, so all targets are among these ids.
+    """
+    allowed_U, restriction, linear = part.allowed_U, part.restriction, cast(nn.Linear, head)
+    assert allowed_U is not None and restriction is not None
+    restriction = restriction._replace(ids_A=torch.searchsorted(allowed_U, restriction.ids_A))
+    part = part._replace(targets_N=torch.searchsorted(allowed_U, part.targets_N), restriction=restriction)
+    weight_UH = linear.weight.index_select(0, allowed_U)
+    bias_U = None if linear.bias is None else linear.bias.index_select(0, allowed_U)
+    return part, partial(functional.linear, weight=weight_UH, bias=bias_U)
 
 
 def _wide(values: Tensor) -> Tensor:

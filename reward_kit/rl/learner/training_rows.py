@@ -48,6 +48,7 @@ class MicroBatch(NamedTuple):
     firsts_M: Tensor  # The indices of the first tokens of actions, at which the critic predicts a value
     columns: dict[str, Tensor]  # (N,) real numbers by name
     restriction: Restriction | None  # None if no token was sampled under a constraint
+    allowed_U: Tensor | None = None  # The ids that any set allows, ascending; None if some token is unconstrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,14 @@ class TrainingRows:
             firsts_M=moved(np.flatnonzero(self.is_first_N[tokens])),
             columns={key: moved(values[tokens].astype(real)) for key, values in self.columns.items()},
             restriction=self._restriction(tokens, moved),
+            allowed_U=self._allowed_by_any(tokens, moved),
         )
+
+    def _allowed_by_any(self, tokens: Ints, moved: Callable[[Array], Tensor]) -> Tensor | None:
+        used = np.unique(self.sets_N[tokens])
+        if not len(used) or used[0] < 0:
+            return None
+        return moved(np.unique(np.concatenate([self.sets[index] for index in used])).astype(np.int64))
 
     def _restriction(self, tokens: Ints, moved: Callable[[Array], Tensor]) -> Restriction | None:
         restricted = np.flatnonzero(self.sets_N[tokens] >= 0)
