@@ -12,6 +12,7 @@ import argparse
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -145,7 +146,7 @@ def make(folder: Path, *, seed: int = 0) -> None:
     model = build_decoder(tokenizer, layers=2, width=96, heads=4, hidden=224, context=CONTEXT, seed=seed)
     compose_rows(model, tokenizer, seed)
     print(f"{describe(model)}; {len(rows)} demonstrations after {time.process_time() - began:.0f} s of CPU time")
-    reports = fit(model, rows, SFT)
+    reports = fit(model, rows, replace(SFT, seed=seed))
     save_model(folder, model, tokenizer)
     print(f"loss {reports[-1].loss:.3f}; written to {folder} after {time.process_time() - began:.0f} s of CPU time")
 
