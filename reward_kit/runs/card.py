@@ -7,6 +7,7 @@ runs of earlier releases have one as well; values that they did not record are `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ _IDENTITY = {"type", "model"}
 _TRANSPORT = {"base_url", "api_key", "api_key_env", "client", "http_client", "default_headers", "price_file", "stream"}
 _TRANSPORT |= {"trust_env", "requests_per_minute", "tokens_per_minute", "max_connections", "logprobs"}
 _SAMPLING = ("temperature", "top_p", "max_tokens", "send_seed", "max_attempts")
+_SHORT_HASH = 16
+_MISSING = {"Cost in US dollars": "unknown"}
 _DEFAULTS = {"send_seed": True, "max_attempts": 5}
 
 
@@ -38,7 +41,7 @@ def run_card(
         repeated_cost: the cost in US dollars of attempts that were replaced or are unfinished.
     """
     task, is_task = header.task, header.task_path is not None
-    limits = task.get("limits") if isinstance(task.get("limits"), Mapping) else {}
+    limits: Mapping[str, Any] = task.get("limits") or {}
     default_steps = TaskDefinitionModel.model_fields["max_episode_steps"].default
     digests = {"dataset": header.digests.get("dataset"), "task_file": header.digests.get("task file")}
     return {
@@ -149,7 +152,10 @@ def card_sections(card: Mapping[str, Any]) -> list[CardSection]:
         "Exclusions": card["exclusions"],
         "Limits of an episode": {key: value for key, value in card["limits"].items() if key != "run"},
         "Limits of the run": card["limits"]["run"],
-        **{f"Policy {name}": policy for name, policy in card["policies"].items()},
+        **{
+            f"Policy {name}": {**policy, "sampling": _sampling_texts(policy["sampling"])}
+            for name, policy in card["policies"].items()
+        },
         "Simulated user": card["user"] if card["user"]["models"] else {},
         "Judge": card["judge"] or {},
         "Scoring": {"pass_threshold": card["pass_threshold"], "interval": card["interval"]},
@@ -157,30 +163,42 @@ def card_sections(card: Mapping[str, Any]) -> list[CardSection]:
         "Cost in US dollars": card["cost"],
     }
     return [
-        CardSection(title, [(name.replace("_", " "), _text(value)) for name, value in _flat(values)])
+        CardSection(
+            title,
+            [(name.replace("_", " "), _text(value, _MISSING.get(title, "none"))) for name, value in _flat(values)],
+        )
         for title, values in groups.items()
         if values
     ]
 
 
+def _sampling_texts(sampling: Mapping[str, Any] | None) -> Mapping[str, str] | None:
+    """Return the options as texts; an option that is not set has the default of the endpoint or the policy."""
+    return None if sampling is None else {name: _text(value) for name, value in sampling.items()}
+
+
 def _flat(values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
+        if name == "sampling" and value is None:
+            yield name, "not recorded"
+        elif isinstance(value, Mapping):
             yield from ((inner if name == "sampling" else f"{name}: {inner}", item) for inner, item in value.items())
         else:
             yield name, value
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, missing: str = "default") -> str:
     if value is None:
-        return "not set"
+        return missing
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple | Mapping):
         return ", ".join(map(str, value)) or "none"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, str):
+        return f"{value[:_SHORT_HASH]}…" if re.fullmatch("[0-9a-f]{64}", value) else value
+    return f"{value:,}"
 
 
 class RuleDifference(NamedTuple):
