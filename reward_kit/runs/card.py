@@ -160,7 +160,7 @@ def card_sections(card: Mapping[str, Any]) -> list[CardSection]:
         "Judge": card["judge"] or {},
         "Scoring": {"pass_threshold": card["pass_threshold"], "interval": card["interval"]},
         "Seeds and versions": {"seed": card["run"]["seed"], **card["versions"]},
-        "Cost in US dollars": card["cost"],
+        "Cost in US dollars": {key: cost for key, cost in card["cost"].items() if key != "judge" or card["judge"]},
     }
     return [
         CardSection(
