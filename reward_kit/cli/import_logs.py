@@ -26,14 +26,17 @@ from reward_kit.runs.logs.importing import FORMATS, import_logs
 @log_dir_option("Parent of the new run's directory.")
 @json_option()
 def command(files: tuple[Path, ...], form: str | None, scorer: str | None, log_dir: Path, as_json: bool) -> None:
-    """Make a run from the logs of other tools: FILE is a log of inspect_ai.
+    """Make a run from logs of other tools.
 
-    The run can be viewed, scored, compared, checked, and exported again. It keeps a copy of each log. Fields without a
-    place in an episode are listed.
+    FILE is a log of inspect_ai (.eval or .json), a trajectory in ATIF (Harbor), a JSONL file of OpenAI chats or
+    responses, or a session file of Claude Code. The run can be viewed, scored, compared, checked, and exported again.
+    It keeps a copy of each log. Fields without a place in an episode are listed.
 
     \b
     Examples:
       reward-kit import logs/2026-11-29_sums.eval
+      reward-kit import jobs/2026-11-29/*/agent/trajectory.json
+      reward-kit import chats.jsonl
     """
     imported = import_logs(files, log_dir, form=form, scorer=scorer)
     if as_json:

@@ -78,7 +78,7 @@ class _Originals:
         if copy not in self.headers:
             path = copied_log(self._run, copy)
             is_inspect = self._form.name == inspect_log.NAME
-            header = inspect_log.read_header(path, to_end=True) if is_inspect else self._form.header(path)
+            header = inspect_log.read_header(path, to_end=True) if is_inspect else LogHeader()
             self.headers[copy] = LogHeader(
                 header.task, self.files.get(copy, {}).get("model") or header.model, header.data
             )
@@ -104,7 +104,7 @@ class _Originals:
         if record["sample_id"] == f"{header.task}/{log.sample_id}":
             log.sample_id = record["sample_id"]
         episode = to_episode(log, record["rollout_index"], {}, where)
-        episode.custom_data[LOG] = {"fields": log.extra}
+        episode.custom_data[LOG] = {"format": self._form.name, "fields": log.extra}
         assert self._form.to_document is not None
         line = score_line(log, episode.id_, self._form.name, None)
         return _Original(document.data, self._form.to_document(episode_to_record(episode), line))

@@ -15,8 +15,8 @@ from reward_kit.errors import ConfigError, boundary, did_you_mean
 from reward_kit.private_files import make_private_folder
 from reward_kit.runs.files import LOG_COPIES, open_part, wrap_os_errors
 from reward_kit.runs.inputs import hash_path
-from reward_kit.runs.logs import inspect_log
-from reward_kit.runs.logs.documents import JsonText, open_text
+from reward_kit.runs.logs import atif, inspect_log, transcripts
+from reward_kit.runs.logs.documents import JsonText, open_text, read_documents
 from reward_kit.runs.logs.formats import LogFormat, LogHeader
 from reward_kit.runs.logs.records import FieldReport, score_line, to_episode
 from reward_kit.runs.redaction import Redaction, known_secrets
@@ -33,9 +33,14 @@ FORMATS: dict[str, LogFormat] = {
             inspect_log.read_header,
             inspect_log.to_sample,
         ),
+        LogFormat(transcripts.CHAT, read_documents, transcripts.chat_to_log),
+        LogFormat(transcripts.RESPONSES, read_documents, transcripts.response_to_log),
+        LogFormat(transcripts.CLAUDE, transcripts.read_sessions, transcripts.session_to_log),
+        LogFormat(atif.NAME, read_documents, atif.to_log, atif.read_trial, atif.to_trajectory),
     )
 }
 _MOST_KEYS = 100
+_CLAUDE_TYPES = ("summary", "user", "assistant", "system", "file-history-snapshot", "queue-operation")
 
 
 class ImportedRun(NamedTuple):
@@ -122,7 +127,8 @@ def _open_sources(files: Sequence[Path], form: str | None) -> list[_Source]:
 
 def _facts(source: _Source) -> dict[str, Any]:
     facts = {"path": str(source.path.resolve()), "format": source.form.name, "copy": f"{LOG_COPIES}/{source.copy}"}
-    return {**facts, "sha256": hash_path(source.path), "model": source.header.model}
+    trial = {"trial": source.header.data["trial"]} if "trial" in source.header.data else {}
+    return {**facts, "sha256": hash_path(source.path), "model": source.header.model, **trial}
 
 
 def _import_into(folder: RunFolder, sources: Sequence[_Source], has_tasks: bool, scorer: str | None) -> ImportedRun:
@@ -184,8 +190,16 @@ def detect_format(path: Path) -> LogFormat:
         return FORMATS[inspect_log.NAME]
     with open_text(path) as file:
         text = JsonText(file, path)
-        if text.peek() == "{" and (name := _name_of_object(text)) is not None:
+        first = text.peek()
+        if first == "{" and (name := _name_of_object(text)) is not None:
             return FORMATS[name]
+        item = next(text.items(), None) if first == "[" else None
+        if isinstance(item, dict):
+            if "role" in item and "content" in item:
+                raise ConfigError(f'{path}: is a list of messages; write {{"messages": […]}}, one object per line')
+            name = next((name for key in item if (name := _format_of(key, item[key])) is not None), None)
+            if name is not None:
+                return FORMATS[name]
     known = ", ".join(FORMATS)
     raise ConfigError(f"{path}: unknown format; pass --format with one of {known}")
 
@@ -197,5 +211,17 @@ def _name_of_object(text: JsonText) -> str | None:
             return inspect_log.NAME
         if number >= _MOST_KEYS:
             break
-        value()
+        if (name := _format_of(key, value())) is not None:
+            return name
     return None
+
+
+def _format_of(key: str, value: Any) -> str | None:
+    """Return the format to which a key of a document belongs, or None if the key occurs in several formats."""
+    if key == "schema_version" and str(value).startswith("ATIF"):
+        return atif.NAME
+    if key in ("sessionId", "parentUuid", "leafUuid", "isSidechain") or (key == "type" and value in _CLAUDE_TYPES):
+        return transcripts.CLAUDE
+    if key == "messages" and isinstance(value, list):
+        return transcripts.CHAT
+    return transcripts.RESPONSES if key == "output" and isinstance(value, list) else None

@@ -21,7 +21,6 @@ from reward_kit.models import Message
 from reward_kit.runs.logs.documents import Document, JsonText, LogArchive, open_text
 from reward_kit.runs.logs.formats import LogHeader
 from reward_kit.runs.logs.records import (
-    LOG,
     FieldReport,
     LogEpisode,
     LogScore,
@@ -31,6 +30,7 @@ from reward_kit.runs.logs.records import (
     finite,
     is_empty,
     make_timing,
+    stored_fields,
     tokens,
 )
 from reward_kit.runs.run_folder import RunHeader
@@ -267,7 +267,7 @@ def to_sample(record: Mapping[str, Any], score: Mapping[str, Any] | None) -> dic
         score: the line of `scores.jsonl`, or None.
     """
     row, policy = dict(record.get("sample") or {}), str(record.get("policy"))
-    extra = ((record.get("custom_data") or {}).get(LOG) or {}).get("fields") or {}
+    extra = stored_fields(record, NAME)
     chats = [from_json_value(message) for message in record["messages"]]
     messages = [_from_chat(Message.model_validate(chat)) for chat in chats]
     given = row.pop("input", None)

@@ -131,6 +131,15 @@ def make_timing(started_at: Any, seconds: Any) -> dict[str, Any] | None:
     return {"started_at": began.isoformat(timespec="microseconds"), "duration_s": finite(seconds) or 0.0}
 
 
+def timing_between(times: Sequence[Any]) -> dict[str, Any] | None:
+    """Return the timing of an episode from the times of its messages."""
+    began, ended = (make_timing(times[0], 0), make_timing(times[-1], 0)) if times else (None, None)
+    if began is None or ended is None:
+        return None
+    first, last = (datetime.datetime.fromisoformat(timing["started_at"]) for timing in (began, ended))
+    return {**began, "duration_s": max((last - first).total_seconds(), 0.0)}
+
+
 def to_chat_messages(given: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
     """Validate messages.
 
@@ -180,6 +189,13 @@ def to_episode(log: LogEpisode, index: int, origin: Mapping[str, Any], where: st
     episode.custom_data.update(facts)
     episode.custom_data[LOG] = {**origin, **({"fields": log.extra} if log.extra else {})}
     return episode
+
+
+def stored_fields(record: Mapping[str, Any], form: str) -> dict[str, Any]:
+    """Return the additional fields of an episode that was imported in a format; {} for other episodes."""
+    origin = (record.get("custom_data") or {}).get(LOG)
+    fields = origin.get("fields") if isinstance(origin, Mapping) and origin.get("format") == form else None
+    return fields if isinstance(fields, dict) else {}
 
 
 def score_line(log: LogEpisode, rollout_id: str, form: str, scorer: str | None) -> dict[str, Any] | None:

@@ -58,7 +58,7 @@ class TestImport:
         small, large = sorted(run.policies, key=lambda one: one.policy, reverse=True)
         assert (small.policy, large.policy) == ("mockllm/small", "mockllm/large")
         assert (small.episodes, small.errors) == (6, {"crash": 2})
-        assert small.stop_reasons == {"error": 2, "max_steps": 1, "recorded": 3}
+        assert small.stop_reasons == {"error": 2, "max_steps": 2, "recorded": 2}
         assert {*small.metrics} == {"includes", "length", "style/short", "style/polite"}
         assert small.tool_errors > 0
 
