@@ -2,9 +2,9 @@
 
     python benchmarks/import_logs.py --mib 250 --inspect PYTHON
 
-PYTHON is an interpreter with inspect_ai; without it, only the import is measured. Needs the extra `logs`. The log has the
-members of a log of inspect 0.3, compressed with Zstandard: agents with 30 tool calls, and their events. Each reader runs in
-a process of its own; the figures are its CPU seconds (user and system) and its maximum resident memory.
+PYTHON is an interpreter with inspect_ai; without it, only the import is measured. Needs the extra `logs`. The log has
+the members of a log of inspect 0.3, compressed with Zstandard: agents with 30 tool calls, and their events. Each reader
+runs in a process of its own; the figures are its CPU seconds (user and system) and its maximum resident memory.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ def write_log(path: Path, mib: int) -> tuple[int, int]:
             number += 1
             add(f"samples/{number}_epoch_1.json", sample(number, rng, words))
         add("summaries.json", [{"id": n + 1, "epoch": 1, "input": "", "target": ""} for n in range(number)])
+        spec["dataset"] = {"samples": number, "sample_ids": list(range(1, number + 1))}
         add("header.json", header)
         start = file.tell()
         for entry, name, offset in directory:
