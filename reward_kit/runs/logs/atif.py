@@ -83,7 +83,7 @@ def to_log(document: Document, header: LogHeader, report: FieldReport, where: st
     log.extra["agent"] = agent
     times: list[str] = []
     for index, step in enumerate(as_mappings(data["steps"], f"{where}: steps")):
-        report.count("step", step, _STEP_KEYS)
+        report.add_unknown("step", step, _STEP_KEYS)
         _add_step(log, step, f"{where}: steps[{index}]", report)
         times += [str(step["timestamp"])] if step.get("timestamp") else []
     for key, value in data.items():
@@ -117,7 +117,7 @@ def _add_step(log: LogEpisode, step: Mapping[str, Any], where: str, report: Fiel
     calls = list(as_mappings(step.get("tool_calls"), f"{where}.tool_calls"))
     if calls:
         for call in calls:
-            report.count("tool_call", call, _CALL_KEYS)
+            report.add_unknown("tool_call", call, _CALL_KEYS)
         message["tool_calls"] = [
             {
                 "id": str(call.get("tool_call_id") or ""),
@@ -130,7 +130,7 @@ def _add_step(log: LogEpisode, step: Mapping[str, Any], where: str, report: Fiel
     observation = step.get("observation")
     results = observation.get("results") if isinstance(observation, dict) else None
     for result in as_mappings(results, f"{where}.observation.results"):
-        report.count("observation", result, ("source_call_id", "content"))
+        report.add_unknown("observation", result, ("source_call_id", "content"))
         content, call_id = _to_content(result.get("content"), where), result.get("source_call_id")
         if call_id in names:
             log.messages.append({"role": "tool", "tool_call_id": call_id, "name": names[call_id], "content": content})
@@ -138,7 +138,7 @@ def _add_step(log: LogEpisode, step: Mapping[str, Any], where: str, report: Fiel
             log.messages.append({"role": "user", "content": content})
     metrics = step.get("metrics")
     if isinstance(metrics, dict):
-        report.count("metrics", metrics, _METRICS)
+        report.add_unknown("metrics", metrics, _METRICS)
         for key, name in _METRICS.items():
             if metrics.get(key) is not None:
                 value = finite(metrics[key]) or 0.0 if key == "cost_usd" else tokens(metrics[key])

@@ -135,7 +135,7 @@ def to_log(document: Document, header: LogHeader, report: FieldReport, where: st
     log = LogEpisode(str(sample["id"]), header.model or NAME, [], row, sample.get("target"))
     attachments = sample.get("attachments") if isinstance(sample.get("attachments"), dict) else {}
     for message in as_mappings(sample.get("messages"), f"{where}: messages"):
-        report.count("message", message, _MESSAGE_KEYS)
+        report.add_unknown("message", message, _MESSAGE_KEYS)
         if error := message.get("error"):
             log.tool_errors[len(log.messages)] = str(error.get("message") if isinstance(error, dict) else error)
         log.messages.append(_to_chat(message, attachments or {}, f"{where}: messages[{len(log.messages)}]"))
@@ -156,7 +156,7 @@ def to_log(document: Document, header: LogHeader, report: FieldReport, where: st
     for name, score in scores.items():
         if not isinstance(score, dict):
             raise ConfigError(f"{where}: scores.{name}: expected an object, got {score!r:.60}; fix the log")
-        report.count("score", score, ("value", "explanation"))
+        report.add_unknown("score", score, ("value", "explanation"))
         log.scores += _scores(str(name), score)
     return log
 

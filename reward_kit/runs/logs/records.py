@@ -79,7 +79,7 @@ class FieldReport(NamedTuple):
     extra: Counter[str]
     log_only: Counter[str]
 
-    def count(self, prefix: str, value: Mapping[str, Any], known: Collection[str]) -> None:
+    def add_unknown(self, prefix: str, value: Mapping[str, Any], known: Collection[str]) -> None:
         """Count the fields of a mapping that are not known and not empty as `log_only`."""
         for key, item in value.items():
             if key not in known and not is_empty(item):

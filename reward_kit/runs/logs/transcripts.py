@@ -129,8 +129,8 @@ def session_to_log(document: Document, header: LogHeader, report: FieldReport, w
         if kind not in _CONVERSATION or not isinstance(message, dict) or entry.get("isSidechain"):
             report.log_only[f"entry of a subagent ({kind})" if entry.get("isSidechain") else f"entry ({kind})"] += 1
             continue
-        report.count("entry", entry, _ENTRY_KEYS)
-        report.count("message", message, ("id", "role", "type", "content", "model", "usage", "stop_reason"))
+        report.add_unknown("entry", entry, _ENTRY_KEYS)
+        report.add_unknown("message", message, ("id", "role", "type", "content", "model", "usage", "stop_reason"))
         times += [entry["timestamp"]] if entry.get("timestamp") else []
         model = str(message.get("model") or model) if kind == "assistant" else model
         key = str(message.get("id") or number)
