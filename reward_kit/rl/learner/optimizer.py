@@ -95,8 +95,8 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
         return next((pattern for pattern in config.lr_by_name if fnmatchcase(name, pattern)), None)
 
     trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
-    layers = [*filter(lambda layer: isinstance(layer, nn.Embedding), module.modules())]
-    layers += [getattr(module, "get_output_embeddings", lambda: None)()]
+    layers: list[Any] = [layer for layer in module.modules() if isinstance(layer, nn.Embedding)]
+    layers.append(getattr(module, "get_output_embeddings", lambda: None)())
     embeddings = {id(getattr(layer, "weight", None)) for layer in layers}
     groups: dict[
         tuple[str | None, bool, bool, bool], list[nn.Parameter]
