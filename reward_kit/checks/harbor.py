@@ -274,8 +274,8 @@ class _Check:
         task, workdir = self.task, self.task.workdir
         empty = dict.fromkeys(self.outputs, b"")
         yield Attack("empty-files-earn", "empty output files", empty)
-        rewards = {"/logs/verifier/reward.txt": b"1\n", "/logs/verifier/reward.json": b'{"reward": 1}\n'}
-        yield Attack("reward-file-earns", "a reward file", rewards)
+        for name, data in (("reward.txt", b"1"), ("reward.json", b'{"reward": 1}')):
+            yield Attack("reward-file-earns", name, {f"/logs/verifier/{name}": data})
         yield Attack("question-earns", "the instruction", dict.fromkeys(self.outputs, task.instruction.encode()))
         yield from self._copied_files()
         inputs = [path for path in task.environment if path not in self.outputs]

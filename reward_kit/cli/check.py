@@ -134,7 +134,8 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
     on these episodes.
 
     A reward (file.py:function or package.module:function) is called in its sandbox with unusual, wrong, exploiting and
-    long rollouts. A resource (a built-in name, module:Class or file.py:Class) is checked with random actions: forks, determinism and state keys must be as declared.
+    long rollouts. A resource (a built-in name, module:Class or file.py:Class) is checked with random actions: forks,
+    determinism and state keys must be as declared.
 
     A reward may also have the signature of TRL, verl, verifiers, OpenEnv or f(answer, target). The tests of a Harbor
     task folder (task.toml) are run in the sandbox with the reference solution and with exploits.

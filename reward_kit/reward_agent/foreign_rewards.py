@@ -192,7 +192,7 @@ def _verifiers_values(rollout: _Rollout) -> dict[str, Any]:
 def _rubric_spec(rubric: Any, parts: Sequence[Callable[..., Any]], weights: Sequence[float]) -> RewardSpec:
     """Return the spec of a verifiers rubric: the weighted sum of its functions."""
     name = type(rubric).__name__
-    objects = {**getattr(rubric, "class_objects", {}), "parser": getattr(rubric, "parser", None)}
+    objects = {"parser": getattr(rubric, "parser", None), **getattr(rubric, "class_objects", {})}
     calls = []
     for part, weight in zip(parts, weights, strict=False):
         if weight and isinstance(part, Callable):  # type: ignore[arg-type]
