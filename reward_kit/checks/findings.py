@@ -69,7 +69,6 @@ FIXES = {
     "early-exit-unscored": "run submitted code in a separate process, and score 0 if it ends early",
     "empty-answer-earns": "return 0 if no answer can be extracted",
     "empty-files-earn": "compare the content of the files with expected values",
-    "evaluates-answer": "parse the answer instead of executing it",
     "format-alone-earns": "return 0 if the extracted answer is empty",
     "hedge-earns": "require exactly one marked answer",
     "injection-earns": "do not read a verdict from text that contains the answer",
@@ -89,7 +88,6 @@ FIXES = {
     "source-words-earn": "compare with the ground truth instead of searching for words",
     "tampered-state-earns": "compute expected values from files that the agent cannot change",
     "tests-overwritten": "run only tests from the tests folder",
-    "unreadable-truth-earns": "leave a rollout unscored if its ground truth cannot be parsed",
 }
 """How to fix the exploits of rewards and verifiers, by kind."""
 

@@ -15,8 +15,8 @@ from reward_kit.errors import ConfigError
 from tests.command_line import call
 
 CORPUS = Path(__file__).parents[2] / "benchmarks" / "red_team"
-OTHER_KINDS = {"catastrophic-regex", "depends-on-hash-seed", "hidden-state", "nondeterministic"}
-OTHER_KINDS |= {"refuses-equal-form", "sensitive-to-whitespace"}
+OTHER_KINDS = {"catastrophic-regex", "depends-on-hash-seed", "evaluates-answer", "hidden-state", "nondeterministic"}
+OTHER_KINDS |= {"refuses-equal-form", "sensitive-to-whitespace", "unreadable-truth-earns"}
 
 
 @pytest.fixture
