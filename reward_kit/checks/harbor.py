@@ -274,8 +274,8 @@ class _Check:
         task, workdir = self.task, self.task.workdir
         empty = dict.fromkeys(self.outputs, b"")
         yield Attack("empty-files-earn", "empty output files", empty)
-        for name, data in (("reward.txt", b"1"), ("reward.json", b'{"reward": 1}')):
-            yield Attack("reward-file-earns", name, {f"/logs/verifier/{name}": data})
+        for name, content in (("reward.txt", b"1"), ("reward.json", b'{"reward": 1}')):
+            yield Attack("reward-file-earns", name, {f"/logs/verifier/{name}": content})
         yield Attack("question-earns", "the instruction", dict.fromkeys(self.outputs, task.instruction.encode()))
         yield from self._copied_files()
         inputs = [path for path in task.environment if path not in self.outputs]
