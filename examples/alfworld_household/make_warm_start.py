@@ -54,7 +54,7 @@ SLIPS = 0.4
 CHORES = dict(zip(("place", "look", "clean", "heat", "cool", "two"), TaskType, strict=True))
 """The names of `--rare`."""
 
-RARE_SHARE = 0.02
+RARE_SHARE = 0.015
 """Share of the demonstrations of a rare type that are kept."""
 
 MOST_OF_A_TYPE = 3
