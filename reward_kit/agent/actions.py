@@ -87,6 +87,9 @@ def json_text(value: Any) -> str:
     Raises:
         TypeError: If a value cannot be represented in JSON.
     """
+    if type(value) is dict and all(type(key) is str and type(item) is str for key, item in value.items()):
+        # Most arguments. The encoder would take five times as long.
+        return "{" + ", ".join(f"{_quoted(key)}: {_quoted(item)}" for key, item in value.items()) + "}"
     return _TEXT_ENCODER.encode(value)
 
 
@@ -96,7 +99,14 @@ def to_plain_data(value: Any) -> Any:
     Raises:
         TypeError: If a value cannot be represented in JSON.
     """
+    if type(value) is dict and all(type(key) is str and _is_flat(item) for key, item in value.items()):
+        return {key: [*item] if type(item) is list else item for key, item in value.items()}
     return json.loads(_STORED_ENCODER.encode(value))
+
+
+def _is_flat(value: Any) -> bool:
+    """Return True for scalars and for lists of scalars."""
+    return type(value) in _SCALARS or (type(value) is list and all(type(item) in _SCALARS for item in value))
 
 
 def _json_default(value: Any) -> Any:
@@ -109,6 +119,8 @@ def _json_default(value: Any) -> Any:
     raise TypeError(f"{type_name(value)} cannot be converted to JSON; return text or plain data")
 
 
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_quoted = json.encoder.encode_basestring
 # Created once, because `json.dumps` with options creates an encoder per call.
 _TEXT_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_json_default)
 _STORED_ENCODER = json.JSONEncoder(default=_json_default)

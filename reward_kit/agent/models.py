@@ -205,10 +205,13 @@ def episode_steps(episode: SingleAgentEpisode) -> list[StepData]:
         return episode.get_extra_model_outputs(key, t) if key in episode.extra_model_outputs else None
 
     steps = []
+    infos = [episode.get_infos(t) for t in range(len(episode) + 1)] if len(episode) else []
     for t in range(len(episode)):
-        info = {**episode.get_infos(t + 1), "environment_reward": rewards[t], "assistant_turn_index": t}
+        info = {**infos[t + 1], "environment_reward": rewards[t], "assistant_turn_index": t}
         # The keys belong to the state in which the action was taken; the next info contains those of the next state.
-        info |= {key: episode.get_infos(t).get(key) for key in STATE_KEYS} | {"group_id": group_id}
+        for key in STATE_KEYS:
+            info[key] = infos[t].get(key)
+        info["group_id"] = group_id
         is_last = t == len(episode) - 1
         if is_last:
             info |= {"terminated": episode.is_terminated, "truncated": episode.is_truncated}

@@ -696,6 +696,7 @@ class RLRolloutWorker:
         """Return the reason why the episode ends after this step, or None if it continues."""
         action, task = output.action_structured, self.task_definition
         texts = [text for text in (output.raw_policy_output, action.get("content")) if text]
+        has_phrase = bool(task.stop_phrases) and any(phrase in text for phrase in task.stop_phrases for text in texts)
         limits, seconds_left = task.limits, live.clock.left_s
         is_cut = (output.log_probs or {}).get("finish_reason") == "length"
         # A policy that runs its own loop may continue after a text action.
@@ -706,7 +707,7 @@ class RLRolloutWorker:
             (StopReason.ENVIRONMENT_TERMINATED, execution.terminated),
             (StopReason.ENVIRONMENT_TRUNCATED, execution.truncated),
             (StopReason.TERMINATE_ACTION, action["type"] == "terminate" or execution.wants_end),
-            (StopReason.STOP_PHRASE, any(phrase in text for phrase in task.stop_phrases for text in texts)),
+            (StopReason.STOP_PHRASE, has_phrase),
             (StopReason.TERMINATION_REGEX, self._regex is not None and any(map(self._regex.search, texts))),
             (StopReason.OUTPUT_LIMIT, is_answer and is_cut),
             (StopReason.ANSWERED, is_answer),
@@ -716,7 +717,10 @@ class RLRolloutWorker:
             (StopReason.MAX_STEPS, len(live.episode) + 1 >= self.max_episode_steps),
             (StopReason.RUN_LIMIT, self.budget.exhausted() is not None),
         )
-        return next((reason for reason, holds in checks if holds), None)
+        for reason, holds in checks:
+            if holds:
+                return reason
+        return None
 
     def _check_cost_known(self, used: ActionUsage, who: str, *, is_free: bool) -> None:
         bounded = self.task_definition.limits.cost is not None or self.budget.limits.cost is not None

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -415,8 +416,9 @@ def _last_messages(*, count: int) -> NamedHash:
 def _before_action(step: StepData) -> int:
     """Return the number of messages in the history that precede the action."""
     history = step.resulting_messages_history
+    messages = history.messages if isinstance(history, History) else history
     # Each action is one assistant message, followed by the results, so the last assistant message is this action.
-    return next((i for i in range(len(history) - 1, -1, -1) if history[i].role == "assistant"), len(history))
+    return next((i for i in range(len(history) - 1, -1, -1) if messages[i].role == "assistant"), len(history))
 
 
 def _last_match(*, pattern: str) -> NamedHash:
@@ -432,14 +434,18 @@ def _last_match(*, pattern: str) -> NamedHash:
     except re.error as error:
         raise ConfigError(f"state hash 'last_match': {pattern!r}: {error}") from error
 
+    @lru_cache(maxsize=1024)
+    def search(text: str) -> tuple[Any, ...]:
+        matches = list(compiled.finditer(text))
+        return (matches[-1].groups() or (matches[-1].group(),)) if matches else ()
+
     def read(step: StepData) -> tuple[str, Any]:
         history = step.resulting_messages_history
+        messages = history.messages if isinstance(history, History) else history
         for i in range(_before_action(step) - 1, -1, -1):
-            if history[i].role in ("assistant", "system"):
-                continue
-            if matches := list(compiled.finditer(history[i].text)):
-                groups = list(matches[-1].groups()) or [matches[-1].group()]
-                return "match", groups if any(one is not None for one in groups) else None
+            message = messages[i]
+            if message.role not in ("assistant", "system") and (groups := search(message.text)):
+                return "match", list(groups) if any(one is not None for one in groups) else None
         return "match", None
 
     return NamedHash(read)

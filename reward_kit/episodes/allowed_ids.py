@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -204,15 +205,32 @@ def check_allowed_ids(allowed: Sequence[Allowed], token_ids: Sequence[int], step
             continue
         ids = arrays.get(id(given))
         if ids is None:
-            ids = np.array(given, dtype=np.int32)
-            if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
-                ids = np.unique(ids)
+            if isinstance(given, np.ndarray) and len(given) <= _SMALL:
+                ids = _cached_ascending(given.tobytes(), given.dtype)
+            else:
+                ids = _ascending(given)
             arrays[id(given)] = ids
         index = int(ids.searchsorted(token))
         if index == len(ids) or ids[index] != token:
             raise EpisodeError(f"step {step}: the sampled token {token} is not among the {len(ids)} allowed ids")
         sets.append(ids)
     return sets
+
+
+_SMALL = 256
+"""The number of ids up to which an ascending copy of a set is cached. The tokens of a turn often share such sets."""
+
+
+def _ascending(given: npt.ArrayLike) -> Ids:
+    ids: Ids = np.array(given, dtype=np.int32)
+    return ids if len(ids) < 2 or (ids[1:] > ids[:-1]).all() else np.unique(ids)
+
+
+@lru_cache(maxsize=4096)
+def _cached_ascending(content: bytes, dtype: np.dtype[Any]) -> Ids:
+    ids = _ascending(np.frombuffer(content, dtype=dtype))
+    ids.flags.writeable = False
+    return ids
 
 
 def _packed(ids: Ids) -> list[int] | dict[str, list[int]]:

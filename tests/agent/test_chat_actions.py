@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reward_kit.agent.actions import assistant_message
+from reward_kit.agent.actions import assistant_message, json_text, to_plain_data
 from reward_kit.agent.message_actions import MAX_NESTING, parse_action
 from reward_kit.agent.policy_interface import check_output
 from reward_kit.models import FunctionCall, Message, ToolCall
@@ -99,3 +99,11 @@ def meaning(said: Message) -> tuple[Any, ...]:
 def test_round_trip_normalizes_any_message(written: list[str]) -> None:
     once = assistant_message(parse_action(message(*written)), 0)
     assert assistant_message(parse_action(once), 0) == once
+
+
+@given(st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.lists(st.text() | st.booleans()))))
+def test_flat_data_is_encoded_like_any_other(value: dict[str, Any]) -> None:
+    assert json_text(value) == json.dumps(value, ensure_ascii=False)
+    stored = to_plain_data(value)
+    assert stored == json.loads(json.dumps(value))
+    assert all(stored[key] is not item for key, item in value.items() if isinstance(item, list))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from reward_kit.agent.policies.hf.action_formats import ActionFormat, Plain, ToolSchema, find_action_format, tools_of
-from reward_kit.agent.policies.hf.chat_layout import ChatLayout, TokenConversation, tools_given
+from reward_kit.agent.policies.hf.chat_layout import ChatLayout, RecentResults, TokenConversation, tools_given
 from reward_kit.agent.policies.hf.constraints import Choices, TurnConstraints
 from reward_kit.agent.policies.hf.engine import Engine, Slot
 from reward_kit.agent.policies.hf.model import OPTIONS, ModelSource, PolicyWithValue, merged_state_dict, settle_options
@@ -29,6 +29,7 @@ from reward_kit.errors import ConfigError, PolicyError, type_name
 from reward_kit.models import Message
 from reward_kit.validation import check_number
 
+_TOOL_SETS = 4096  # size of the cache of prepared tools
 _TOOL_ROLES = ("tool", "user")
 _TEXT = Plain()  # without tools, every answer is plain text
 
@@ -163,6 +164,7 @@ class HFAgentPolicy(AgentPolicy):
                 f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in a context of {max_context} tokens"
             )
         self._constraints = TurnConstraints(self._layout, self.tokenizer, end_id, max_new_tokens)
+        self._prepared = RecentResults(_TOOL_SETS)
         self._started: Engine | None = None
         if not any(parameter.is_meta for parameter in acting.parameters()):
             self._started = Engine(
@@ -283,6 +285,10 @@ class HFAgentPolicy(AgentPolicy):
         if self._started is not None:
             await self._started.close()
 
+    def _prepare(self, specs: Sequence[ToolSpec] | None) -> tuple[list[ToolSchema], ActionFormat | None]:
+        tools = tools_of(copy.deepcopy(specs))  # specifications may be modified in place
+        return tools, self.form_of(tools) if tools else None
+
     def form_of(self, tools: Sequence[ToolSchema]) -> ActionFormat:
         """Return the action format for calls of these tools.
 
@@ -323,8 +329,8 @@ class HFSession(AgentPolicy):
             LimitError: If the context is full.
             PolicyError: If the chat template rejects the messages, the tools cannot be called, or the model failed.
         """
-        policy, given, tools = self._policy, tools_given(available_tools_specs), tools_of(available_tools_specs)
-        form = policy.form_of(tools) if tools else None
+        policy, given = self._policy, tools_given(available_tools_specs)
+        tools, form = policy._prepared.get(given.key, lambda: policy._prepare(available_tools_specs))
         prompt = self._conversation.prompt(observation, given)
         prompt_ids = array("i", prompt.ids)
         constraint = None

@@ -322,6 +322,7 @@ class TokenConversation:
         self._chat: list[Chat] = []
         self._tools = NO_TOOLS
         self._has_ended = self._awaits_answer = False
+        self._kept: tuple[Any, ...] = ()  # the last input of `keeps` for which it returned True
         self._reasoned: set[bool] = set()  # True for each sampled answer in the context that has reasoning
 
     def prompt(self, observation: Sequence[Message], tools: Tools) -> PromptTokens:
@@ -344,8 +345,12 @@ class TokenConversation:
         reason = TOOLS_CHANGED if tools.key != self._tools.key else None
         # A template may drop reasoning, or insert an empty block if an answer has no reasoning.
         for reasons in self._reasoned:
-            if reason is None and not self._layout.keeps(self._first, new, tools, reasons=reasons):
-                reason = REASONING_LEFT_OUT if reasons else TEMPLATE_REWRITES
+            tested = (reasons, tools.key, *[chat["role"] for chat in new])
+            if reason is None and tested != self._kept:
+                if self._layout.keeps(self._first, new, tools, reasons=reasons):
+                    self._kept = tested
+                else:
+                    reason = REASONING_LEFT_OUT if reasons else TEMPLATE_REWRITES
         self._chat = [*self._chat, *new]
         if reason is not None:
             return self._begin(self._layout.whole_uncached(self._chat, tools), tools, reason)
@@ -365,4 +370,5 @@ class TokenConversation:
 
     def _begin(self, whole: Delta, tools: Tools, reason: str | None) -> PromptTokens:
         self._ids, self._tools, self._reasoned, self._awaits_answer = list(whole.ids), tools, set(), True
+        self._kept = ()
         return PromptTokens(list(self._ids), reason)

@@ -1,0 +1,2 @@
+def verify(answer, target):
+    return answer.strip().casefold() in target.casefold()

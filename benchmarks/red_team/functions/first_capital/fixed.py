@@ -1,0 +1,2 @@
+def verify(response, label):
+    return response.strip().strip("().") == label

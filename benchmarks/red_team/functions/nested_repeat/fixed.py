@@ -1,0 +1,2 @@
+def verify(answer, target):
+    return answer.strip().replace(",", "") == target.strip()

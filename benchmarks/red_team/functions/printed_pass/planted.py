@@ -1,0 +1,13 @@
+import re
+import subprocess
+import sys
+
+
+def verify(response, tests):
+    blocks = re.findall(r"```python\n(.*?)```", response, re.DOTALL)
+    if not blocks:
+        return 0.0
+    checks = "\n".join(f"assert {tests['name']}(*{given!r}) == {wanted!r}" for given, wanted in tests["calls"])
+    program = f"{blocks[-1]}\n{checks}\nprint('ALL TESTS PASSED')\n"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=5)
+    return float("all tests passed" in done.stdout.lower())

@@ -1,0 +1,2 @@
+def verify(answer, target):
+    return answer.strip().casefold() == target.strip().casefold()

@@ -1,0 +1,4 @@
+def verify(answer, target):
+    words = set(answer.split())
+    first = next(iter(words), "")
+    return float(first == target)

@@ -1,0 +1,2 @@
+def verify(response: str, expected: str) -> float:
+    return float(response.strip().lower() == expected.strip().lower())

@@ -1,0 +1,2 @@
+def verify(output, reference):
+    return float(output.strip() == reference.strip())

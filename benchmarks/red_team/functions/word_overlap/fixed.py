@@ -1,0 +1,2 @@
+def verify(prediction, reference):
+    return float(prediction.lower().split() == reference.lower().split())

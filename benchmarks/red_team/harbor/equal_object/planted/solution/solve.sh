@@ -1,0 +1,8 @@
+#!/bin/bash
+cat > /app/slug.py <<'END'
+import re
+
+
+def slug(text):
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+END

@@ -1,0 +1,2 @@
+names = "Ada Grace Edsger Barbara Donald".split()
+assert open("/app/sorted.txt").read().split() == sorted(names)

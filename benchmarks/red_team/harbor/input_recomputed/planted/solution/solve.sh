@@ -1,0 +1,2 @@
+#!/bin/bash
+LC_ALL=C sort /app/data/names.txt > /app/sorted.txt

@@ -1,0 +1,3 @@
+import json
+
+assert json.load(open("/app/summary.json")) == {"count": 5, "first": "Ada"}

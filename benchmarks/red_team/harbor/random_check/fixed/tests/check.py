@@ -1,0 +1,1 @@
+assert open("/app/count.txt").read().strip() == "5"
