@@ -29,7 +29,7 @@ from reward_kit.typed_interface import (
     scoring_function,
     type_adapter,
 )
-from reward_kit.validation import describe_validation_error
+from reward_kit.validation import describe_validation_error, model_types
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _CHECK = "check_options"
@@ -86,7 +86,9 @@ def fix_options(spec: RewardSpec, options: Mapping[str, Any]) -> RewardSpec:
             adapter = type_adapter(hints.get(name, Any))
             values[name] = value if adapter is None else adapter.validate_python(value)
         except pydantic.ValidationError as error:
-            problem = "; ".join(line.removeprefix("(top level): ") for line in describe_validation_error(error))
+            models = model_types(hints.get(name))  # for the nearest known key in a nested option
+            lines = describe_validation_error(error, models[0] if models else None)
+            problem = "; ".join(line.removeprefix("(top level): ") for line in lines)
             raise ConfigError(f"reward {spec.id!r}, option {name!r}: {problem}") from None
     options = {**spec.options, **values}
     if (check := getattr(code, _CHECK, None)) is not None:

@@ -41,6 +41,7 @@ _WORDS = {
     "bool_type": "expected true or false",
     "string_type": "expected a string",
     "list_type": "expected a list",
+    "tuple_type": "expected a list",
     "dict_type": "expected a mapping of keys",
     "model_type": "expected a mapping of keys",
     "model_attributes_type": "expected a mapping of keys",
@@ -71,18 +72,18 @@ def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list
         field = model.model_fields.get(part)
         if field is None:  # a key in a dict of models, or the name of a union's branch
             continue
-        inner = _model_types(field.annotation)
+        inner = model_types(field.annotation)
         if not inner:
             return []
         model = inner[0]
     return [field.alias or name for name, field in model.model_fields.items()] + list(model.model_fields)
 
 
-def _model_types(annotation: Any) -> list[type[BaseModel]]:
+def model_types(annotation: Any) -> list[type[BaseModel]]:
     """Return the pydantic models that occur in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in getattr(annotation, "__args__", ()) for model in _model_types(part)]
+    return [model for part in getattr(annotation, "__args__", ()) for model in model_types(part)]
 
 
 def check_number(name: str, value: Any, *, is_integer: bool = False, allow_zero: bool = False) -> None:

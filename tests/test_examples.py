@@ -42,6 +42,22 @@ def test_expert_solves_the_example_and_random_policy_does_not(tmp_path: Path, na
     assert_run_passes_checks(tmp_path, done)
 
 
+def test_tool_path_of_the_support_dialogue_separates_expert_and_random_policy(tmp_path: Path) -> None:
+    folder = ROOT / "examples" / "support_dialogue"
+    done = run(tmp_path, "run", str(folder / "task.yaml"), "--policy", "expert", "--policy", "random", "--json")
+    again = run(
+        tmp_path,
+        "score",
+        json.loads(done.stdout)["run"],
+        "--reward",
+        f"{folder / 'path.py'}:identifies_first",
+        "--json",
+    )
+    assert again.returncode == 0, again.stderr
+    expert, chance = json.loads(again.stdout)["policies"]
+    assert (expert["score"]["mean"], chance["score"]["mean"]) == (1.0, 0.0)
+
+
 def test_expert_sometimes_fails_on_slippery_ice(tmp_path: Path) -> None:
     task = str(ROOT / "examples" / "frozen_lake" / "task.yaml")
     slippery = "base_resource_config.env_kwargs.is_slippery=true"

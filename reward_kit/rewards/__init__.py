@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from reward_kit.rewards.math_answers import number_answer as number_answer
     from reward_kit.rewards.sql import sql_result as sql_result
     from reward_kit.rewards.tool_calls import tool_calls_match as tool_calls_match
+    from reward_kit.rewards.tool_paths import ToolAssertion as ToolAssertion
+    from reward_kit.rewards.tool_paths import tool_path as tool_path
     from reward_kit.rewards.trajectory import Milestone as Milestone
     from reward_kit.rewards.trajectory import environment_score as environment_score
     from reward_kit.rewards.trajectory import few_steps as few_steps
@@ -59,6 +61,7 @@ _MODULES = {
     "math_answers": "math_answer number_answer",
     "sql": "sql_result",
     "tool_calls": "tool_calls_match",
+    "tool_paths": "ToolAssertion tool_path",
     "trajectory": "Milestone environment_score few_steps milestones no_tool_errors",
 }
 HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}

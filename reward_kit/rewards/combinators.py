@@ -68,20 +68,27 @@ def weighted(id: str = "weighted", /, **parts: Reward | tuple[Reward, float]) ->
 def weighted_result(results: Mapping[str, EvaluateResult], weights: Mapping[str, float]) -> EvaluateResult:
     """Return the weighted sum of multiple results, including a metric for each of them.
 
-    Step outputs are added up for each step. The reason quotes the parts' reasons in ascending order of score; parts
-    with weight 0 come last.
+    Step outputs are added up for each step, and their reasons are joined. The reason quotes the parts' reasons in
+    ascending order of score; parts with weight 0 come last.
     """
     steps: dict[str, float] = {}
+    reasons: dict[str, list[str]] = {}
     for name, result in results.items():
         for output in result.step_outputs or ():
             index = str(output.step_index)
             steps[index] = steps.get(index, 0.0) + weights[name] * output.base_reward
+            if output.reason:
+                reasons.setdefault(index, []).append(f"{name}: {output.reason}")
     by_score = sorted(results, key=lambda name: (weights[name] == 0, results[name].score))
     return EvaluateResult(
         score=sum(weights[name] * result.score for name, result in results.items()),
         reason="; ".join(_part_reason(name, results[name], weights[name]) for name in by_score),
         metrics={name: _metric(result) for name, result in results.items()},
-        step_outputs=[StepOutput(step_index=index, base_reward=reward) for index, reward in steps.items()] or None,
+        step_outputs=[
+            StepOutput(step_index=index, base_reward=reward, reason="; ".join(reasons.get(index, ())) or None)
+            for index, reward in steps.items()
+        ]
+        or None,
     )
 
 

@@ -214,11 +214,11 @@ def _scores(result: Result) -> Iterator[dict[str, Any]]:
 
 def _steps(result: Result, credit: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     record = result.episode
-    outputs = {output.get("step_index"): output for output in _result(result).get("step_outputs") or ()}
+    outputs = {str(output.get("step_index")): output for output in _result(result).get("step_outputs") or ()}
     worth = {line.get("step"): line for line in credit}
     parts = [*record["steps"], record.get("final") or {}]
     for t, step in enumerate(record["steps"]):
-        output, credited = outputs.get(t) or {}, worth.get(t) or {}
+        output, credited = outputs.get(str(t)) or {}, worth.get(t) or {}
         action, turn = step.get("action"), step.get("assistant_turn")
         if "observation" in step:
             observation = step["observation"]

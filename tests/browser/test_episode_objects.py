@@ -38,6 +38,18 @@ def two_episodes(folder: Path, *scores: dict[str, Any]) -> Path:
     return stored_run.make_run(folder, episodes, list(scores))
 
 
+def test_reason_of_a_step_whose_index_is_text_is_shown_at_the_step(window: Opened, tmp_path: Path) -> None:
+    scored = stored_run.score("a", 0.0)
+    scored["result"]["step_outputs"] = [{"step_index": "1", "base_reward": -1.0, "reason": "deleted a file"}]
+    group = group_of(window, two_episodes(tmp_path, scored), "a")
+    (steps,) = (one["steps"] for one in group["episodes"] if one["id"] == "a")
+    assert [(step["reward"], step["reward_reason"]) for step in steps] == [
+        (None, None),
+        (-1, "deleted a file"),
+        (None, None),
+    ]
+
+
 def test_step_values_equal_the_credit_file(window: Opened, tmp_path: Path) -> None:
     run = write_walks(tmp_path, walks(8))
     lines = [line for line in read_credit(run) if line["group_id"] == "s0001/walker"]

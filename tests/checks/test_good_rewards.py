@@ -55,11 +55,21 @@ BUILT_IN = {
     "regex_format": Case(None, "Answer: 42", {"pattern": r"Answer: \d+"}),
     "same_language": Case(None, None, {"language": "en"}),
     "tool_calls_match": Case({"name": "weather", "arguments": {"city": "Oslo"}}),
+    "tool_path": Case(None, None, {"assertions": [{"before": ["search", "buy"]}]}),
     "tag_format": Case(None, "<think>Two and two.</think><answer>4</answer>"),
 }
 ASKS_A_MODEL = {"grounded_judge", "group_judge", "llm_judge", "pairwise_judge"}
 """They are checked against a local endpoint, in their own tests."""
-NO_REWARDS = {"Milestone", "clip", "cosine_length", "first_of", "gate", "shortest_in_group", "weighted"}
+NO_REWARDS = {
+    "Milestone",
+    "clip",
+    "cosine_length",
+    "first_of",
+    "gate",
+    "shortest_in_group",
+    "ToolAssertion",
+    "weighted",
+}
 """What makes rewards, and is none itself."""
 
 

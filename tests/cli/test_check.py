@@ -181,6 +181,7 @@ LEARNS = {
     for folder, names in (
         ("alfworld_household", ("agent", "sweep", "train", "training")),
         ("frozen_lake_training", ("agent", "sweep", "task", "train")),
+        ("sokoban_training", ("sweep", "task", "train")),
     )
     for name in names
 }

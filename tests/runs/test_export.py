@@ -48,6 +48,7 @@ def run(tmp_path: Path) -> Path:
     }
     first = {**score("r0", 0.5, s1=0.125), "scorer": {"id": "mine", "hash": "ab"}}
     first["result"] = {**first["result"], **result}
+    first["result"]["step_outputs"][0]["step_index"] = "1"  # as combined rewards write it
     path = make_run(tmp_path, made, [first, score("r1", None)])
     lines = [
         {"rollout_id": f"r{e}", "step": t, "A": e + t / 2, "A_E": None, "anchor": t} for e in range(2) for t in range(2)

@@ -145,7 +145,7 @@
 
   const stepsOf = (record, score, credit, messages) => {
     const steps = record.steps ?? [];
-    const outputs = new Map((score?.result?.step_outputs ?? []).map((output) => [output.step_index, output]));
+    const outputs = new Map((score?.result?.step_outputs ?? []).map((output) => [Number(output.step_index), output]));
     const byStep = new Map(credit.map((line) => [line.step, line]));
     const { rewards, counted, of } = rewardsOf(record, score, steps.length);
     const gamma = number(settings?.gamma) ?? 1;
