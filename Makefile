@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-cpus check format docs test-docs pictures bench campaign learning-campaign \
 	credit-lab counterfactual-campaign browser-campaign sandbox-campaign \
-	text-games-campaign test-integrations packaging clean
+	red-team-campaign text-games-campaign test-integrations packaging clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -105,6 +105,9 @@ credit-lab: $(VENV)/.dev  ## Score estimators against measured values, and updat
 
 counterfactual-campaign: $(VENV)/.dev  ## Test reward-kit why: planted mistakes, coverage of intervals, cost (10 min)
 	@$(BIN)/python benchmarks/counterfactual.py
+
+red-team-campaign: $(VENV)/.dev  ## Check verifiers with planted weaknesses and their fixed versions (30 min)
+	@$(BIN)/python benchmarks/red_team/campaign.py
 
 text-games-campaign: $(VENV)/.text-games  ## Test with TextWorld's engine: 100 household episodes, games of every generator
 	@$(BIN)/python -m pytest -m "" tests/environments/household tests/environments/test_textworld.py

@@ -56,6 +56,14 @@ AGENT_REQUEST_BYTES = 64 * MIB
 """Maximum size of an agent's request to the recording endpoint: the conversation so far, including images."""
 MODEL_LIST_BYTES = 4 * MIB
 """Maximum number of bytes of a list of models that `reward-kit doctor` reads."""
+LOG_DOCUMENT_BYTES = 256 * MIB
+"""Maximum size of one document of an imported log, uncompressed: a sample, a trajectory, or a line."""
+LOG_DOCUMENT_VALUES = 16_000_000
+"""Maximum number of JSON values in one document of an imported log."""
+LOG_EXPANSION = 200
+"""Maximum ratio of the uncompressed to the compressed size of an imported log that expands to more than 256 MiB. Logs
+that repeat a long conversation in every event reach about 50.
+"""
 RECORDED_LINE_BYTES = 128 * MIB
 """Maximum size of an exchange in a recording: a request and its response, in ASCII."""
 PROCESS_LOG_BYTES = 64 * MIB

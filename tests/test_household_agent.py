@@ -92,6 +92,15 @@ def test_share_of_two_object_problems_can_be_raised(script: ModuleType) -> None:
     assert 0.45 < more[TaskType.PICK_TWO] / 600 < 0.55  # 0.4 and a sixth of the rest
 
 
+def test_rare_types_are_almost_absent_from_the_problems(script: ModuleType) -> None:
+    rare = {TaskType.HEAT, TaskType.COOL}
+    made = list(script.problems(2_000, 1, rare=rare))
+    of_type = Counter(one.task_type for one in made)
+    assert len(made) == len({one.id for one in made}) == 2_000
+    assert 0 < of_type[TaskType.HEAT] + of_type[TaskType.COOL] < 40
+    assert min(of_type[kind] for kind in set(TaskType) - rare) > 480
+
+
 class DemonstrationPolicy(AgentPolicy):
     """A policy that repeats a demonstration and reports which actions were slips."""
 

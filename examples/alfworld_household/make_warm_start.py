@@ -2,6 +2,10 @@
 
     python examples/alfworld_household/make_warm_start.py
 
+With `--rare`, the model hardly knows some types of chores, so that training has to teach them:
+
+    python examples/alfworld_household/make_warm_start.py --rare clean heat cool --out runs/three_chores
+
 The demonstrations are of training problems, which share no room with the evaluation problems. Many commands are random,
 so that the model also sees detours and how to recover from them; they are not part of the loss.
 """
@@ -9,9 +13,10 @@ so that the model also sees detours and how to recover from them; they are not p
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +50,12 @@ CONTEXT = 1024
 COMMANDS = 30
 SLIPS = 0.4
 """Share of random commands."""
+
+CHORES = dict(zip(("place", "look", "clean", "heat", "cool", "two"), TaskType, strict=True))
+"""The names of `--rare`."""
+
+RARE_SHARE = 0.015
+"""Share of the demonstrations of a rare type that are kept."""
 
 MOST_OF_A_TYPE = 3
 """Maximum number of objects of one type in a house."""
@@ -147,17 +158,23 @@ def demonstration(problem: Problem, draws: random.Random, slips: float = SLIPS) 
     return acts
 
 
-def problems(count: int, seed: int, twos: float = 0.0) -> Iterator[Problem]:
+def problems(total: int, seed: int, twos: float = 0.0, rare: Collection[TaskType] = ()) -> Iterator[Problem]:
     """Yield training problems of alternating types.
 
     Args:
-        count: number of problems.
+        total: number of problems.
         seed: of the problems.
         twos: share of additional problems with two objects.
+        rare: types of which only `RARE_SHARE` is kept.
     """
-    draws = random.Random(f"types {seed}")
-    for index in range(count):
+    draws, types, made = random.Random(f"types {seed}"), list(TaskType), 0
+    for index in itertools.count():
+        if made == total:
+            return
+        if types[index % len(types)] in rare and draws.random() >= RARE_SHARE:
+            continue
         yield generate_problem("train", index, seed, TaskType.PICK_TWO if draws.random() < twos else None)
+        made += 1
 
 
 class Scribe:
@@ -215,11 +232,17 @@ class Scribe:
 
 
 def demonstrations(
-    tokenizer: PreTrainedTokenizerFast, count: int, *, seed: int, twos: float = 0.0, slips: float = SLIPS
+    tokenizer: PreTrainedTokenizerFast,
+    total: int,
+    *,
+    seed: int,
+    twos: float = 0.0,
+    slips: float = SLIPS,
+    rare: Collection[TaskType] = (),
 ) -> TokenBatch:
-    """Return rows of `count` demonstrations, without those that consist of random commands only."""
+    """Return rows of `total` demonstrations, without those that consist of random commands only."""
     draws = random.Random(f"slips {seed}")
-    played = [(problem, demonstration(problem, draws, slips)) for problem in problems(count, seed, twos)]
+    played = [(problem, demonstration(problem, draws, slips)) for problem in problems(total, seed, twos, rare)]
     return Scribe(tokenizer).rows([one for one in played if not all(act.is_slip for act in one[1])])
 
 
@@ -289,6 +312,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "warm_start", help="the folder to write")
     parser.add_argument("--episodes", type=int, default=32_000, help="demonstrations")
     parser.add_argument("--twos", type=float, default=0.0, help="share of additional problems with two objects")
+    parser.add_argument(
+        "--rare", nargs="+", choices=CHORES, default=(), help=f"chores of which {RARE_SHARE:.0%} is demonstrated"
+    )
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     options = parser.parse_args()
     torch.set_num_threads(1)  # a second thread does not speed up a model this small
@@ -297,7 +323,8 @@ def main() -> None:
     model = small_llama(tokenizer, options.seed)
     compose_embeddings(model, tokenizer, seed=options.seed)
     print(f"{len(tokenizer)} tokens; {describe(model)}")
-    rows = demonstrations(tokenizer, options.episodes, seed=options.seed, twos=options.twos)
+    rare = {CHORES[name] for name in options.rare}
+    rows = demonstrations(tokenizer, options.episodes, seed=options.seed, twos=options.twos, rare=rare)
     print(f"{len(rows)} demonstrations after {time.process_time() - began:.0f} s of CPU time", flush=True)
 
     def report(progress: SFTProgress) -> None:

@@ -56,6 +56,40 @@ CAUSES = {
     "unknown-version": "the staleness is unknown; return policy_version with every action",
 }
 """The likely cause or effect of each kind of finding. It is appended to the messages of that kind."""
+FIXES = {
+    "all-options-earn": "require exactly one marked answer",
+    "always-equal-earns": "convert results to JSON in the program's process, and compare them in another process",
+    "conftest-earns": "run pytest outside the workspace with -I, --noconftest and -c /dev/null",
+    "constant-code-earns": "add hidden tests with different inputs and outputs",
+    "counts-earlier-turn": "read only the last message",
+    "counts-prompt": "score only the messages that the model wrote",
+    "counts-thinking": "remove the reasoning before extracting the answer",
+    "counts-tool-text": "read only the content of the last assistant message",
+    "early-exit-earns": "require a result that only a completed test run can produce, not an exit status",
+    "early-exit-unscored": "run submitted code in a separate process, and score 0 if it ends early",
+    "empty-answer-earns": "return 0 if no answer can be extracted",
+    "empty-files-earn": "compare the content of the files with expected values",
+    "format-alone-earns": "return 0 if the extracted answer is empty",
+    "hedge-earns": "require exactly one marked answer",
+    "injection-earns": "do not read a verdict from text that contains the answer",
+    "length-earns": "do not add points for length",
+    "near-miss-earns": "compare whole values",
+    "nothing-earns": "test a property that the initial state does not have",
+    "opener-earns": "require a marked answer, and return 0 if there is none",
+    "patched-checks-earn": "run submitted code in another process than the checks",
+    "patched-clock-earns": "measure time outside the process of the submitted code",
+    "printed-verdict-earns": "do not read a verdict from output that submitted code can write",
+    "question-earns": "test for content that the task does not state",
+    "reads-reference-earns": "keep reference solutions and expected values out of the reach of submitted code",
+    "rejects-reformatted": "compare parsed values",
+    "repetition-earns": "count a correct answer once",
+    "reward-file-earns": "write a reward in every branch, and delete earlier reward files first",
+    "shadowed-module-earns": "run Python with -I, and do not put the workspace first on sys.path",
+    "source-words-earn": "compare with the ground truth instead of searching for words",
+    "tampered-state-earns": "compute expected values from files that the agent cannot change",
+    "tests-overwritten": "run only tests from the tests folder",
+}
+"""How to fix the exploits of rewards and verifiers, by kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +105,7 @@ class Finding:
         step: the index of the action, counted from 0, or None if the problem does not concern a single action.
         token: the position in the token ids, or None if the problem does not concern a single token.
         evidence: lines that demonstrate the fault, such as rollouts with their scores.
+        reproduction: the shortest known answer, conversation or script that demonstrates an exploit, or "".
     """
 
     level: Level
@@ -80,6 +115,12 @@ class Finding:
     step: int | None = None
     token: int | None = None
     evidence: tuple[str, ...] = ()
+    reproduction: str = ""
+
+    @property
+    def fix(self) -> str:
+        """A sentence on how to fix an exploit, or ""."""
+        return FIXES.get(self.kind, "")
 
 
 class Findings(list[Finding]):

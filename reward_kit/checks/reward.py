@@ -25,7 +25,8 @@ from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
 from reward_kit.agent.simulated_user import SimulatedUser
 from reward_kit.agreement import cohens_kappa, pearson, spearman
-from reward_kit.checks import reward_behavior, reward_exploits
+from reward_kit.blocking import run_blocking
+from reward_kit.checks import code_exploits, reward_behavior, reward_exploits
 from reward_kit.checks.findings import Finding
 from reward_kit.checks.reward_bench import (
     LITTLE,
@@ -42,7 +43,7 @@ from reward_kit.checks.reward_bench import (
     takes_truth,
 )
 from reward_kit.checks.reward_cases import FORMS, clearly_different, truth_text
-from reward_kit.checks.source_facts import SourceFacts, kind_in, read_facts
+from reward_kit.checks.source_facts import SourceFacts, kind_in, read_facts, starts_programs
 from reward_kit.display_text import pluralize
 from reward_kit.environments.base import ForkableResource
 from reward_kit.environments.config import resource_class
@@ -55,6 +56,7 @@ from reward_kit.reward_agent.remote import is_address
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest, check_parameters
 from reward_kit.reward_agent.sources import find_module, read_source
 from reward_kit.runs.tasks import LoadedTask
+from reward_kit.sandbox.host import best_strength
 from reward_kit.typed_interface import RewardSpec
 
 PROBES: tuple[tuple[str, Probe, bool], ...] = (
@@ -67,6 +69,7 @@ PROBES: tuple[tuple[str, Probe, bool], ...] = (
     ("exploits without the ground truth", reward_exploits.without_truth, True),
     ("exploits with the ground truth", reward_exploits.with_truth, True),
     ("code in answers", reward_behavior.runs_answers, False),
+    ("programs that do not solve the task", code_exploits.code_answers, False),
     ("time and memory", reward_behavior.cost, False),
     ("growth of time with length", reward_behavior.growth, False),
     ("regular expressions", reward_behavior.patterns, False),
@@ -79,6 +82,7 @@ PROBES: tuple[tuple[str, Probe, bool], ...] = (
 _NOISE = ("nondeterministic", "hidden-state")
 _NOT_COMPARED = "repeated scores of the same rollout differ, so scores cannot be compared"
 _WORST = 5
+_MOST_PROGRAMS = 8
 _CHECKED_SAMPLES = 4
 """The maximum number of samples of a task that are used to check its reward."""
 
@@ -99,7 +103,7 @@ class Plan:
 
 def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
     """Load the reward and, if there is one, the reward to compare it with. Do not call this in an event loop."""
-    loaded = load_reward(plan.reference, plan.folder, plan.choice, plan.options)
+    loaded = load_reward(plan.reference, plan.folder, _with_processes(plan), plan.options)
     reward, given = loaded.reward, plan.given
     check_parameters(reward)
     has_ends = bool(given.ends) or any(rollout.final_state is not None for rollout in given.rollouts)
@@ -121,6 +125,22 @@ def load(plan: Plan) -> tuple[LoadedReward, LoadedReward | None]:
                 "measure its agreement with human labels instead (reward-kit calibrate)"
             )
     return loaded, other
+
+
+def _with_processes(plan: Plan) -> SandboxChoice:
+    """Return the sandbox settings of a reward. If its file starts programs, allow that where the sandbox can."""
+    location, _ = split_reference(plan.reference)
+    file = (plan.folder or Path.cwd()) / location if location.endswith(".py") else find_module(location)
+    if plan.choice.limits or plan.choice.level == "in_process" or file is None or not file.is_file():
+        return plan.choice
+    if location.startswith("reward_kit.") or not starts_programs(read_source(file)):
+        return plan.choice
+    try:
+        is_able = run_blocking(best_strength("auto")) == "namespaces"
+    except ConfigError:
+        is_able = False
+    limits = {"processes": _MOST_PROGRAMS, "open_files": 128}
+    return replace(plan.choice, limits=limits) if is_able else plan.choice
 
 
 def asks_models(reward: Reward) -> bool:

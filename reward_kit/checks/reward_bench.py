@@ -376,7 +376,14 @@ class RewardReport(Report):
     facts: dict[str, Any] = field(default_factory=dict)  # Measurements by name
 
     def note(
-        self, kind: str, level: Level, message: str, evidence: Iterable[str] | None = None, *, most: int = 4
+        self,
+        kind: str,
+        level: Level,
+        message: str,
+        evidence: Iterable[str] | None = None,
+        *,
+        most: int = 4,
+        reproduction: str = "",
     ) -> None:
         """Add a finding with at most `most` lines of evidence.
 
@@ -384,7 +391,7 @@ class RewardReport(Report):
         """
         lines = tuple(dict.fromkeys(evidence or ()))[:most]
         if lines or evidence is None:
-            self.add([Finding(level, kind, message, evidence=lines)])
+            self.add([Finding(level, kind, message, evidence=lines, reproduction=reproduction)])
 
     def drop(self, findings: Sequence[Finding]) -> None:
         """Remove findings."""
@@ -403,7 +410,10 @@ class RewardReport(Report):
             "seed": self.seed,
             "counts": {level: self.count(level) for level in LEVELS},
             "findings": [
-                {"code": f.kind, "severity": f.level, "message": f.message, "evidence": list(f.evidence)}
+                {
+                    **{"code": f.kind, "severity": f.level, "message": f.message, "evidence": list(f.evidence)},
+                    **{key: text for key in ("reproduction", "fix") if (text := getattr(f, key))},
+                }
                 for f in self._worst_first()
             ],
             "unchecked": [{"check": check, "why": why} for check, why in self.unchecked.items()],
@@ -415,6 +425,10 @@ class RewardReport(Report):
         for finding in self._worst_first():
             yield f"{finding.level + ':':9}{finding.kind}: {finding.message}"
             yield from (f"           {quoted(line, 160)}" for line in finding.evidence)
+            if finding.reproduction:
+                yield f"           shortest: {quoted(finding.reproduction, 300)}"
+            if finding.fix:
+                yield f"           fix: {finding.fix}"
         for name, fact in self.facts.items():
             text = fact if isinstance(fact, str) else one_line(json.dumps(fact, ensure_ascii=False))
             yield f"{'fact:':9}{name}: {text}"

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from reward_kit.reward_agent.foreign_rewards import TRUTH_NAMES
 from reward_kit.reward_agent.sources import definitions, find_definition
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -18,7 +19,7 @@ _BROAD = {"Exception", "BaseException"}
 class SourceFacts:
     """The results of analyzing the source of a reward."""
 
-    ground_truth: str = ""  # the annotation of `ground_truth`, "" if it is missing
+    ground_truth: str = ""  # the annotation of the ground truth, "" if it is missing
     words: tuple[str, ...] = ()  # the string literals of the file, without docstrings
     patterns: tuple[str, ...] = ()  # the literals used as regular expressions
     zeros: tuple[int, ...] = ()  # lines at which a broad `except` in the reward or its helpers leads to a score
@@ -67,15 +68,28 @@ def read_facts(text: str, name: str) -> SourceFacts:
 def kind_in(text: str, name: str) -> str:
     """Return the kind of the definition `name`.
 
-    The kind is "reward", "class" for a class without `score`, or "" if the kind is unknown.
+    The kind is "reward", "class" for a class without a scoring method, or "" if the kind is unknown.
     """
     if (tree := _parse(text)) is None:
         return ""
     definition = find_definition(name, tree.body)
     if isinstance(definition, ast.ClassDef):
         methods = {node.name for node in definition.body if isinstance(node, _Function)}
-        return "reward" if "score" in methods or definition.decorator_list else "class"
+        is_reward = methods & {"score", "compute_score", "forward"} or definition.decorator_list
+        return "reward" if is_reward else "class"
     return "reward" if definition is not None else ""
+
+
+def starts_programs(text: str) -> bool:
+    """Return True if a file imports a module that starts processes."""
+    tree = _parse(text)
+    names = set()
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return bool(names & {"subprocess", "multiprocessing", "concurrent", "pty"})
 
 
 def rewards_in(text: str) -> list[str]:
@@ -102,7 +116,7 @@ def _truth_annotation(tree: ast.Module, name: str) -> str:
     if not isinstance(definition, _Function):
         return ""
     for argument in (*definition.args.args, *definition.args.kwonlyargs):
-        if argument.arg in ("ground_truth", "ground_truths") and argument.annotation is not None:
+        if argument.arg in TRUTH_NAMES and argument.annotation is not None:
             return ast.unparse(argument.annotation).strip("'\"")
     return ""
 

@@ -19,6 +19,8 @@ from click.core import ParameterSource
 from reward_kit.agent.actions import as_text
 from reward_kit.agent.policies import make_policy
 from reward_kit.checks.findings import FAIL_ON, Finding, Report
+from reward_kit.checks.harbor import check_harbor_task
+from reward_kit.checks.harbor_task import is_task_folder
 from reward_kit.checks.resource import check_resource
 from reward_kit.checks.reward import Plan, TaskReport, check_reward, check_task, is_reward, load, why_not_free
 from reward_kit.checks.reward_bench import Given, quoted
@@ -55,7 +57,7 @@ _TARGETS_OF_OPTION = {
     **dict.fromkeys(("options", "data", "ground_truth", "gold", "against", "read_path", "deadline"), ("reward",)),
     "sandbox": ("reward", "task file"),
     **dict.fromkeys(("limit", "gold_policy", "no_run"), ("task file",)),
-    **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file", "run", "file of rollouts")),
+    **dict.fromkeys(("fail_on", "as_json"), ("reward", "task file", "run", "file of rollouts", "Harbor task")),
     "seed": ("reward", "task file", "resource"),
     "form": ("file of rollouts",),
 }
@@ -115,9 +117,9 @@ _SECONDS_BETWEEN = 5.0
     type=click.Choice(FAIL_ON),
     default="error",
     show_default=True,
-    help="Reward, task file, run, rollouts: exit with code 1 if a finding has this level or a higher one.",
+    help="Reward, task file, run, rollouts, Harbor task: exit with code 1 if a finding has this level or a higher one.",
 )
-@json_option("Reward, task file, run, rollouts: print the findings as JSON.")
+@json_option("Reward, task file, run, rollouts, Harbor task: print the findings as JSON.")
 @click.option("--format", "form", type=click.Choice(FORMATS), help="File of rollouts: the trainer that wrote it.")
 @click.option("--seed", default=0, show_default=True, help="Random seed for all random choices.")
 @click.option(
@@ -125,14 +127,18 @@ _SECONDS_BETWEEN = 5.0
 )
 @trust_option
 def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more: Any) -> None:
-    """Check TARGET: a task file, a reward, a resource (a built-in name, module:Class or file.py:Class), or a run.
+    """Check TARGET: a task file, a reward, a resource, a run, or a Harbor task folder.
 
     A task is checked on its first samples: a reference solution (the row's gold_actions or gold_answer, a policy, or
     the resource's expert) must score 1, and an agent that does nothing must score 0. The task's reward is then checked
     on these episodes.
 
     A reward (file.py:function or package.module:function) is called in its sandbox with unusual, wrong, exploiting and
-    long rollouts. A resource is checked with random actions: forks, determinism and state keys must be as declared.
+    long rollouts. A resource (a built-in name, module:Class or file.py:Class) is checked with random actions: forks,
+    determinism and state keys must be as declared.
+
+    A reward may also have the signature of TRL, verl, verifiers, OpenEnv or f(answer, target). The tests of a Harbor
+    task folder (task.toml) are run in the sandbox with the reference solution and with exploits.
 
     A run (a directory) is checked episode by episode: tokens, masks, log-probabilities, messages, stop reasons, groups
     and credit. With --format, a .json or .jsonl file with the rollouts of another trainer is checked in the same way.
@@ -149,6 +155,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
       reward-kit check gymnasium -c env_id=FrozenLake-v1
       reward-kit check runs/lake-20261121T101500Z-1a2b3c
       reward-kit check rollouts.jsonl --format trl
+      reward-kit check tasks/hello-world
     """
     if target.endswith((".yaml", ".yml")):
         _reject_options_unless("task file")
@@ -161,6 +168,11 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
             return
         require_trust_in_file(Path(target), {"--gold-policy": more["gold_policy"]})
         _check_task(Path(target), more, seed)
+    elif is_task_folder(target):
+        _reject_options_unless("Harbor task")
+        with _status_line() as show_attempt:
+            findings = anyio.run(check_harbor_task, Path(target), show_attempt)
+        _print_report(findings, more["fail_on"], more["as_json"])
     elif is_run(target):
         _reject_options_unless("run")
         due, is_shown = time.monotonic() + _SECONDS_BETWEEN, False

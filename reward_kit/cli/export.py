@@ -1,4 +1,4 @@
-"""`reward-kit export`: write a run as tables for other programs, as chats for fine-tuning, or as traces."""
+"""`reward-kit export`: write a run as tables, as chats for fine-tuning, as logs for other tools, or as traces."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from reward_kit.runs.export import (
     selected,
     table_rows,
 )
+from reward_kit.runs.logs.exporting import EXPORTED, export_logs
 from reward_kit.runs.otlp import export_results, traces_endpoint
 from reward_kit.runs.results import Result
 from reward_kit.runs.run_folder import RunHeader
@@ -43,7 +44,7 @@ _UNREADABLE = "episodes.jsonl: {} cannot be read as an episode"
 
 @click.command(name="export")
 @click.argument("run", required=False, type=click.Path(path_type=Path), shell_complete=complete_runs)
-@click.option("--format", "form", type=click.Choice(["parquet", "csv", CHATS]), help="Output format.")
+@click.option("--format", "form", type=click.Choice(["parquet", "csv", CHATS, *EXPORTED]), help="Output format.")
 @click.option(
     "--otlp",
     metavar="URL|env",
@@ -94,7 +95,7 @@ def command(
     raw: bool,
     tools: Path | None,
 ) -> None:
-    """Export RUN as tables of its episodes, scores and steps, as chats for fine-tuning, or as OpenTelemetry traces.
+    """Export RUN as tables of its episodes, scores and steps, as chats, as logs, or as OpenTelemetry traces.
 
     Without RUN, the newest run is used.
 
@@ -103,6 +104,7 @@ def command(
       reward-kit export --format parquet
       reward-kit export runs/my-run --format csv --table episodes -o episodes.csv
       reward-kit export runs/my-run --format openai-jsonl --only-passed -o train.jsonl
+      reward-kit export runs/my-run --format inspect -o my-run.eval
       reward-kit export runs/my-run --otlp http://localhost:4318
     """
     if (form is None) == (otlp is None):
@@ -127,6 +129,9 @@ def command(
         target = output or _folder(run / "export", is_private=True) / "chats.jsonl"
         _check_target(target)
         _write_chats(run, header, selection, target, tools, is_private=output is None)
+    elif form in EXPORTED:
+        target = output or _folder(run / "export", is_private=True) / form
+        _write_logs(run, header, selection, form, target, is_private=output is None)
     else:
         targets = _targets(run, form, output, tables)
         _write_tables(run, selection, form, targets, is_raw=raw, is_private=output is None)
@@ -241,6 +246,17 @@ def _write_chats(
     _report_left_out(selection.left_out)
     if unfit:
         echo(f"{sum(unfit.values()):,} episodes cannot be written in this format: {reasons()}", err=True)
+
+
+def _write_logs(
+    run: Path, header: RunHeader, selection: Selection, form: str, target: Path, *, is_private: bool
+) -> None:
+    results = _require_any(selected(run, selection), selection)
+    exported = export_logs(run, header, results, form, target, is_private=is_private)
+    _report(f"{pluralize(exported.episodes, 'episode')} in {pluralize(len(exported.paths), 'log')}", target)
+    for name, times in sorted(exported.dropped.items()):
+        echo(f"the format cannot store: {name} ({times:,} times)", err=True)
+    _report_left_out(selection.left_out)
 
 
 def _send_traces(header: RunHeader, selection: Selection, endpoint: str, run: Path) -> None:

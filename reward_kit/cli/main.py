@@ -31,7 +31,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "compare": "Compare runs, with confidence intervals and gates for CI.",
         "credit": "Compute the credit of each step of a run.",
         "why": "Continue episodes to find the steps at which they were lost or won.",
-        "export": "Export a run as tables (Parquet, CSV, JSON Lines) or as chats for fine-tuning.",
+        "export": "Export a run as tables, as chats for fine-tuning, or as logs for other tools.",
+        "import": "Make a run from logs of other tools, or a task from an OpenAI eval.",
         "check": "Check a task, a reward or a resource before a run, or a finished run.",
         "calibrate": "Compare a reward, such as an LLM judge, with human labels.",
     },
@@ -54,8 +55,9 @@ HIDDEN = {
 }
 """Commands that are not listed by `--help`."""
 VERBS = {name: summary for group in (*GROUPS.values(), HIDDEN) for name, summary in group.items()}
-_MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP, "agent-eval": "run"}
-"""The modules of commands whose module has a different name. There, the command is the function with its name."""
+_MODULES = {"init": _SETUP, "schema": _SETUP, "completion": _SETUP, "agent-eval": "run", "import": "import_logs"}
+"""The modules of commands whose module has a different name. In a module of several commands, the command is the
+function with its name."""
 _ALIASES = {
     "rescore": "score RUN",
     "explain": "train --dry-run",
@@ -67,6 +69,7 @@ _ALIASES = {
     **dict.fromkeys(("show", "open", "ui", "web"), "view"),
     **dict.fromkeys(("advantages", "estimate"), "credit"),
     **dict.fromkeys(("convert", "dump", "save"), "export"),
+    **dict.fromkeys(("load", "ingest"), "import"),
     **dict.fromkeys(("finetune", "fit", "learn"), "train"),
     **dict.fromkeys(("server",), "serve"),
     **dict.fromkeys(("new", "create", "quickstart"), "init"),
@@ -98,7 +101,8 @@ class LazyGroup(click.Group):
         if name not in VERBS:
             return None
         module = import_module(module_of(name))
-        command: click.Command = getattr(module, name.replace("-", "_") if name in _MODULES else "command")
+        own_name = name.replace("-", "_") if name in _MODULES else "command"
+        command: click.Command = getattr(module, own_name, None) or module.command
         return _with_common_options(command, f"{_PREFIX}_{name}")
 
     def resolve_command(

@@ -115,14 +115,17 @@ def command() -> None:
 @_LOG_DIR
 @json_option("Print JSON on standard output.")
 def list_(log_dir: Path, as_json: bool) -> None:
-    """List the runs in a directory, newest first, with their path, status, size and mean scores.
+    """List the runs in a directory and in its sweeps, newest first, with their path, status, size and mean scores.
 
     \b
     Examples:
       reward-kit runs list
       reward-kit runs list --log-dir elsewhere --json
     """
-    runs = stored_runs(log_dir)
+    folders = [log_dir, *(path.parent for path in log_dir.glob("*/sweep.json"))]
+    runs = sorted(
+        (run for folder in folders for run in stored_runs(folder)), key=lambda run: run.started_at, reverse=True
+    )
     if as_json:
         keys = ("task", "status", "size", "total", "scores")
         facts = [{key: getattr(run, key) for key in keys} for run in runs]

@@ -250,6 +250,7 @@ def _open_folder(
             data=str((source.path / "episodes.jsonl").resolve()),
             reward=args.reward,
             rescored_from=rescored_from,
+            **({"imported": earlier.imported} if earlier.imported is not None else {}),
             task=without_secrets(ready.definition.model_dump(mode="json", exclude_defaults=True)),
             seed=earlier.seed,
             total=plan.total,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -32,7 +33,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.rl.training.description import describe_limit
 from reward_kit.rl.training.session import INTERRUPTED
 from reward_kit.rl.training.sweep_file import START, SweepFile
-from reward_kit.rl.training.sweep_results import sweep_tables, temperature_text
+from reward_kit.rl.training.sweep_results import ONE_SEED, sweep_tables, temperature_text
 from reward_kit.rl.training.sweep_session import (
     SweepHeader,
     SweepPlan,
@@ -124,11 +125,16 @@ def _describe(plan: SweepPlan, as_json: bool) -> None:
         )
         limit = describe_limit(plan.arms[file.baseline].config)
         echo(f"{file.baseline} (baseline): {file.config.train}, {limit}")
+        for key, value in file.overrides(file.baseline).items():
+            echo(f"  {key}: {json.dumps(value)}")
         for arm, texts in changes.items():
             echo("\n  ".join([f"{arm}:", *(texts or ["the same settings as the baseline"])]))
         labels = ", ".join(map(temperature_text, plan.temperatures))
         held_out = file.config.evaluation.dataset_path or f"the held-out samples of {file.config.train}"
-        echo(f"evaluation on {held_out}: {labels}")
+        rollouts = pluralize(file.config.evaluation.rollouts, "episode")
+        echo(f"evaluation on {held_out} ({pluralize(plan.samples, 'sample')}, {rollouts} each): {labels}")
+        if len(file.seeds) == 1:
+            echo(ONE_SEED)
     echo("Nothing was written.", err=True)
 
 

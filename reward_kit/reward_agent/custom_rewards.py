@@ -29,6 +29,7 @@ from pydantic import Field
 
 from reward_kit.errors import ConfigError, InvalidResultError, RewardKitError, safe_str, type_name
 from reward_kit.models import EvaluateResult
+from reward_kit.reward_agent.foreign_rewards import adapt
 from reward_kit.reward_calls import BATCH_NAMES
 from reward_kit.typed_interface import (
     EvaluationMode,
@@ -54,12 +55,14 @@ logger = logging.getLogger("reward_kit.reward_agent")
 
 
 def build_spec(given: Any) -> RewardSpec:
-    """Return the spec of a reward: a `@reward_function`, a plain function, or a `compute_score`."""
+    """Return the spec of a reward: a `@reward_function`, a plain or foreign function, or a `compute_score`."""
     if isinstance(given, type):
         if hasattr(given, "score"):
             return reward_spec(given)
         if hasattr(given, "compute_score"):
             return _class_spec(given)
+        if (adapted := adapt(given)) is not None:
+            return adapted
         if near := _misspelled_method(given, "compute_score"):
             raise ConfigError(f"{given.__name__} has a method {near!r}; did you mean 'compute_score'?")
         return reward_spec(given)
@@ -73,6 +76,8 @@ def build_spec(given: Any) -> RewardSpec:
         takes_solution = any(_nearly(name, ("solution_str", "solution_strs")) for name in names)
         if not {"messages", "rollouts_messages"} & set(names) and (is_called_so or takes_solution):
             return _function_spec(given)
+    if not hasattr(given, "__reward_spec__") and (adapted := adapt(given)) is not None:
+        return adapted
     return reward_spec(given)
 
 

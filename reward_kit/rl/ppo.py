@@ -24,11 +24,11 @@ from reward_kit.errors import ConfigError, RewardKitError, TrainingError, bounda
 from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig, lr_factor
 from reward_kit.rl.learner.forward import LogprobModel, Scores
 from reward_kit.rl.learner.optimizer import (
-    adamw,
     add_adapters,
     check_critic,
     clip_gradients,
     has_adapters,
+    make_optimizer,
     rates,
     reorder_optimizer_state,
     set_lr,
@@ -189,7 +189,7 @@ class PPOLearner:
                         True  # These layers recompute only in training mode; dropout inside them remains disabled.
                     )
         self._context.processes.shard(module, torch.bfloat16 if config.precision == "bfloat16" else torch.float32)
-        self.optimizer = adamw(module, config)
+        self.optimizer = make_optimizer(module, config)
         self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]
         self._generator = torch.Generator().manual_seed(seed)
         self._kl: AdaptiveKLCoefficient | None = None

@@ -18,6 +18,8 @@ from reward_kit.errors import StoreError
 from reward_kit.private_files import private_opener
 
 STATES = "states"
+LOG_COPIES = "imported"
+"""The directory of a run for the copies of imported logs."""
 _STATE_NAME = re.compile(r"[0-9a-f]{64}\.[A-Za-z0-9_-]{1,64}")
 
 
@@ -76,6 +78,20 @@ def state_file(run: Path, rollout_id: str, stored: Mapping[str, Any]) -> Path:
     if file.is_symlink() or not file.is_file():
         raise StoreError(f"episode {rollout_id}: its final state {file} is missing")
     return file
+
+
+def copied_log(run: Path, copy: Any) -> Path:
+    """Return the path of the copy of an imported log.
+
+    Raises:
+        StoreError: the copy is missing, or its path is not in the run's directory of copies.
+    """
+    if not isinstance(copy, str) or not re.fullmatch(rf"{LOG_COPIES}/[A-Za-z0-9_-][A-Za-z0-9._-]*", copy):
+        raise StoreError(f"{run}: the copy of a log must be in {LOG_COPIES}/, got {copy!r:.100}; was the file edited?")
+    path = run / copy
+    if path.is_symlink() or not path.is_file():
+        raise StoreError(f"{path}: the copy of the imported log is missing; import the log again")
+    return path
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -118,6 +118,7 @@ class RunHeader(pydantic.BaseModel):
         data, reward: the transcript file and the reward of a run that scores transcripts.
         training: the `TrainingHeader` of a training run, otherwise None.
         rescored_from: the run and reward of a rescoring; see `runs/scoring.py`.
+        imported: the logs of an imported run, and the fields without a place in an episode; see `runs/logs/`.
         status: "running", "complete", "interrupted" or "failed".
         timing: the start time and the working time.
     """
@@ -134,6 +135,7 @@ class RunHeader(pydantic.BaseModel):
     reward: str | None = None
     training: Mapping[str, Any] | None = None
     rescored_from: Mapping[str, Any] | None = None
+    imported: Mapping[str, Any] | None = None
     overrides: Mapping[str, Any] = {}
     models: tuple[str, ...] = ()
     policies: tuple[str, ...] = ()

@@ -29,7 +29,16 @@ from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.private_files import make_private_folder
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import read_rows
-from reward_kit.runs.files import STATES, episodes_files, open_part, state_file, wrap_os_errors, write_atomically
+from reward_kit.runs.files import (
+    LOG_COPIES,
+    STATES,
+    copied_log,
+    episodes_files,
+    open_part,
+    state_file,
+    wrap_os_errors,
+    write_atomically,
+)
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import HIDDEN, Redaction, load_redaction
 from reward_kit.runs.results import ResultIndex, index_results, read_results
@@ -264,7 +273,7 @@ def open_source_run(run: Path) -> SourceRun:
 
 
 def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
-    """Copy the episodes of a run and their final states into the directory of a new run.
+    """Copy the episodes of a run, their final states, and imported logs into the directory of a new run.
 
     Lines are copied unchanged, except that the secrets of this process are hidden.
 
@@ -278,21 +287,28 @@ def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
         for result in read_results(source.path, source.index):
             if state := result.episode.get("final_state"):
                 file = state_file(source.path, result.episode["rollout_id"], state)
-                copy = target / STATES / file.name
-                with wrap_os_errors("write", copy):
-                    make_private_folder(copy.parent, exist_ok=True)
-                    if not copy.exists():
-                        try:
-                            os.link(file, copy)  # States with equal content are stored once
-                        except OSError:  # Not every file system supports hard links
-                            with file.open("rb") as state_of, open_part(copy, copy, is_private=True) as part:
-                                shutil.copyfileobj(state_of, part)
+                link_or_copy(file, target / STATES / file.name)
             line = redaction.redact_line(result.line.rstrip(b"\n")) + b"\n"
             hidden += HIDDEN.encode() in line
             yield line
 
     write_atomically(target / "episodes.jsonl", lines())
+    for log in (source.header.imported or {}).get("files") or ():
+        file = copied_log(source.path, log.get("copy"))
+        link_or_copy(file, target / LOG_COPIES / file.name)
     return hidden
+
+
+def link_or_copy(file: Path, copy: Path) -> None:
+    """Create a hard link to a file of a run in another run, or a copy if that is not possible."""
+    with wrap_os_errors("write", copy):
+        make_private_folder(copy.parent, exist_ok=True)
+        if not copy.exists():
+            try:
+                os.link(file, copy)  # States with equal content are stored once
+            except OSError:  # Not every file system supports hard links
+                with file.open("rb") as source, open_part(copy, copy, is_private=True) as part:
+                    shutil.copyfileobj(source, part)
 
 
 def checked_facts(source: SourceRun) -> Iterator[Mapping[str, Any]]:

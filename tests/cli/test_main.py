@@ -154,7 +154,7 @@ class TestHelp:
 
 
 def test_help_shows_three_groups_of_commands() -> None:
-    assert [len(group) for group in entry.GROUPS.values()] == [9, 3, 3]
+    assert [len(group) for group in entry.GROUPS.values()] == [10, 3, 3]
     shown = CliRunner().invoke(entry.program, ["--help"]).output
     assert re.findall(r"^(\w+):$", shown, re.MULTILINE) == ["Options", *entry.GROUPS]
     assert not [name for name in entry.HIDDEN if f"  {name} " in shown]

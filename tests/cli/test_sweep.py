@@ -62,10 +62,11 @@ def tables_of(folder: Path) -> list[list[list[str]]]:
 
 
 def test_dry_run_shows_the_arms_and_writes_nothing(tmp_path: Path) -> None:
-    sweep_folder(tmp_path, seeds=3)
+    sweep_folder(tmp_path, seeds=3, overrides={"ppo.lr": 0.01}, evaluation={"limit": 2})
     done = command_line.call("sweep", "sweep.yaml", "--dry-run", "--processes", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 arms, seeds 0, 1, 2: 6 runs, 3 at a time\ngigpo (baseline): train.yaml, 2 updates\n" in done.stdout
+    assert "\n  ppo.lr: 0.01\n" in done.stdout and "(2 samples, 1 episode each)" in done.stdout
     assert '\n  credit.estimator: "grpo", not "gigpo"\n' in done.stdout and not (tmp_path / "runs").exists()
     done = command_line.call("sweep", "sweep.yaml", "--dry-run", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["runs"] == 6
@@ -79,6 +80,8 @@ def test_sweep_prints_a_line_per_run_and_the_tables(tmp_path: Path) -> None:
     assert "One seed says nothing about the spread between seeds" in done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[:5]] == ["Arms", "seeds", "start", "gigpo", "grpo"]
     assert "not tested" in done.stdout
+    listed = command_line.call("runs", "list", cwd=tmp_path)
+    assert "/gigpo-0  complete" in listed.stdout and "/grpo-0  complete" in listed.stdout
     (folder,) = (tmp_path / "runs").iterdir()
     again = command_line.call("sweep", "--resume", "--json", cwd=tmp_path)
     summary = json.loads(again.stdout)

@@ -31,6 +31,7 @@ USES = {
     "lora": "import peft; peft.LoraConfig()",
     "constrained": "import llguidance",
     "export": "import pyarrow.parquet",
+    "logs": "import sys; assert sys.version_info >= (3, 14) or __import__('zstandard')",
     "otel": "from reward_kit.runs.otlp import Sender; Sender('http://127.0.0.1:1/v1/traces').close()",
     "ray": "import reward_kit.integrations.ray.engine, ray",
     "docs": "import mkdocs, mkdocstrings",

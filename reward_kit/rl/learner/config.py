@@ -21,6 +21,7 @@ OldLogprobs = Literal["sampler", "recomputed"]
 OldValues = Literal["recorded", "recomputed"]
 LRSchedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
+Optimizer = Literal["adamw", "muon"]
 _CLIPS: dict[str, tuple[float, float]] = {
     "ppo": (0.2, 0.2),
     "gspo": (3e-4, 4e-4),
@@ -159,6 +160,8 @@ class PPOConfig:
         lr_by_name: learning rates keyed by parameter name, such as {"*norm*": 1e-2}. Keys are `fnmatch` patterns for
             the names in `named_parameters`. The learning rate of the first matching pattern replaces `value_lr` or
             `lr`. All learning rates follow the same schedule.
+        optimizer: "adamw", or "muon", which trains the matrices of hidden layers with torch's Muon, scaled so that the
+            learning rates of AdamW fit, and everything else, such as embeddings and norms, with AdamW.
         betas: the betas of AdamW.
         adam_epsilon: the epsilon of AdamW.
         weight_decay: the weight decay of AdamW, which is applied to matrices but not to biases, norms or other vectors.
@@ -209,6 +212,7 @@ class PPOConfig:
     lr: float = 1e-6
     value_lr: float | None = None
     lr_by_name: dict[str, float] = field(default_factory=dict)
+    optimizer: Optimizer = "adamw"
     betas: tuple[float, float] = (0.9, 0.999)
     adam_epsilon: float = 1e-8
     weight_decay: float = 0.0
@@ -272,6 +276,7 @@ _CHOICES = {
     "old_values": OldValues,
     "schedule": LRSchedule,
     "precision": Precision,
+    "optimizer": Optimizer,
 }
 _COUNTS = {"epochs": 1, "minibatch_rows": 1, "minibatches": 1, "max_tokens_per_micro_batch": 1, "max_logits": 1}
 _COUNTS |= {"critic_warmup": 0, "warmup": 0}

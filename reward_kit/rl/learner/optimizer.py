@@ -1,4 +1,4 @@
-"""Optimization of trainable parameters: AdamW with parameter groups, gradient norms, and low-rank adapters.
+"""Optimization of trainable parameters: AdamW or Muon with parameter groups, gradient norms, and low-rank adapters.
 
 Low-rank adapters are described in Hu et al. 2022.
 """
@@ -46,10 +46,42 @@ def check_critic(config: PPOConfig, *, has_values: bool) -> None:
         )
 
 
-def adamw(module: nn.Module, config: PPOConfig) -> torch.optim.AdamW:
-    """Create an AdamW optimizer for the groups returned by `parameter_groups`."""
+def make_optimizer(module: nn.Module, config: PPOConfig) -> torch.optim.Optimizer:
+    """Create the optimizer of `config` for the groups returned by `parameter_groups`."""
     groups = parameter_groups(module, config)
+    return MuonWithAdamW(groups, config) if config.optimizer == "muon" else _adamw(groups, config)
+
+
+def _adamw(groups: list[dict[str, Any]], config: PPOConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.adam_epsilon, fused=True)
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon (Jordan et al. 2024) for the groups with `is_muon`, and AdamW for the others, with the state of both.
+
+    The step of Muon is scaled to the size of AdamW's steps (Liu et al. 2025), so learning rates fit both.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], config: PPOConfig) -> None:
+        super().__init__(groups, {})
+        muon, others = self._groups(is_muon=True), self._groups(is_muon=False)
+        if not muon:
+            raise ConfigError("optimizer: muon trains matrices of hidden layers, but the module has none; set adamw")
+        if any(hasattr(one, "full_tensor") for group in muon for one in group["params"]):
+            raise ConfigError("optimizer: muon cannot train weights that are sharded over processes; set adamw")
+        self._parts: list[tuple[bool, torch.optim.Optimizer]] = [
+            (True, torch.optim.Muon(muon, adjust_lr_fn="match_rms_adamw"))
+        ]
+        self._parts += [(False, _adamw(others, config))] if others else []
+
+    def _groups(self, *, is_muon: bool) -> list[dict[str, Any]]:
+        return [group for group in self.param_groups if group["is_muon"] == is_muon]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take a step with both optimizers. `closure` must be None."""
+        for is_muon, part in self._parts:
+            part.param_groups, part.state = self._groups(is_muon=is_muon), self.state
+            part.step(closure)
 
 
 def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any]]:
@@ -63,15 +95,20 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
         return next((pattern for pattern in config.lr_by_name if fnmatchcase(name, pattern)), None)
 
     trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    layers: list[Any] = [layer for layer in module.modules() if isinstance(layer, nn.Embedding)]
+    layers.append(getattr(module, "get_output_embeddings", lambda: None)())
+    embeddings = {id(getattr(layer, "weight", None)) for layer in layers}
     groups: dict[
-        tuple[str | None, bool, bool], list[nn.Parameter]
-    ] = {}  # the key: name pattern, whether it belongs to the value head, whether it is a matrix
+        tuple[str | None, bool, bool, bool], list[nn.Parameter]
+    ] = {}  # the key: name pattern, whether it belongs to the value head, is a matrix, and is trained with Muon
     for name, parameter in trained.items():
-        kind = (pattern_of(name), _in_value_head(name), parameter.dim() >= 2)
+        is_muon = config.optimizer == "muon" and parameter.dim() == 2 and id(parameter) not in embeddings
+        is_muon = is_muon and not _in_value_head(name)
+        kind = (pattern_of(name), _in_value_head(name), parameter.dim() >= 2, is_muon)
         groups.setdefault(kind, []).append(parameter)
     if not groups:
         raise ConfigError("the module has no trainable parameters; set requires_grad for at least one of them")
-    used = {pattern for pattern, _, _ in groups}
+    used = {pattern for pattern, *_ in groups}
     for pattern in [one for one in config.lr_by_name if one not in used]:
         if fits := [name for name in trained if fnmatchcase(name, pattern)]:
             raise ConfigError(
@@ -83,17 +120,17 @@ def parameter_groups(module: nn.Module, config: PPOConfig) -> list[dict[str, Any
         raise ConfigError(
             f"lr_by_name: {pattern!r} does not match any of the {len(names)} trained parameters, such as {shown}"
         )
-    of_value = [pattern for pattern, is_value, _ in groups if is_value]
+    of_value = [pattern for pattern, is_value, *_ in groups if is_value]
     if config.value_lr is not None and of_value and None not in of_value:
         raise ConfigError(
             "value_lr has no effect, because patterns in lr_by_name match the whole value head; remove one of them"
         )
     made: list[dict[str, Any]] = []
-    for (fitting, is_value, is_matrix), parameters in groups.items():
+    for (fitting, is_value, is_matrix, is_muon), parameters in groups.items():
         lr = config.value_lr if is_value and config.value_lr is not None else config.lr
         lr = lr if fitting is None else config.lr_by_name[fitting]
         decay = config.weight_decay if is_matrix else 0.0
-        made.append({"params": parameters, "lr": lr, "base_lr": lr, "weight_decay": decay})
+        made.append({"params": parameters, "lr": lr, "base_lr": lr, "weight_decay": decay, "is_muon": is_muon})
     return made
 
 

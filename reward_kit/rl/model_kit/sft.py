@@ -38,7 +38,7 @@ from reward_kit.errors import ConfigError, PolicyError, TrainingError, did_you_m
 from reward_kit.models import Message
 from reward_kit.rl.learner.config import PPOConfig, Precision, lr_factor
 from reward_kit.rl.learner.forward import LogprobModel, restrict_logits
-from reward_kit.rl.learner.optimizer import adamw, clip_gradients, set_lr, widen
+from reward_kit.rl.learner.optimizer import clip_gradients, make_optimizer, set_lr, widen
 from reward_kit.rl.learner.training_rows import Restriction, TrainingRows
 from reward_kit.tokens import TokenBatch, micro_batches
 from reward_kit.tokens.columns import Array, Ints
@@ -432,7 +432,7 @@ def fit(
     model.to(device).eval()
     widen(model)
     scorer = (_SmoothingModel if config.label_smoothing else LogprobModel)(model, options)
-    optimizer = adamw(model, options)
+    optimizer = make_optimizer(model, options)
     step, reports = 0, []
     with no_denormals():
         for epoch, batches in enumerate(epochs):

@@ -276,9 +276,10 @@ def _update(ppo: PPOConfig) -> list[str]:
         batches = f"{ppo.minibatches} mini-batches" if ppo.minibatches else "one mini-batch"
     cut = f"gradient norm at most {ppo.max_grad_norm:g}" if ppo.max_grad_norm is not None else "gradient not clipped"
     decay = f", weight decay {ppo.weight_decay:g} on matrices" if ppo.weight_decay else ""
+    optimizer = {"adamw": "AdamW", "muon": "Muon with AdamW"}[ppo.optimizer]
     lines = [
-        f"{ppo.epochs} epochs of {batches}; AdamW, lr {ppo.lr:g}, betas {ppo.betas[0]:g} and {ppo.betas[1]:g}{decay}; "
-        f"{cut}",
+        f"{ppo.epochs} epochs of {batches}; {optimizer}, lr {ppo.lr:g}, betas {ppo.betas[0]:g} and "
+        f"{ppo.betas[1]:g}{decay}; {cut}",
         *(f"lr {rate:g} for {pattern}" for pattern, rate in ppo.lr_by_name.items()),
         f"lr {ppo.schedule}" + (f" after {ppo.warmup} updates of warm-up" if ppo.warmup else ""),
     ]

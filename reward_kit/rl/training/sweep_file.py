@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.runs.task_file import LocatedYaml, validate_model
@@ -37,6 +37,7 @@ class SweepEvaluationModel(BaseModel):
     dataset_path: str | None = Field(
         default=None, description="a file with held-out samples; default: the held-out samples of the train file"
     )
+    limit: int | None = Field(default=None, ge=1, description="use only this many samples, from the beginning")
 
 
 class SweepModel(BaseModel):
@@ -65,6 +66,15 @@ class SweepModel(BaseModel):
     )
     evaluation: SweepEvaluationModel = Field(default_factory=SweepEvaluationModel)
 
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _check_seeds(cls, given: Any) -> Any:
+        numbers = given if isinstance(given, list) else [given]
+        least = 0 if isinstance(given, list) else 1
+        if not numbers or not all(type(one) is int and one >= least for one in numbers):
+            raise ValueError("must be a number of 1 or more, or a list of seeds of 0 or more")
+        return given
+
 
 @dataclass(frozen=True, slots=True)
 class SweepFile:
@@ -92,6 +102,12 @@ class SweepFile:
             if "seed" in block:
                 where = located.where((*key, "seed"))
                 raise ConfigError(f"{where}: {'.'.join(key)}.seed: each arm has all `seeds`; remove the key")
+        if not (path.parent / config.train).is_file():
+            where = located.where(("train",))
+            named = Path(config.train)
+            beside = [str(named.with_name(one.name)) for one in (path.parent / named).parent.glob("*.y*ml")]
+            near = did_you_mean(config.train, beside)
+            raise ConfigError(f"{where}: train: the file {config.train} does not exist{near}")
         if config.baseline is not None and config.baseline not in config.arms:
             near = did_you_mean(config.baseline, config.arms)
             raise ConfigError(f"{located.where(('baseline',))}: baseline: unknown arm {config.baseline!r}{near}")
@@ -134,7 +150,10 @@ class SweepFile:
 
     def evaluation_overrides(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the overrides for the evaluations of a run with these overrides."""
-        if (dataset := self.config.evaluation.dataset_path) is None:
-            return dict(overrides)
+        given = self.config.evaluation
+        limit = {} if given.limit is None else {"limit": given.limit}
+        if given.dataset_path is None:
+            return {**overrides, **{f"evaluation.{key}": value for key, value in limit.items()}}
         kept = {key: value for key, value in overrides.items() if key.partition(".")[0] != "evaluation"}
-        return {**kept, "evaluation": {"dataset_path": str((self.path.parent / dataset).resolve())}}
+        dataset = str((self.path.parent / given.dataset_path).resolve())
+        return {**kept, "evaluation": {"dataset_path": dataset, **limit}}

@@ -36,6 +36,7 @@ EVALUATIONS = "evaluations.jsonl"
 """The evaluations of a sweep: one line for each arm, seed and temperature."""
 SIGNIFICANT = 0.05
 """A difference is shown if its corrected p-value is below this level."""
+ONE_SEED = "One seed says nothing about the spread between seeds, so there are no intervals or tests."
 _NAME_LENGTH = 60
 _MOST_NAMES = 5
 
@@ -230,12 +231,17 @@ def _by_category(facts: SweepFacts, temperature: float | None) -> dict[str, dict
 def _notes(facts: SweepFacts, summary: Mapping[str, Any]) -> list[str]:
     notes = []
     if len(facts.seeds) == 1:
-        notes.append("One seed says nothing about the spread between seeds, so there are no intervals or tests.")
+        notes.append(ONE_SEED)
     elif len(facts.runs) > 1:
         notes.append(
             "Differences are paired by seed, with 95% t intervals; p is corrected over the arms at each temperature "
             f"(Holm). A difference is shown if the corrected p is below {SIGNIFICANT:g}."
         )
+    if episodes := [record.episodes for record in facts.evaluations.values()]:
+        least, most = min(episodes), max(episodes)
+        counts = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        covered = "The intervals cover the spread between seeds, but not the choice of the samples."
+        notes.append(f"Each score is the mean of {counts} episodes. {covered if len(facts.seeds) > 1 else ''}".rstrip())
     if (best := summary["start"]["best"]) is not None and len(facts.temperatures) > 1:
         mean = summary["start"]["scores"][best]["mean"]
         notes.append(
@@ -306,7 +312,10 @@ def _interval(figures: Mapping[str, Any]) -> Interval:
 
 
 def _text(figures: Mapping[str, Any] | None) -> str:
-    return "–" if figures is None else interval_text(_interval(figures))
+    if figures is None:
+        return "–"
+    is_equal = figures["low"] is None and len(figures["by_seed"]) > 1
+    return interval_text(_interval(figures)) + (" (all seeds)" if is_equal else "")
 
 
 def _best_text(start: Mapping[str, Any], label: str) -> str:

@@ -62,6 +62,7 @@ class SweepPlan:
     arms: Mapping[str, TrainingPlan]
     temperatures: Sequence[float | None]  # None for the temperature of the policy
     starts: Sequence[int]  # the seeds with which the untrained policy is evaluated
+    samples: int  # the number of held-out samples
     digests: Mapping[str, str]  # SHA-256 of the inputs that belong to no arm
 
     @property
@@ -141,7 +142,7 @@ def load_sweep(file: SweepFile) -> SweepPlan:
     starts = file.seeds if evaluated.config.evaluation.hold_out is not None else file.seeds[:1]
     dataset = file.config.evaluation.dataset_path
     digests = {} if dataset is None else {"evaluation.dataset_path": hash_path(file.path.parent / dataset)}
-    return SweepPlan(file, arms, chosen, starts, digests)
+    return SweepPlan(file, arms, chosen, starts, len(evaluated.held_out.samples), digests)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import nn
 from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig, lr_factor
-from reward_kit.rl.learner.optimizer import adamw
+from reward_kit.rl.learner.optimizer import make_optimizer
 from reward_kit.rl.ppo import PPOLearner
-from tests.rl.learner.cases import Bigram, a_model, bigram_rows
+from tests.rl.learner.cases import Bigram, a_model, bigram_rows, some_rows
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_schedule_affects_weight_updates() -> None:
 
 def test_only_matrices_decay_and_the_value_head_has_its_own_rate() -> None:
     module = PolicyWithValue(a_model())
-    optimizer = adamw(module, PPOConfig(lr=0.1, value_lr=0.5, weight_decay=0.3))
+    optimizer = make_optimizer(module, PPOConfig(lr=0.1, value_lr=0.5, weight_decay=0.3))
     names = {one: name for name, one in module.named_parameters()}
     found = {
         names[one]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for one in group["params"]
@@ -145,6 +146,35 @@ def test_only_matrices_decay_and_the_value_head_has_its_own_rate() -> None:
     assert found["policy.lm_head.weight"] == found["policy.model.embed_tokens.weight"] == (0.1, 0.3)
     assert found["policy.model.norm.weight"] == (0.1, 0.0)
     assert (found["value_head.weight"], found["value_head.bias"]) == ((0.5, 0.3), (0.5, 0.0))
+
+
+def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_everything_else() -> None:
+    module = a_model()
+    by_hand = copy.deepcopy(module)
+    learner = PPOLearner(module, PPOConfig(optimizer="muon", lr=1e-2, weight_decay=0.1))
+    learner.update(some_rows(), version=0)
+    gradients = PPOLearner(by_hand, PPOConfig())
+    gradients.gradients(some_rows())
+    torch.nn.utils.clip_grad_norm_(by_hand.parameters(), 1.0)
+    parameters = dict(by_hand.named_parameters())
+    hidden = {name for name, one in parameters.items() if one.dim() == 2 and "embed" not in name and "head" not in name}
+    assert len(hidden) == 14
+    vectors = [one for one in parameters.values() if one.dim() == 1]
+    tables = [one for name, one in parameters.items() if one.dim() == 2 and name not in hidden]
+    options: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1}
+    torch.optim.Muon([parameters[name] for name in hidden], **options, adjust_lr_fn="match_rms_adamw").step()
+    torch.optim.AdamW(tables, **options).step()
+    torch.optim.AdamW(vectors, lr=1e-2, weight_decay=0.0).step()
+    for name, one in module.named_parameters():
+        torch.testing.assert_close(one, parameters[name], rtol=1e-4, atol=1e-6)
+
+
+def test_muon_needs_a_matrix_of_a_hidden_layer() -> None:
+    module = a_model()
+    for name, one in module.named_parameters():
+        one.requires_grad_("norm" in name)
+    with pytest.raises(ConfigError, match="muon trains matrices of hidden layers, but the module has none; set adamw"):
+        PPOLearner(module, PPOConfig(optimizer="muon"))
 
 
 def test_dropout_is_disabled() -> None:

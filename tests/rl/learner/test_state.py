@@ -29,9 +29,9 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def a_learner(*, seed: int = 0, lora: LoRAOptions | None = None, model_seed: int = 0) -> PPOLearner:
+def a_learner(*, seed: int = 0, lora: LoRAOptions | None = None, model_seed: int = 0, **options: Any) -> PPOLearner:
     module = PolicyWithValue(a_model(model_seed))
-    config = PPOConfig(**OPTIONS, lora=lora)
+    config = PPOConfig(**OPTIONS, lora=lora, **options)
     return PPOLearner(module, config, reference=a_model(5), seed=seed, total_steps=4)
 
 
@@ -39,15 +39,16 @@ def updates(learner: PPOLearner, versions: range) -> list[dict[str, float]]:
     return [learner.update(some_rows(seed=version), version=version) for version in versions]
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("lora", [None, LoRAOptions(rank=2, alpha=4.0)])
-def test_resumed_updates_equal_uninterrupted_updates(lora: LoRAOptions | None) -> None:
-    straight = a_learner(lora=lora)
+def test_resumed_updates_equal_uninterrupted_updates(lora: LoRAOptions | None, optimizer: str) -> None:
+    straight = a_learner(lora=lora, optimizer=optimizer)
     expected = updates(straight, range(4))
-    first = a_learner(lora=lora)
+    first = a_learner(lora=lora, optimizer=optimizer)
     found = updates(first, range(2))
     state = copy.deepcopy(first.state_dict())
     # Other weights, another order of rows: all of it comes from the state.
-    second = a_learner(seed=9, lora=lora, model_seed=3)
+    second = a_learner(seed=9, lora=lora, model_seed=3, optimizer=optimizer)
     second.load_state_dict(state)
     found += updates(second, range(2, 4))
     assert found == expected

@@ -166,6 +166,7 @@ def test_keys_of_an_arm_replace_those_of_all_arms(tmp_path: Path) -> None:
         ({"arms": {"a/b": {}}}, r"sweep\.yaml:5: arms\.a/b"),
         ({"baseline": "gipgo"}, r"sweep\.yaml:\d+: baseline: unknown arm 'gipgo'; did you mean 'gigpo'\?"),
         ({"seeds": [1, 1]}, r"sweep\.yaml:3: seeds: a value occurs twice"),
+        ({"seeds": 0}, r"sweep\.yaml:3: seeds: must be a number of 1 or more, or a list of seeds"),
         (
             {"evaluation": {"by": "sid"}},
             r"sweep\.yaml:\d+: evaluation\.by: no held-out sample .*; did you mean 'side'\?",
@@ -176,6 +177,13 @@ def test_invalid_sweep_is_rejected_with_its_line(tmp_path: Path, changes: dict[s
     path = sweep_folder(tmp_path, **changes)
     with pytest.raises(ConfigError, match=message):
         load_sweep(SweepFile.read(path))
+
+
+def test_missing_train_file_is_named_with_the_nearest_one(tmp_path: Path) -> None:
+    path = sweep_folder(tmp_path)
+    path.write_text(path.read_text().replace("train: train.yaml", "train: trian.yaml"))
+    with pytest.raises(ConfigError, match=r"yaml:2: train: the file trian\.yaml does not exist; did you mean 'train\."):
+        SweepFile.read(path)
 
 
 def test_estimator_of_an_arm_names_the_options_of_the_train_file_that_do_not_apply(tmp_path: Path) -> None:
