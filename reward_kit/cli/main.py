@@ -32,7 +32,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "credit": "Compute the credit of each step of a run.",
         "why": "Continue episodes to find the steps at which they were lost or won.",
         "export": "Export a run as tables, as chats for fine-tuning, or as logs for other tools.",
-        "import": "Make a run from the logs of other tools, such as inspect_ai.",
+        "import": "Make a run from logs of other tools, or a task from an OpenAI eval.",
         "check": "Check a task, a reward or a resource before a run, or a finished run.",
         "calibrate": "Compare a reward, such as an LLM judge, with human labels.",
     },

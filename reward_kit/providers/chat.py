@@ -162,6 +162,7 @@ class ChatEndpoint:
         with recorded_call(calls, str(request.get("model", "")), self._provider, self._server) as call:
             completion = await self._complete(request, scope)
             call.finish_reason, call.retries = completion.finish_reason, completion.retries
+            call.reported_model = completion.model
             if completion.usage is not None:
                 call.usage = {key: value for key, value in dataclasses.asdict(completion.usage).items() if value}
             return completion

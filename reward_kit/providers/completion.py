@@ -27,6 +27,7 @@ from reward_kit.safe_input import (
     format_size,
 )
 
+_LONGEST_MODEL = 200
 _TOKEN_ID_PREFIX = "token_id:"  # vLLM writes tokens in this form with return_tokens_as_token_ids
 
 
@@ -78,6 +79,7 @@ class ChatCompletion:
         logprobs: a list of length N with the natural log-probabilities of the sampled tokens.
         logprob_entries: a list of length N with the log-probability entries as sent by the provider.
         retries: the number of attempts that failed before the response arrived.
+        model: the model that answered, as the server reports it.
     """
 
     message: Message
@@ -88,6 +90,7 @@ class ChatCompletion:
     logprobs: list[float] | None = None
     logprob_entries: list[dict[str, Any]] | None = None
     retries: int = 0
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = 
         token_ids=_integers(choice.get("token_ids")) or spelled_ids,
         logprobs=logprobs,
         logprob_entries=choice["logprobs"]["content"] if logprobs else None,
+        model=_clean(data["model"])[:_LONGEST_MODEL] if isinstance(data.get("model"), str) else None,
     )
 
 
@@ -369,7 +373,7 @@ class StreamedCompletion(EventStream):
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Process a chunk of a completion."""
-        for key in ("usage", "prompt_token_ids"):
+        for key in ("usage", "prompt_token_ids", "model"):
             if event.get(key):
                 self._top[key] = event[key]
         for choice in event.get("choices") or []:

@@ -123,7 +123,8 @@ class Messages(Dialect):
             message[PROVIDER_ITEMS] = {API: [*map(_with_object_input, blocks)]}
         reason = answer.get("stop_reason")
         choice = {"message": message, "finish_reason": _FINISH_REASONS.get(str(reason), reason)}
-        return {"choices": [choice], **({"usage": _usage(answer["usage"])} if answer.get("usage") else {})}
+        usage = {"usage": _usage(answer["usage"])} if answer.get("usage") else {}
+        return {"choices": [choice], "model": answer.get("model"), **usage}
 
 
 class _MessageStream(EventStream):

@@ -29,6 +29,8 @@ class ModelCall:
         usage: the tokens and the cost, if they are known.
         retries: the number of attempts that failed before the response arrived.
         error: the type of the error that ended the call, if there was one.
+        reported_model: the model that answered, as the server reports it, if it does.
+        prompt_hash: the beginning of the SHA-256 of the system message of a judge's request.
     """
 
     model: str
@@ -41,6 +43,8 @@ class ModelCall:
     usage: dict[str, float] | None = None
     retries: int = 0
     error: str | None = None
+    reported_model: str | None = None
+    prompt_hash: str | None = None
 
     def to_json(self, zero: float) -> dict[str, Any]:
         """Return the call as a JSON object. Times are in seconds since `zero`, and unknown values are omitted."""

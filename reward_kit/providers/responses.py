@@ -93,7 +93,8 @@ class Responses(Dialect):
             message[PROVIDER_ITEMS] = {API: output}
         choice: dict[str, Any] = {"message": message, "finish_reason": _finish_reason(answer, bool(calls))}
         choice |= {"logprobs": {"content": logprobs}} if logprobs else {}
-        return {"choices": [choice], **({"usage": _usage(answer["usage"])} if answer.get("usage") else {})}
+        usage = {"usage": _usage(answer["usage"])} if answer.get("usage") else {}
+        return {"choices": [choice], "model": answer.get("model"), **usage}
 
 
 class _ResponseStream(EventStream):

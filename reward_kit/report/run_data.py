@@ -234,7 +234,7 @@ def score_facts(line: Mapping[str, Any], place: LineRange | None = None) -> dict
     """Return the fields of a line of `scores.jsonl` that the page shows. The length of texts is bounded."""
     result, failure = line.get("result") or {}, line.get("failure")
     usage = (result.get("metrics") or {}).get(METRIC) or {}
-    kept = {key: line.get(key) for key in ("rollout_id", "attempt", "score", "timing", "scored_group")}
+    kept = {key: line.get(key) for key in ("rollout_id", "attempt", "score", "timing", "scored_group", "scorer")}
     kept["failure"] = failure
     metrics: dict[str, Any] = {name: {"score": score} for name, score in metric_scores(result).items()}
     if said := _said(usage.get("reason")).text:

@@ -30,6 +30,7 @@ from reward_kit.report.run_slices import slice_columns, slice_rows
 from reward_kit.report.timeline import MOST_BARS, RunTimeline, build_timeline, covered_seconds, draw_timeline
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
+from reward_kit.runs.card import CardSection, card_sections, run_card
 from reward_kit.runs.counterfactual_file import FILE as COUNTERFACTUALS
 from reward_kit.runs.display import metric_rows
 from reward_kit.runs.files import write_atomically
@@ -39,6 +40,7 @@ from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import TOKEN_DETAILS, PolicySummary, summarize
 
 FILE = "report.html"
+_CARD_LENGTH = 400
 logger = logging.getLogger("reward_kit.runs")
 
 
@@ -126,6 +128,7 @@ def run_page(
         "spent": [(one, _costs(one, has_judge=has_judge)) for one in spent],
         "has_judge": has_judge,
         "token_details": {key: name for key, name in TOKEN_DETAILS.items() if any(key in one.details for one in spent)},
+        "card": _card(run, summaries),
         "timeline": draw_timeline(timeline) if timeline is not None else None,
         "timeline_notes": _timeline_notes(run, timeline, scoring),
         "scoring": scoring,
@@ -154,6 +157,17 @@ def run_page(
         may_connect=data.mode == "server",
         mode=data.mode,
     )
+
+
+def _card(run: RunFacts, summaries: Sequence[PolicySummary]) -> list[CardSection]:
+    card = run_card(run.header, [facts.row for facts in run.episodes], summaries, run.repeated_cost)
+    return [
+        CardSection(
+            escape_text(title, NAME_LENGTH),
+            [(escape_text(name, NAME_LENGTH), escape_text(text, _CARD_LENGTH)) for name, text in lines],
+        )
+        for title, lines in card_sections(card)
+    ]
 
 
 def labels_data(labels: EpisodeLabels) -> dict[str, dict[str, str | float | None]]:

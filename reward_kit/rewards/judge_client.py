@@ -35,10 +35,11 @@ from reward_kit.private_files import private_opener
 from reward_kit.providers.chat import DIALECTS, ChatEndpoint
 from reward_kit.providers.dialect import Dialect
 from reward_kit.providers.keys import complete_model, intended_model
+from reward_kit.providers.model_calls import MODEL_CALLS
 from reward_kit.providers.prices import load_prices
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession, endpoint_for
-from reward_kit.rewards.judge_prompts import Question, UnreadableVerdict, form_schema
+from reward_kit.rewards.judge_prompts import Question, UnreadableVerdict, form_schema, prompt_hash
 from reward_kit.safe_input import complete_lines
 from reward_kit.validation import describe_validation_error
 
@@ -519,6 +520,8 @@ class JudgeClient:
             completion = await self._endpoint.complete(request, scope=SCOPE)
         except DeadlineError as error:  # The endpoint was slow, not the reward.
             raise ProviderError(f"judge {self._model!r}: {error}") from error
+        if calls := MODEL_CALLS.get():  # the endpoint has just added this call as the last one
+            calls[-1].prompt_hash = prompt_hash(request["messages"][0]["content"])
         usage, text = completion.usage, completion.message.text
         if usage is None:
             return Answer(text, finish_reason=completion.finish_reason)

@@ -364,6 +364,11 @@ class Scale(NamedTuple):
         return (grade - self.lowest) / (self.highest - self.lowest)
 
 
+def prompt_hash(system: str) -> str:
+    """Return the beginning of the SHA-256 of a judge's system message, which contains the task and the rubric."""
+    return hashlib.sha256(system.removesuffix(_AGAIN).encode()).hexdigest()[:16]
+
+
 def sum_usages(usages: Sequence[str]) -> str:
     """Return the total usage of multiple judges. A total is unknown if any judge's figure is unknown."""
     if len(usages) == 1:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, StoreError, boundary, did_you_mean
+from reward_kit.runs.card import CONFIDENCE as CONFIDENCE
+from reward_kit.runs.card import rule_differences, run_card
 from reward_kit.runs.display import figure, signed
 from reward_kit.runs.results import read_results
 from reward_kit.runs.run_folder import GENERATED_NAME, RunHeader
@@ -60,6 +62,7 @@ class Side:
         is_unit: True if every score is between 0 and 1.
         scorers: each reward's id, and the first characters of its hash.
         unfinished: the number of episodes that are missing from the run.
+        card: the rollout card of the run, limited to the policy.
     """
 
     path: Path
@@ -76,6 +79,7 @@ class Side:
     is_unit: bool
     scorers: frozenset[str]
     unfinished: int
+    card: Mapping[str, Any]
 
     @property
     def run_id(self) -> str:
@@ -132,7 +136,6 @@ def _sides_of(path: Path) -> dict[str, Side]:
             "with `reward-kit run`, and compare that run"
         )
     rows: dict[str, list[EpisodeRow]] = defaultdict(list)
-    scorers: dict[str, set[str]] = defaultdict(set)
     starts: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
     for result in read_results(path):
         with boundary(StoreError, f"{path}: episode {result.episode['rollout_id']} cannot be read"):
@@ -143,9 +146,7 @@ def _sides_of(path: Path) -> dict[str, Side]:
             raise ConfigError(f"{path}: metric {large!r} of {row.rollout_id} is beyond 1e99 and cannot be compared")
         row.error_traceback = None
         rows[row.policy].append(row)
-        scorer, start = (result.score or {}).get("scorer") or {}, result.episode.get("start")
-        if scorer.get("id"):
-            scorers[row.policy].add(f"{scorer['id']} {str(scorer.get('hash'))[:12]}…")
+        start = result.episode.get("start")
         key = start.get("state_key") if isinstance(start, Mapping) else None
         if key is not None:
             of_policy = starts[row.policy]
@@ -177,8 +178,9 @@ def _sides_of(path: Path) -> dict[str, Side]:
             starts=starts[policy],
             metrics=metrics,
             is_unit=all(0.0 <= row.score <= 1.0 for row in own if row.score is not None),
-            scorers=frozenset(scorers[policy]),
+            scorers=frozenset(row.scorer for row in own if row.scorer),
             unfinished=unfinished,
+            card=run_card(header, own, [summary]),
         )
     return sides
 
@@ -301,6 +303,7 @@ _COMPARED = {"name", "policy", "reward_function_path", "reward_options", "reward
 _HARMLESS = {"description", "run_limits", "sandbox", "credit", "redact"}  # These keys do not change scores
 _OWN_LINES = {"task file", "dataset", "reward", "policy"}
 _SHORT = 12
+_LONGEST_VALUE = 40
 _SEED_EFFECT = (
     "models sampled differently, and where environments are generated from it, samples with the same id are different "
     "problems, which weakens the pairing"
@@ -310,7 +313,8 @@ _SEED_EFFECT = (
 class Mismatch(NamedTuple):
     """A difference between two runs; `message` describes the difference for users.
 
-    `what` is dataset, reward, pass_threshold, task, task_keys, files, seed, starts or version.
+    `what` is dataset, reward, pass_threshold, rollouts, sampling, reported_model, imputed, judge, task, task_keys,
+    files, seed, starts or version.
     """
 
     what: str
@@ -344,13 +348,14 @@ def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
         thresholds = f"{baseline.pass_threshold:g} and {side.pass_threshold:g}"
         text = f"the pass_threshold differs ({thresholds}): each run uses its own threshold"
         add("pass_threshold", baseline.pass_threshold, side.pass_threshold, text)
+    found += [Mismatch(*difference) for difference in rule_differences(baseline.card, side.card)]
     if one.task_name != other.task_name:
         add("task", one.task_name, other.task_name, f"the task differs ({one.task_name} and {other.task_name})")
     # Scored transcripts do not record the details of their collection.
     if one.task_path is not None and other.task_path is not None:
         if keys := _differing(one.task, other.task, _COMPARED | _HARMLESS):
             before, now = ({key: each.task.get(key) for key in keys} for each in (one, other))
-            add("task_keys", before, now, f"the task files differ in {', '.join(keys)}")
+            add("task_keys", before, now, f"the task files differ in {', '.join(_named_values(before, now))}")
         of_rewards = {name for name in {**one.digests, **other.digests} if name.startswith("reward ")}
         if names := _differing(one.digests, other.digests, _OWN_LINES | of_rewards):
             before, now = ({name: each.digests.get(name) for name in names} for each in (one, other))
@@ -369,11 +374,23 @@ def mismatches(baseline: Side, side: Side) -> list[Mismatch]:
     return found
 
 
+def _named_values(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the name of each key that differs, with both values if they are short."""
+    for key in _differing(before, now, set()):
+        one, other = before.get(key), now.get(key)
+        if all(isinstance(value, Mapping | None) for value in (one, other)):
+            yield from _named_values(one or {}, other or {}, f"{prefix}{key}.")
+        elif any(isinstance(value, Mapping | list) or len(str(value)) > _LONGEST_VALUE for value in (one, other)):
+            yield f"{prefix}{key}"
+        else:
+            values = ("not set" if value is None else str(value) for value in (one, other))
+            yield f"{prefix}{key} ({' and '.join(values)})"
+
+
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any], without: set[str]) -> list[str]:
     return sorted(key for key in (one.keys() | other.keys()) - without if one.get(key) != other.get(key))
 
 
-CONFIDENCE = 0.95
 ALPHA = 0.05
 Verdict = Literal["better", "worse", "doubtful", "not shown"]
 

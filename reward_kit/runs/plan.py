@@ -103,11 +103,15 @@ class RunArgs:
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy, and its label in the results. If `is_lent` is set, the run does not close the policy."""
+    """A policy, its label in the results, and its settings: its type and options, except lists.
+
+    If `is_lent` is set, the run does not close the policy.
+    """
 
     label: str
     policy: AgentPolicy
     is_lent: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +260,7 @@ def begin_run(
         run_limits=task.definition.run_limits.model_dump(),
         total=plan.total,
         max_concurrency=plan.max_concurrency,
+        policy_settings={named.label: without_secrets(dict(named.settings)) for named in plan.policies},
         **({"from_python": from_python} if from_python else {}),
         **arguments,
     )
@@ -362,7 +367,9 @@ def make_policies(task: LoadedTask, args: RunArgs, traffic: ProviderSession | No
         if base_url is not None:
             of_user = of_user - {"base_url"} | overridden_keys("", ["base_url"], task.of_user)
         try:
-            made.append(NamedPolicy(label, make_policy(kind, options, task.folder, traffic, of_user=of_user)))
+            policy = make_policy(kind, options, task.folder, traffic, of_user=of_user)
+            settings = {key: value for key, value in options.items() if not isinstance(value, list | tuple)}
+            made.append(NamedPolicy(label, policy, settings={"type": kind, **settings}))
         except ConfigError as error:
             # An error in the task's own block names the line of the key unless the key was overridden.
             match = _OF_POLICY.match(str(error))

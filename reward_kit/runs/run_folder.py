@@ -10,7 +10,7 @@ the run is reopened. A training run has:
   episodes/       the episodes of some updates, if `logs.episodes_every` is set
   studies/        batches with a non-finite loss or gradient, for debugging
 
-Each run writes `summary.json` and `report.html` when it ends.
+Each run writes `summary.json` and `report.html` when it ends, and a run of a task also writes `card.json`.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ class RunHeader(pydantic.BaseModel):
         max_concurrency: the maximum number of concurrent episodes at the start.
         task_path, overrides, models, policies, base_url, rollouts, limit, sample_ids, seed: the `RunArgs`;
             `task_path` is `None` if only transcripts are scored.
+        policy_settings: the type and the options of each policy, by label, without secrets. Options that are not set
+            have their defaults; a policy from Python has no settings.
         from_python: references to Python objects, keyed by role; a run with such objects cannot be resumed. If it has
             the key `task`, the task itself was defined in Python, and `task_path` only determines the directory of its
             files.
@@ -138,6 +140,7 @@ class RunHeader(pydantic.BaseModel):
     models: tuple[str, ...] = ()
     policies: tuple[str, ...] = ()
     base_url: str | None = None
+    policy_settings: Mapping[str, Mapping[str, Any]] = {}
     rollouts: int | None = None
     limit: int | None = None
     sample_ids: tuple[str, ...] = ()
@@ -356,10 +359,10 @@ class RunFolder:
         write_atomically(self.path / FILE, self.redaction.redact_line(header.to_bytes()))
         self.header = header
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Replace `summary.json`."""
+    def write_summary(self, summary: Mapping[str, Any], name: str = "summary.json") -> None:
+        """Replace `summary.json` or another JSON file of this name."""
         text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
-        write_atomically(self.path / "summary.json", self.redaction.redact_line(text))
+        write_atomically(self.path / name, self.redaction.redact_line(text))
 
     def append_episode(self, episode: SingleAgentEpisode) -> None:
         """Write the final state of an episode to `states/`, and then append the episode."""

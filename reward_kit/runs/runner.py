@@ -42,6 +42,8 @@ from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringReque
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.run_warnings import CURRENT_RUN_WARNINGS, RunWarnings
 from reward_kit.runs import events
+from reward_kit.runs.card import FILE as CARD
+from reward_kit.runs.card import run_card
 from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
 from reward_kit.runs.scoring_units import RunClock, ScoringUnit, ScoringUnits, StoppedEpisode, UnitScoring
@@ -173,6 +175,7 @@ async def run(
 
             settings = credit_settings(folder.path)
         folder.write_summary(summary)
+        folder.write_summary(run_card(folder.header, rows, policies, execution.repeated_cost), CARD)
         is_stored = settings is not plan.definition.credit
         credit, credit_error = (None, None) if settings is None else _assign_credit(folder.path, settings, is_stored)
         from reward_kit.report.run_page import write_page

@@ -11,6 +11,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from reward_kit.agent.models import StopReason
@@ -57,6 +58,39 @@ class JudgeCall(NamedTuple):
         return usage_cost(self.usage)
 
 
+class ModelUse(NamedTuple):
+    """A model that an episode or its score called.
+
+    Attributes:
+        role: "policy", "user" or "judge".
+        requested: the requested model.
+        reported: the model that answered, as the endpoint reports it; "" if unknown.
+        prompt: the beginning of the SHA-256 of a judge's system message; otherwise "".
+    """
+
+    role: str
+    requested: str
+    reported: str = ""
+    prompt: str = ""
+
+
+@lru_cache(maxsize=1024)
+def _shared(uses: tuple[ModelUse, ...]) -> tuple[ModelUse, ...]:
+    """Return the same object for equal tuples, of which a run has many."""
+    return uses
+
+
+def model_uses(timing: Any, role: str) -> tuple[tuple[ModelUse, ...], int]:
+    """Return the models called in the `timing` of an episode or score, and the number of retries."""
+    calls = timing.get("model_calls") if isinstance(timing, Mapping) else None
+    uses, retries = set(), 0
+    for call in calls if isinstance(calls, list) else ():
+        names = (call.get(key) or "" for key in ("model", "reported_model", "prompt_hash"))
+        uses.add(ModelUse(str(call.get("caller") or role), *(str(name)[:200] for name in names)))
+        retries += int(call.get("retries") or 0)
+    return _shared(tuple(sorted(uses))), retries
+
+
 @dataclass(slots=True)
 class EpisodeRow:
     """The data about one episode that the summary needs.
@@ -83,11 +117,17 @@ class EpisodeRow:
     judge_call: JudgeCall | None = None
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     tags: Sequence[str] = ()
+    models: tuple[ModelUse, ...] = ()
+    retries: int = 0  # of model calls, without the judge's
+    judge_models: tuple[ModelUse, ...] = ()
+    judge_retries: int = 0
+    scorer: str | None = None  # the reward's id and hash
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> EpisodeRow:
         """Create the row for a record in `episodes.jsonl`."""
         failure = record.get("failure") or {}
+        models, retries = model_uses(record.get("timing"), "policy")
         return cls(
             rollout_id=record["rollout_id"],
             sample_id=from_json_value(record["sample_id"]),
@@ -102,6 +142,8 @@ class EpisodeRow:
             attempt=get_attempt(record),
             tool_errors=_tool_errors(part.get("info") for part in [*record["steps"][1:], record.get("final") or {}]),
             tags=_tags(record.get("sample")),
+            models=models,
+            retries=retries,
         )
 
     @classmethod
@@ -109,6 +151,7 @@ class EpisodeRow:
         """Create the row for an episode in memory."""
         facts = get_facts(episode)
         failure = facts.get("failure") or {}
+        models, retries = model_uses(facts.get("timing"), "policy")
         return cls(
             rollout_id=episode.id_,
             sample_id=facts["sample_id"],
@@ -123,6 +166,8 @@ class EpisodeRow:
             attempt=facts.get("attempt") or 0,
             tool_errors=_tool_errors(episode.get_infos()[1:]),
             tags=_tags(facts.get("sample")),
+            models=models,
+            retries=retries,
         )
 
     def add_score(self, record: Mapping[str, Any]) -> None:
@@ -133,6 +178,9 @@ class EpisodeRow:
         result = record.get("result") or {}
         self.is_imputed = bool(result.get("is_imputed")) and self.score is not None
         self.judge_call = JudgeCall.of(record)
+        self.judge_models, self.judge_retries = model_uses(record.get("timing"), "judge")
+        scorer = record.get("scorer") or {}
+        self.scorer = sys.intern(f"{scorer['id']} {str(scorer.get('hash'))[:12]}…") if scorer.get("id") else None
         self.metrics = metric_scores(result) if self.score is not None else {}
         self.error_message = self.error_message or failure.get("message")
         self.error_traceback = self.error_traceback or failure.get("traceback")

@@ -46,6 +46,7 @@ _METRICS = {
 _PLACED = frozenset({"steps", "agent", "session_id", "schema_version", "final_metrics"})
 _MEDIA = {"jpg": "image/jpeg", "jpeg": "image/jpeg", "gif": "image/gif", "webp": "image/webp"}
 _RESULT = "result.json"
+_OBSERVATION = "observation"  # the name of a user message that is a result without a tool call
 
 
 # Import
@@ -116,6 +117,7 @@ def _add_step(log: LogEpisode, step: Mapping[str, Any], where: str, report: Fiel
         message["reasoning_content"] = step["reasoning_content"]
     calls = list(as_mappings(step.get("tool_calls"), f"{where}.tool_calls"))
     if calls:
+        message["content"] = message["content"] or None
         for call in calls:
             report.add_unknown("tool_call", call, _CALL_KEYS)
         message["tool_calls"] = [
@@ -135,7 +137,7 @@ def _add_step(log: LogEpisode, step: Mapping[str, Any], where: str, report: Fiel
         if call_id in names:
             log.messages.append({"role": "tool", "tool_call_id": call_id, "name": names[call_id], "content": content})
         else:
-            log.messages.append({"role": "user", "content": content})
+            log.messages.append({"role": "user", "name": _OBSERVATION, "content": content})
     metrics = step.get("metrics")
     if isinstance(metrics, dict):
         report.add_unknown("metrics", metrics, _METRICS)
@@ -173,7 +175,7 @@ def to_trajectory(record: Mapping[str, Any], score: Mapping[str, Any] | None) ->
     steps: list[dict[str, Any]] = []
     for stored in record["messages"]:
         message = Message.model_validate(from_json_value(stored))
-        if message.role in ("tool", "function"):
+        if message.role in ("tool", "function") or (message.role == "user" and message.name == _OBSERVATION):
             _add_result(steps, message)
             continue
         source = {"user": "user", "assistant": "agent"}.get(message.role, "system")

@@ -79,9 +79,9 @@ class _Originals:
             path = copied_log(self._run, copy)
             is_inspect = self._form.name == inspect_log.NAME
             header = inspect_log.read_header(path, to_end=True) if is_inspect else LogHeader()
-            self.headers[copy] = LogHeader(
-                header.task, self.files.get(copy, {}).get("model") or header.model, header.data
-            )
+            facts = self.files.get(copy, {})
+            data = {**header.data, **({"trial": facts["trial"]} if "trial" in facts else {})}
+            self.headers[copy] = LogHeader(header.task, facts.get("model") or header.model, data)
             if zipfile.is_zipfile(path):
                 archive = self._files.enter_context(LogArchive(path))
                 names = set(archive.names)
