@@ -33,6 +33,7 @@ from reward_kit.errors import Failure
 from reward_kit.reward_agent.scoring import ScoringRequest
 
 _REPEATS = 3
+_SLOW_CALL_S = 0.05
 _FRESH_EVERY = 3
 _LATE_CALLS = 100
 _LATE_S = 3.0
@@ -55,9 +56,12 @@ async def steady(context: CheckContext) -> None:
     rollouts += [question.gold for question in context.questions if question.gold is not None]
     rollouts += context.rollouts[:8]
 
+    is_slow = any(one.gold_seen is not None and one.gold_seen.wall_s > _SLOW_CALL_S for one in context.questions)
+    repeats = 1 if is_slow else _REPEATS  # Each rollout is also scored in reverse order and in new workers
+
     async def in_worker(worker: int) -> list[_Scores]:
         """Score each rollout multiple times in one worker."""
-        return [[(await bench.see(one, worker=worker)).score for _ in range(_REPEATS)] for one in rollouts]
+        return [[(await bench.see(one, worker=worker)).score for _ in range(repeats)] for one in rollouts]
 
     here = await in_worker(0)
     context.early = [(rollout, scores[0]) for rollout, scores in zip(rollouts, here, strict=True)]

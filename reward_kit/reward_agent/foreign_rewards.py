@@ -36,8 +36,6 @@ _OF_TRL = ("prompts", "completions", "completion_ids", "trainer_state", "log_ext
 _OF_VERIFIERS = ("completion", "prompt", "state", "info", "task", "parser")
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _MESSAGE_KEYS = {"content", "role"}
-_CALLED_FUNCTIONS = 3
-_REFERENCE_CALLS = 20
 
 
 class _Form(NamedTuple):
@@ -106,21 +104,18 @@ def _read_form(function: Callable[..., Any], name: str) -> _Form | None:
 
 
 def _constants(function: Any) -> set[str]:
-    """Return the string constants of a function and of the functions in its module that it calls."""
-    found: set[str] = set()
-    pending: list[tuple[Any, int]] = [(inspect.unwrap(getattr(function, "__func__", function)), 0)]
-    seen: set[types.CodeType] = set()
-    while pending and len(seen) < _REFERENCE_CALLS:
-        current, depth = pending.pop()
-        code = getattr(current, "__code__", current)
+    """Return the string constants of a function and of the functions in its module that it uses."""
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    space, found = getattr(function, "__globals__", {}), set[str]()
+    pending, seen = [getattr(function, "__code__", None)], set[types.CodeType]()
+    for code in pending:  # grows during the loop
         if not isinstance(code, types.CodeType) or code in seen:
             continue
         seen.add(code)
         found |= {one for one in code.co_consts if isinstance(one, str)}
-        pending += [(one, depth) for one in code.co_consts if isinstance(one, types.CodeType)]
-        space = getattr(current, "__globals__", {})
-        if depth < _CALLED_FUNCTIONS:
-            pending += [(space[one], depth + 1) for one in code.co_names if inspect.isfunction(space.get(one))]
+        pending += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+        used = [space[one] for one in code.co_names if inspect.isfunction(space.get(one))]
+        pending += [one.__code__ for one in used if one.__module__ == function.__module__]
     return found
 
 
@@ -219,7 +214,7 @@ def _rubric_spec(rubric: Any, parts: Sequence[Callable[..., Any]], weights: Sequ
         raise AssertionError("only asynchronous functions wait")
 
     form = _Form("verifiers", "completion", "answer", (), True, True, takes_truth=True)
-    return _spec(name, call if is_async else call_now, form, rubric, call, is_async=is_async)
+    return _spec(name, call if is_async else call_now, form, rubric, rubric, is_async=is_async)
 
 
 def _spec(

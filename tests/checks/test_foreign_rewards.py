@@ -34,7 +34,8 @@ def test_trl_function_gets_lists_of_strings() -> None:
 
 def test_trl_function_that_reads_content_gets_messages() -> None:
     def exact(prompts, completions, solution, **kwargs):
-        return [float(one[-1]["content"] == truth) for one, truth in zip(completions, solution, strict=True)]
+        texts = [one[-1]["content"] for one in completions]
+        return [float(text == truth) for text, truth in zip(texts, solution, strict=True)]
 
     assert score(exact) == 1.0
 
@@ -79,6 +80,14 @@ def test_verifiers_rubric_is_the_weighted_sum() -> None:
             return 0.5
 
     assert score(Rubric()) == pytest.approx(0.875)
+
+
+def test_rubric_of_synchronous_functions_is_synchronous() -> None:
+    class Rubric:
+        funcs, weights = [lambda completion, answer: float(completion[0]["content"] == answer)], [1.0]
+
+    assert not build_spec(Rubric()).is_async
+    assert score(Rubric()) == 1.0
 
 
 def test_openenv_rubric_gets_an_action_and_an_observation() -> None:

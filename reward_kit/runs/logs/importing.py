@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import zipfile
@@ -14,7 +15,6 @@ from typing import Any, NamedTuple
 from reward_kit.errors import ConfigError, boundary, did_you_mean
 from reward_kit.private_files import make_private_folder
 from reward_kit.runs.files import LOG_COPIES, open_part, wrap_os_errors
-from reward_kit.runs.inputs import hash_path
 from reward_kit.runs.logs import atif, inspect_log, transcripts
 from reward_kit.runs.logs.documents import JsonText, open_text, read_documents
 from reward_kit.runs.logs.formats import LogFormat, LogHeader
@@ -125,10 +125,10 @@ def _open_sources(files: Sequence[Path], form: str | None) -> list[_Source]:
     ]
 
 
-def _facts(source: _Source) -> dict[str, Any]:
+def _facts(source: _Source, sha256: str) -> dict[str, Any]:
     facts = {"path": str(source.path.resolve()), "format": source.form.name, "copy": f"{LOG_COPIES}/{source.copy}"}
     trial = {"trial": source.header.data["trial"]} if "trial" in source.header.data else {}
-    return {**facts, "sha256": hash_path(source.path), "model": source.header.model, **trial}
+    return {**facts, "sha256": sha256, "model": source.header.model, **trial}
 
 
 def _import_into(folder: RunFolder, sources: Sequence[_Source], has_tasks: bool, scorer: str | None) -> ImportedRun:
@@ -137,6 +137,7 @@ def _import_into(folder: RunFolder, sources: Sequence[_Source], has_tasks: bool,
     indices: Counter[tuple[str, str]] = Counter()
     names: dict[str, None] = {}
     counts: Counter[str] = Counter()
+    digests: list[str] = []
     copies = folder.path / LOG_COPIES
     make_private_folder(copies)
     with folder:
@@ -160,7 +161,7 @@ def _import_into(folder: RunFolder, sources: Sequence[_Source], has_tasks: bool,
                     row.add_score(line)
                 rows.append(row)
                 counts[source.copy] += 1
-            _copy(source.path, copies / source.copy)
+            digests.append(_copy(source.path, copies / source.copy))
         if not rows:
             raise ConfigError(f"{sources[0].path}: has no episodes; pass a log with samples or messages")
         if scorer is not None and scorer not in names:
@@ -168,16 +169,24 @@ def _import_into(folder: RunFolder, sources: Sequence[_Source], has_tasks: bool,
         policies = summarize(rows, folder.header.pass_threshold)
         folder.write_summary(summary_to_json(policies))
         fields = {"extra": dict(report.extra), "log_only": dict(report.log_only)}
-        listed = [_facts(source) | {"episodes": counts[source.copy]} for source in sources]
+        listed = [
+            _facts(source, digest) | {"episodes": counts[source.copy]}
+            for source, digest in zip(sources, digests, strict=True)
+        ]
         imported = {"files": listed, "fields": fields, "scores": list(names)}
         folder.write_header(folder.header.replace(total=len(rows), imported=imported))
         folder.update_status(status="complete", worked_s=0.0)
     return ImportedRun(folder.path, policies, report)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path) -> str:
+    """Copy a log, and return its SHA-256."""
+    digest = hashlib.sha256()
     with wrap_os_errors("copy", source), source.open("rb") as log, open_part(target, target, is_private=True) as copy:
-        shutil.copyfileobj(log, copy, 1 << 20)
+        while chunk := log.read(1 << 20):
+            digest.update(chunk)
+            copy.write(chunk)
+    return digest.hexdigest()
 
 
 def detect_format(path: Path) -> LogFormat:

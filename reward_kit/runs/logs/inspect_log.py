@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
@@ -38,6 +40,7 @@ from reward_kit.runs.run_folder import RunHeader
 NAME = "inspect"
 _SAMPLE = re.compile(r"samples/.*_epoch_\d+\.json", re.DOTALL)
 _ATTACHMENT = "attachment://"
+_FORMATS_WITH_SCORES = (NAME, "atif")  # `score_line` prefixes the names of their scores
 _ROW = ("input", "choices")
 _PLACED = frozenset(
     {
@@ -369,7 +372,8 @@ def _sample_scores(score: Mapping[str, Any] | None) -> dict[str, Any]:
         else:
             scores[name] = {"value": value, "explanation": metric.get("reason")}
     name = str((score.get("scorer") or {}).get("id"))
-    if name.removeprefix(f"{NAME}:") in metrics:
+    form, _, own_name = name.partition(":")
+    if form in _FORMATS_WITH_SCORES and own_name in metrics:
         return scores
     value = score.get("score")
     reason = result.get("reason") or (score.get("failure") or {}).get("message")
@@ -389,47 +393,51 @@ class InspectWriter:
 
     Args:
         file: the file.
-        header: the header of the log, which may be changed until `close`, except for its version, `eval` and `plan`.
+        header: the header of the log, which may be changed until `close`.
         as_json: whether to write JSON instead of an archive.
     """
 
     def __init__(self, file: IO[bytes], header: dict[str, Any], *, as_json: bool) -> None:
         self._file, self._header = file, header
         self._summaries: list[dict[str, Any]] = []
+        # Readers of JSON logs expect the header before the samples, but it is known only at the end.
+        self._samples = tempfile.TemporaryFile() if as_json else None  # noqa: SIM115 - closed by `release`
         self._zip = None if as_json else zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6)
-        self._start = {key: header[key] for key in ("version", "status", "eval", "plan") if key in header}
-        if as_json:
-            self._file.write(json.dumps(self._start)[:-1].encode() + b', "samples": [')
 
     def add(self, sample: Mapping[str, Any]) -> None:
         """Write a sample."""
         text = json.dumps(sample)
-        if self._zip is None:
-            self._file.write((b",\n" if self._summaries else b"\n") + text.encode())
-        else:
+        if self._zip is not None:
             self._zip.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", text)
+        elif self._samples is not None:
+            self._samples.write((b",\n" if self._samples.tell() else b"\n") + text.encode())
         summary = {key: sample[key] for key in _SUMMARY if key in sample} | {"metadata": {}, "completed": True}
         error = (sample.get("error") or {}).get("message")
         self._summaries.append(summary | ({"error": error} if error else {}))
 
     def release(self) -> None:
-        """Close the archive without its header, if it is still open."""
-        if self._zip is not None:
-            self._zip.close()
+        """Close the files, even if the log is incomplete."""
+        for file in (self._zip, self._samples):
+            if file is not None:
+                file.close()
 
     def close(self) -> None:
         """Write the header and the end of the log."""
-        if self._zip is None:
-            rest = {key: value for key, value in self._header.items() if key not in self._start}
-            self._file.write(b"\n]" + (b", " + json.dumps(rest)[1:].encode() if rest else b"}") + b"\n")
-            return
         header = {key: value for key, value in self._header.items() if key != "reductions"}
-        members = {"_journal/start.json": self._start, "summaries.json": self._summaries, "header.json": header}
-        if reductions := self._header.get("reductions"):
-            members["reductions.json"] = reductions
-        for name, content in members.items():
-            self._zip.writestr(name, json.dumps(content))
-        self._zip.close()
+        reductions = self._header.get("reductions")
+        if self._samples is not None:
+            self._samples.seek(0)
+            self._file.write(json.dumps(header)[:-1].encode() + b', "samples": [')
+            shutil.copyfileobj(self._samples, self._file)
+            self._file.write(
+                b"\n]" + (f', "reductions": {json.dumps(reductions)}' if reductions else "").encode() + b"}\n"
+            )
+        elif self._zip is not None:
+            start = {key: header[key] for key in ("version", "eval", "plan") if key in header}
+            members = {"_journal/start.json": start, "summaries.json": self._summaries, "header.json": header}
+            for name, content in (members | ({"reductions.json": reductions} if reductions else {})).items():
+                self._zip.writestr(name, json.dumps(content))
+            self._zip.close()
 
 
 def make_header(run: RunHeader, policy: str) -> dict[str, Any]:

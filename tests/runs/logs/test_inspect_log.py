@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +127,24 @@ def test_values_of_scores_become_numbers(tmp_path: Path, value: Any, expected: f
     [line] = read_scores(run.path)
     assert line["score"] == expected
     assert (line["failure"] is None) == (expected is not None)
+
+
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "log.eval", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for number in range(20):
+            sample = {"id": number, "epoch": 1, "events": [random.Random(number).randbytes(2**20).hex()]}
+            archive.writestr(f"samples/{number}_epoch_1.json", json.dumps(sample))
+        archive.writestr("header.json", json.dumps({"eval": {"task": "t", "model": "m"}}))
+    assert (tmp_path / "log.eval").stat().st_size > 20 * 2**20
+    import_logs([tmp_path / "log.eval"], tmp_path / "warm")  # imports modules
+    tracemalloc.start()
+    try:
+        run = import_logs([tmp_path / "log.eval"], tmp_path / "runs")
+        export(run.path, "inspect", tmp_path / "out.eval")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 2**20
 
 
 class TestExport:
