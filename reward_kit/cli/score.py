@@ -253,6 +253,7 @@ def _open_folder(
             **({"imported": earlier.imported} if earlier.imported is not None else {}),
             task=without_secrets(ready.definition.model_dump(mode="json", exclude_defaults=True)),
             seed=earlier.seed,
+            policy_settings=earlier.policy_settings,
             total=plan.total,
         )
         return RunFolder.create(path, header, ready.redaction)

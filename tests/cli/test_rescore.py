@@ -95,6 +95,8 @@ def test_changes_are_shown_and_stored_in_a_new_run(project: Project) -> None:
     assert header["rescored_from"]["scorer"]["id"] == "lenient"
     assert json.loads((again / "summary.json").read_text())["changes"] == told["changes"]
     assert (again / "report.html").is_file()
+    (policy,) = json.loads((again / "card.json").read_text())["policies"].values()
+    assert policy["type"] == "scripted", "the settings of the policy come from the first run"
 
 
 def test_unchanged_scores_are_reported(project: Project) -> None:
