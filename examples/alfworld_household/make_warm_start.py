@@ -1,10 +1,11 @@
-"""Make `warm_start/`: a tokenizer of the household's words and a small decoder trained on demonstrations of a searcher.
+r"""Make `warm_start/`: a tokenizer of the household's words and a small decoder trained on a searcher's demonstrations.
 
     python examples/alfworld_household/make_warm_start.py
 
 With `--rare`, the model hardly knows some types of chores, so that training has to teach them:
 
-    python examples/alfworld_household/make_warm_start.py --rare clean heat cool --out runs/three_chores
+    python examples/alfworld_household/make_warm_start.py --rare clean heat cool --episodes 20000 \
+        --out runs/three_chores
 
 The demonstrations are of training problems, which share no room with the evaluation problems. Many commands are random,
 so that the model also sees detours and how to recover from them; they are not part of the loss.
@@ -312,9 +313,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "warm_start", help="the folder to write")
     parser.add_argument("--episodes", type=int, default=32_000, help="demonstrations")
     parser.add_argument("--twos", type=float, default=0.0, help="share of additional problems with two objects")
-    parser.add_argument(
-        "--rare", nargs="+", choices=CHORES, default=(), help=f"chores of which {RARE_SHARE:.0%} is demonstrated"
-    )
+    kept = f"chores of which a share of {RARE_SHARE:g} of the demonstrations is kept"
+    parser.add_argument("--rare", nargs="+", choices=CHORES, default=(), help=kept)
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     options = parser.parse_args()
     torch.set_num_threads(1)  # a second thread does not speed up a model this small

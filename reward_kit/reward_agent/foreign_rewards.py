@@ -136,7 +136,7 @@ class _Rollout(NamedTuple):
         prompt, completion = messages[:begin], messages[begin:]
         answer = next((one.text for one in reversed(completion) if one.role == "assistant"), "")
         sample, truth = values.get("sample") or {}, values.get("ground_truth")
-        if not reads_messages:  # Strings are used for single turns only
+        if not reads_messages:  # a string contains a single turn
             return cls("\n".join(one.text for one in prompt), answer, answer, truth, sample)
         chats = [[{**one.to_chat(), "content": one.text} for one in part] for part in (prompt, completion)]
         return cls(chats[0], chats[1] or [{"role": "assistant", "content": ""}], answer, truth, sample)

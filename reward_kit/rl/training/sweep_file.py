@@ -150,10 +150,10 @@ class SweepFile:
 
     def evaluation_overrides(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return the overrides for the evaluations of a run with these overrides."""
-        given = self.config.evaluation
-        limit = {} if given.limit is None else {"limit": given.limit}
-        if given.dataset_path is None:
-            return {**overrides, **{f"evaluation.{key}": value for key, value in limit.items()}}
-        kept = {key: value for key, value in overrides.items() if key.partition(".")[0] != "evaluation"}
-        dataset = str((self.path.parent / given.dataset_path).resolve())
-        return {**kept, "evaluation": {"dataset_path": dataset, **limit}}
+        found, given = dict(overrides), self.config.evaluation
+        if given.dataset_path is not None:
+            found = {key: value for key, value in overrides.items() if key.partition(".")[0] != "evaluation"}
+            found["evaluation"] = {"dataset_path": str((self.path.parent / given.dataset_path).resolve())}
+        if given.limit is not None:
+            found["evaluation.limit"] = given.limit
+        return found
