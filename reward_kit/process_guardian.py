@@ -2,7 +2,8 @@
 
 `processes` runs this file by its path (`python -I -S process_guardian.py TOKEN FOLDER`), so the file imports only the
 standard library. Its standard input is a pipe from the watched process. The lines are `+ID` and `-ID` for sessions that
-began and ended, and `done` if nothing is left to clean up.
+began and ended, `!` followed by a command as JSON, and `done` if nothing is left to clean up. The commands remove what
+is not a process of this machine, such as containers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Collection
 MARK = "REWARD_KIT_GUARD"
 """The environment variable that every child inherits. It contains the tokens of its guardians, joined by colons."""
 _QUIET_CHECKS = 5
+_COMMAND_S = 60.0
 _LONGEST_S = 60.0
 
 
@@ -28,14 +30,39 @@ def main() -> None:
     # Do not keep the working directory in use.
     os.chdir("/")
     sessions: set[int] = set()
+    commands: list[bytes] = []
     with open(0, "rb") as pipe:
         for line in pipe:
             if line == b"done\n":
                 return
-            if line.endswith(b"\n"):
+            if line.endswith(b"\n") and line[:1] == b"!":
+                commands.append(line[1:])
+            elif line.endswith(b"\n"):
                 (sessions.add if line[:1] == b"+" else sessions.discard)(int(line[1:]))
     kill_all(token, sessions, quiet_checks=_QUIET_CHECKS)
     remove_tree(folder)
+    if commands:
+        run_commands(commands)
+        # A service may complete a request whose sender was killed.
+        time.sleep(_QUIET_CHECKS)
+        run_commands(commands)
+
+
+def run_commands(commands: Collection[bytes]) -> None:
+    """Run commands, each a list of words as JSON. Failures are ignored."""
+    import json
+    import subprocess
+
+    for command in commands:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                json.loads(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_COMMAND_S,
+                check=False,
+            )
 
 
 def kill_all(token: str, sessions: Collection[int] = (), *, quiet_checks: int = 1) -> None:

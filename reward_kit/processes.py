@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -69,6 +70,7 @@ class _Guard:
         self.token = secrets.token_hex(16)
         self.root = Path(tempfile.gettempdir()).resolve() / f"reward-kit-{secrets.token_hex(6)}"
         self.sessions: set[int] = set()
+        self.commands: list[bytes] = []
         self._owner = os.getpid()
         command = [sys.executable, "-I", "-S", process_guardian.__file__, self.token, str(self.root)]
         # The guardian does not get the mark, since another guardian must not kill it before it has finished.
@@ -108,6 +110,12 @@ class _Guard:
         self.sessions.discard(session)
         self._send(f"-{session}")
 
+    def add_command(self, command: Sequence[str]) -> None:
+        """Register a command that removes what this process leaves behind."""
+        line = json.dumps(list(command))
+        self.commands.append(line.encode())
+        self._send(f"!{line}")
+
     def _send(self, line: str) -> None:
         with contextlib.suppress(OSError):
             os.write(self._pipe, f"{line}\n".encode())
@@ -123,6 +131,7 @@ class _Guard:
             return
         process_guardian.kill_all(self.token, self.sessions)
         process_guardian.remove_tree(str(self.root))
+        process_guardian.run_commands(self.commands)
         self._send("done")
         os.close(self._pipe)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -155,6 +164,11 @@ def child_environment(extra: Mapping[str, str] | None = None, *, pass_names: Seq
         if name in pass_names or ("@" not in value if name.lower() in _PROXIES else INHERITED_VARIABLES.fullmatch(name))
     }
     return {**inherited, **(extra or {}), MARK: _guard().mark()}
+
+
+def run_when_killed(command: Sequence[str]) -> None:
+    """Register a command that runs when this process exits or is killed. It must do nothing if nothing is left."""
+    _guard().add_command(command)
 
 
 def temporary_folder(prefix: str) -> Path:

@@ -21,9 +21,9 @@ from typing import Any
 
 from reward_kit.checks.code_exploits import TEXTS as CODE_TEXTS
 from reward_kit.checks.code_exploits import code_exploits
-from reward_kit.checks.harbor_task import HarborTask, read_harbor_task
 from reward_kit.checks.minimize import shorten
 from reward_kit.checks.reward_bench import LITTLE, RewardReport
+from reward_kit.environments.harbor_task import HarborTask, main_reward, parse_rewards, read_harbor_task
 from reward_kit.errors import ConfigError
 from reward_kit.sandbox.host import Sandbox
 from reward_kit.sandbox.program import Limits, Program
@@ -37,6 +37,7 @@ _PROGRAM = Program(
     imports=(_WORKER, "subprocess", "base64"),
 )
 _ENOUGH = 0.5
+_MOST_SECONDS = 60.0
 _FEW_RUNS, _MANY_RUNS = 3, 12
 _MOST_SHORTER = 8
 _CHANCE = re.compile(rb"\b(random|RANDOM|shuf|uuid|time|date|sleep|threading|urandom)\b")
@@ -98,7 +99,9 @@ class _Runner:
 
     def __init__(self, task: HarborTask, sandbox: Sandbox) -> None:
         self._task, self._sandbox, self.runs = task, sandbox, 0
-        seconds = task.agent_s + task.test_s + 5.0
+        self._agent_s = min(task.config.agent_s, _MOST_SECONDS)
+        self._test_s = min(task.config.verifier.timeout_sec, _MOST_SECONDS)
+        seconds = self._agent_s + self._test_s + 5.0
         sizes = {"memory_mb": 1024, "processes": 32, "open_files": 256, "disk_mb": 64, "result_kb": 4096}
         self._limits = Limits(wall_s=seconds, cpu_s=seconds, **sizes)
 
@@ -108,8 +111,8 @@ class _Runner:
         request = {
             **{"workdir": task.workdir, "setup": task.setup, "script": script, "test": "bash /tests/test.sh"},
             **{"environment": _encoded(task.environment), "tests": _encoded(task.tests), "agent": _encoded(files)},
-            **{"solution": _encoded(task.solution) if is_solution else {}, "env": task.env},
-            **{"agent_s": task.agent_s, "test_s": task.test_s},
+            **{"solution": _encoded(task.solution) if is_solution else {}},
+            **{"env": task.config.verifier.env, "agent_s": self._agent_s, "test_s": self._test_s},
         }
         outcome = await self._sandbox.call(_PROGRAM, request, limits=self._limits)
         if outcome.failure is not None or not isinstance(outcome.value, dict):
@@ -128,16 +131,13 @@ def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _reward(value: Mapping[str, Any]) -> float | None:
-    """Return the reward in `reward.txt`, or the reward or the mean of the rewards in `reward.json`."""
+    """Return the reward that an attempt received, or None if the tests wrote no valid reward."""
+    text, table = str(value.get("reward") or ""), str(value.get("rewards") or "")
     try:
-        if text := str(value.get("reward") or "").strip():
-            return float(text)
-        table = json.loads(str(value.get("rewards") or "null"))
-        if isinstance(table, dict) and table:
-            return float(table["reward"]) if "reward" in table else sum(map(float, table.values())) / len(table)
-    except (ValueError, TypeError):
+        # An agent's reward.json must not hide the reward.txt of the tests.
+        return main_reward(parse_rewards("" if text.strip() else table, text))
+    except (ValueError, RecursionError):
         return None
-    return None
 
 
 async def check_harbor_task(folder: Path, tell: Callable[[str], None] = lambda _: None) -> RewardReport:

@@ -20,7 +20,6 @@ from reward_kit.agent.actions import as_text
 from reward_kit.agent.policies import make_policy
 from reward_kit.checks.findings import FAIL_ON, Finding, Report
 from reward_kit.checks.harbor import check_harbor_task
-from reward_kit.checks.harbor_task import is_task_folder
 from reward_kit.checks.resource import check_resource
 from reward_kit.checks.reward import Plan, TaskReport, check_reward, check_task, is_reward, load, why_not_free
 from reward_kit.checks.reward_bench import Given, quoted
@@ -41,6 +40,7 @@ from reward_kit.cli.options import (
 from reward_kit.cli.trust import describe_code, require_trust_in, require_trust_in_file, trust_option
 from reward_kit.display_text import pluralize
 from reward_kit.environments.config import resource_class
+from reward_kit.environments.harbor_task import is_task_folder
 from reward_kit.errors import ConfigError, EnvironmentFailure, RewardKitError, boundary
 from reward_kit.reward_agent.loading import SandboxChoice
 from reward_kit.reward_agent.scoring import ScoringRequest

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,12 +216,8 @@ def command(**options: Any) -> None:
             given = {one.name: getattr(asked, one.name) for one in fields(RunArgs) if hasattr(asked, one.name)}
             args = RunArgs(**{**given, "task_path": asked.task, "overrides": overrides})
         traffic = _traffic(asked)
-        # In a dry run, judges must not require a key, since no request is made.
-        token = CURRENT_PROVIDER_SESSION.set(traffic if traffic.is_dry_run else None)
-        try:
+        with _dry_run(traffic):
             task = load_task(args.task_path, args.overrides, stored=stored)
-        finally:
-            CURRENT_PROVIDER_SESSION.reset(token)
         for threshold in asked.thresholds:
             if unknown := threshold.unknown_reward(task.definition):
                 raise ConfigError(f"--fail-under: {unknown}")
@@ -231,7 +227,8 @@ def command(**options: Any) -> None:
         planned = without_model_weights(task) if asked.engine == "ray" else task
         plan = plan_run(planned, args, max_concurrency=asked.max_concurrency, traffic=traffic)
         engine = _ray_engine(asked, task, args, plan, traffic) if asked.engine == "ray" else None
-        anyio.run(check_resource_starts, task)
+        with _dry_run(traffic):
+            anyio.run(check_resource_starts, task)
         # Open the recording last, so that invalid input leaves no file behind. A dry run does not start a recording.
         if asked.record is not None and (not asked.dry_run or asked.record.exists()):
             traffic.cassette = Cassette.replay(asked.record) if asked.dry_run else Cassette.record(asked.record)
@@ -242,7 +239,9 @@ def command(**options: Any) -> None:
             traffic.cache = ResponseCache(asked.cache)
     echo("".join(f"{note}\n" for note in task.notes), err=True, nl=False)
     if asked.dry_run:
-        _show_plan(plan, anyio.run(_first_request, plan), asked.as_json)
+        with _dry_run(traffic):
+            request = anyio.run(_first_request, plan)
+        _show_plan(plan, request, asked.as_json)
         return
     folder = RunFolder(path, plan.redaction) if path is not None else begin_run(asked.log_dir, task, plan, args)
     ending = Ending(
@@ -343,6 +342,16 @@ def with_run_limits(
     except pydantic.ValidationError as error:
         raise ConfigError("; ".join(describe_validation_error(error, RunLimitsModel))) from None
     return replace(task, definition=task.definition.model_copy(update={"run_limits": changed}))
+
+
+@contextlib.contextmanager
+def _dry_run(traffic: ProviderSession) -> Iterator[None]:
+    """In a dry run, let judges work without a key and resources without a container, since nothing is started."""
+    token = CURRENT_PROVIDER_SESSION.set(traffic if traffic.is_dry_run else None)
+    try:
+        yield
+    finally:
+        CURRENT_PROVIDER_SESSION.reset(token)
 
 
 async def _first_request(plan: RunPlan) -> FirstRequest:

@@ -87,6 +87,7 @@ _MODULES = {
     "config": "merged_config resource_class",
     "filesystem": "FilesystemResource",
     "gymnasium": "GymnasiumResource",
+    "harbor": "HarborResource",
     "http": "HttpResource",
     "mcp": "McpResource",
     "openenv": "OpenEnvResource",

@@ -28,6 +28,7 @@ BUILT_IN: dict[str, str] = {
     "composite": "composite:CompositeResource",
     "filesystem": "filesystem:FilesystemResource",
     "gymnasium": "gymnasium:GymnasiumResource",
+    "harbor": "harbor:HarborResource",
     "http": "http:HttpResource",
     "mcp": "mcp:McpResource",
     "openenv": "openenv:OpenEnvResource",

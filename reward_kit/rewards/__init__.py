@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from reward_kit.rewards.combinators import gate as gate
     from reward_kit.rewards.combinators import weighted as weighted
     from reward_kit.rewards.final_state import final_state_matches as final_state_matches
+    from reward_kit.rewards.final_state import harbor_tests as harbor_tests
     from reward_kit.rewards.formats import contains_all as contains_all
     from reward_kit.rewards.formats import contains_none as contains_none
     from reward_kit.rewards.formats import no_repetition as no_repetition
@@ -52,7 +53,7 @@ _MODULES = {
     "answers": "choice_answer exact_answer list_answer",
     "code": "program_code python_code",
     "combinators": "clip first_of gate weighted",
-    "final_state": "final_state_matches",
+    "final_state": "final_state_matches harbor_tests",
     "formats": "contains_all contains_none no_repetition reasoning_steps regex_format tag_format",
     "json_answers": "json_answer json_schema_answer",
     "judges": "grounded_judge group_judge llm_judge pairwise_judge",

@@ -102,6 +102,26 @@ def final_state_matches(
     return EvaluateResult(score=score, reason=reason, metrics=metrics)
 
 
+@reward_function
+def harbor_tests(messages: list[Message], state: Any = None) -> EvaluateResult:
+    """Score the reward that the tests of a Harbor task wrote. Each reward of `reward.json` is also a metric.
+
+    The score is the reward named `reward`, or the mean of all rewards. Without a valid reward file, the episode is
+    unscored.
+    """
+    if not isinstance(state, Mapping) or not {"rewards", "problem"} & state.keys():
+        raise RewardError("harbor_tests: the final state is not that of a harbor resource")
+    if "rewards" not in state:
+        raise RewardError(f"harbor_tests: {state['problem']}; end of the log: {str(state.get('log'))[-500:]}")
+    rewards = state["rewards"]
+    metrics = {
+        name: MetricResult(score=value, reason="written by the tests")
+        for name, value in rewards.items()
+        if len(rewards) > 1
+    }
+    return EvaluateResult(score=state["reward"], reason=f"the tests wrote {rewards}", metrics=metrics)
+
+
 def _compare(expected: Any, state: Any, how: StateRules, match: Match | dict[str, Match]) -> Iterator[StateMismatch]:
     if isinstance(state, CompositeState):
         if not isinstance(expected, Mapping):

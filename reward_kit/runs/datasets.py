@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from reward_kit.agent.samples import Sample, parse_tags
+from reward_kit.environments.harbor_task import find_task_folders
 from reward_kit.errors import ConfigError, did_you_mean, type_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.runs.task_file import LocatedYaml
+from reward_kit.runs.task_folders import harbor_rows
 from reward_kit.safe_input import NESTING, is_nested_too_deeply
 
 _TOO_DEEP = f"a value is nested more than {NESTING} levels deep"
@@ -55,8 +57,11 @@ def check_tags(tags: Any, where: str) -> None:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a JSONL, CSV or YAML dataset, each with its `file:line`."""
+    """Yield the rows of a JSONL, CSV or YAML dataset, or of a folder of Harbor tasks, each with its `file:line`."""
     check_dataset(path)
+    if path.is_dir():
+        yield from harbor_rows(path)
+        return
     try:
         for where, row in _READERS[path.suffix](path):
             if not isinstance(row, dict):
@@ -77,6 +82,8 @@ def load_jsonl(file_path: str | Path) -> list[dict[str, Any]]:
 
 def check_dataset(path: Path) -> None:
     """Check that a dataset exists and has a known format."""
+    if path.is_dir() and find_task_folders(path):
+        return
     if not path.is_file():
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = did_you_mean(path.name, beside)

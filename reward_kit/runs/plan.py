@@ -249,7 +249,7 @@ def begin_run(
     from_python = {**task.objects.names, **references}
     arguments = {
         **asdict(args),
-        "task_path": str(args.task_path.resolve()),
+        "task_path": str(task.path.resolve()),
         "overrides": without_secrets(dict(args.overrides)),
     }
     header = RunHeader(

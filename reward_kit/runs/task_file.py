@@ -21,6 +21,7 @@ from reward_kit.errors import ConfigError, describe_read_error
 from reward_kit.limited_yaml import LimitedLoader, YamlLimitError
 from reward_kit.loading import is_built_in
 from reward_kit.models import TaskDefinitionModel
+from reward_kit.runs.task_folders import FOLDER_FILES, derive_task_file
 from reward_kit.safe_input import YAML_BYTES, format_size
 from reward_kit.validation import describe_validation_error
 
@@ -55,17 +56,24 @@ _Loader.yaml_implicit_resolvers = {
 class LocatedYaml:
     """A YAML document: its `data`, its `source` bytes, and the line of every key and list item.
 
+    For the task folder of another library, the document is derived from the folder (`task_folders`).
+
     Raises:
         ConfigError: the file does not exist or is not YAML; the message contains the line.
     """
 
     is_written = True
+    is_derived = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
-                self.source = file.read(YAML_BYTES + 1)
+            if path.is_dir() or path.name in FOLDER_FILES:
+                self.path, self.source = derive_task_file(path)
+                self.is_derived = True
+            else:
+                with path.open("rb") as file:
+                    self.source = file.read(YAML_BYTES + 1)
             if len(self.source) > YAML_BYTES:
                 problem = f"the file is larger than the limit of {format_size(YAML_BYTES)}"
                 raise ConfigError(f"{path}: {problem}; store a dataset as JSONL")
@@ -92,7 +100,7 @@ class LocatedYaml:
 
     def where(self, location: KeyPath) -> str:
         """Return `file:line` of `location`, or of its nearest parent that is in the file."""
-        if not self.is_written:
+        if self.is_derived or not self.is_written:
             return str(self.path)
         while location and location not in self._lines:
             location = location[:-1]

@@ -154,7 +154,9 @@ def resolve_task(
                 check_parameters(one)
                 check_truth(one, [sample.ground_truth for sample in samples], fields)
                 notes = (*notes, *_note_missing_truths(one, samples))
-    inputs = find_inputs(located.path if located.is_written else None, folder, definition, reward)
+    inputs = find_inputs(
+        located.path if located.is_written and not located.is_derived else None, folder, definition, reward
+    )
     digests = {name: hash_path(path) for name, path in inputs.items()}
     has_dataset = definition.dataset_path is not None or objects.rows is not None
     return LoadedTask(

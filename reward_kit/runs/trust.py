@@ -22,6 +22,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from reward_kit.display_text import pluralize
+from reward_kit.environments.harbor_task import find_task_folders
 from reward_kit.errors import StoreError
 from reward_kit.loading import is_built_in, user_module_name
 from reward_kit.reward_agent.sources import find_module
@@ -62,11 +64,12 @@ def plan_file_code(
 ) -> PlannedCode:
     """Find the code that a task or train file would run, without running it."""
     typed, stored = typed or {}, stored or {}
-    path, document = path.resolve(), LocatedYaml(path).data
+    located = LocatedYaml(path)
+    path = located.path.resolve()
     searches = []
     for overrides in ({}, typed, {**stored, **typed}):
         search = _Search()
-        search.visit_document(path, document, overrides)
+        search.visit_document(path, located.data, overrides)
         searches.append(search)
     in_file, with_typed, with_stored = ([*search.settings] for search in searches)
     from_line = [setting for setting in with_typed if setting not in in_file]
@@ -121,8 +124,11 @@ class _Search:
         elif isinstance(value, list | tuple):
             for index, item in enumerate(value):
                 self._visit_value(f"{key}[{index}]", item, folder, for_task)
-        elif isinstance(value, str) and last == "task" and (file := folder / value).is_file():
-            self.visit_document(file.resolve(), LocatedYaml(file).data, for_task)
+        elif isinstance(value, str) and last == "folder" and (tasks := find_task_folders(folder / value)):
+            self._visit_containers(key, folder / value, tasks)
+        elif isinstance(value, str) and last == "task" and (file := folder / value).exists():
+            located = LocatedYaml(file)
+            self.visit_document(located.path.resolve(), located.data, for_task)
         elif isinstance(value, str):
             self.visit_text(key, value, folder, is_module=key.removeprefix("task.") in _MODULE_KEYS)
 
@@ -133,6 +139,14 @@ class _Search:
         for word in words:
             if len(word) < 256 and "\0" not in word and (file := folder / word).is_file():
                 self.code.setdefault(file.resolve(), user_module_name(file.resolve()))
+
+    def _visit_containers(self, key: str, folder: Path, tasks: Sequence[Path]) -> None:
+        """Add the files of Harbor tasks, from which images are built and run."""
+        self._add(
+            key, f"builds and runs the containers of {pluralize(len(tasks), 'Harbor task')} in {folder.resolve()}"
+        )
+        self.runs_code = True
+        self.documents.update(file.resolve() for task in tasks for file in task.rglob("*") if file.is_file())
 
     def visit_text(self, key: str, text: str, folder: Path, *, is_module: bool = False) -> None:
         """Add the code to which a string refers, if the string has a form that `load_object` accepts."""

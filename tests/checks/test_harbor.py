@@ -10,7 +10,7 @@ import pytest
 
 from reward_kit.checks.findings import FIXES
 from reward_kit.checks.harbor import check_harbor_task
-from reward_kit.checks.harbor_task import is_task_folder, read_harbor_task
+from reward_kit.environments.harbor_task import is_task_folder, read_harbor_task
 from reward_kit.errors import ConfigError
 from tests.command_line import call
 
