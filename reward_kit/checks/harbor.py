@@ -1,4 +1,4 @@
-"""Check the verifier of a Harbor task folder with exploits, in the sandbox.
+"""Check the verifier of a Harbor task folder with exploits, in the sandbox or in containers.
 
 Each attempt starts from the files of the environment. The agent of an attempt writes files or runs the reference
 solution. The tests then run as in Harbor: `tests` is copied over whatever the agent left, and `test.sh` writes the
@@ -23,6 +23,8 @@ from reward_kit.checks.code_exploits import TEXTS as CODE_TEXTS
 from reward_kit.checks.code_exploits import code_exploits
 from reward_kit.checks.minimize import shorten
 from reward_kit.checks.reward_bench import LITTLE, RewardReport
+from reward_kit.environments.containers import find_engine
+from reward_kit.environments.harbor import needs_network, run_tests, start_task_container
 from reward_kit.environments.harbor_task import HarborTask, main_reward, parse_rewards, read_harbor_task
 from reward_kit.errors import ConfigError
 from reward_kit.sandbox.host import Sandbox
@@ -98,7 +100,7 @@ class _Runner:
     """Runs attempts in the sandbox."""
 
     def __init__(self, task: HarborTask, sandbox: Sandbox) -> None:
-        self._task, self._sandbox, self.runs = task, sandbox, 0
+        self.task, self._sandbox, self.runs = task, sandbox, 0
         self._agent_s = min(task.config.agent_s, _MOST_SECONDS)
         self._test_s = min(task.config.verifier.timeout_sec, _MOST_SECONDS)
         seconds = self._agent_s + self._test_s + 5.0
@@ -106,7 +108,7 @@ class _Runner:
         self._limits = Limits(wall_s=seconds, cpu_s=seconds, **sizes)
 
     async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
-        task = self._task
+        task = self.task
         self.runs += 1
         request = {
             **{"workdir": task.workdir, "setup": task.setup, "script": script, "test": "bash /tests/test.sh"},
@@ -126,6 +128,38 @@ class _Runner:
         return await self.run(attack.files, attack.script)
 
 
+class _ContainerRunner(_Runner):
+    """Runs attempts in containers, each in a new one."""
+
+    def __init__(self, task: HarborTask) -> None:
+        self.task, self.runs = task, 0
+
+    async def workdir(self) -> str:
+        """Return the working directory of the image."""
+        container, _ = await start_task_container(self.task, has_network=False)
+        try:
+            return (await container.run("pwd", seconds=_MOST_SECONDS)).output.strip()
+        finally:
+            await container.close()
+
+    async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
+        task, log = self.task, ""
+        self.runs += 1
+        container, has_tests = await start_task_container(task, has_network=needs_network(task))
+        try:
+            await container.copy(({**task.solution} if is_solution else {}) | dict(files))
+            if script:
+                env = task.config.environment.env | (task.config.solution.env if is_solution else {})
+                user = task.config.agent.user
+                log = (await container.run(script, seconds=task.config.agent_s, env=env, user=user)).output
+            changed = await container.changed_files(task.workdir)
+            env = task.config.environment.env | task.config.verifier.env
+            result = await run_tests(container, task, env, keeps_tests=has_tests)
+        finally:
+            await container.close()
+        return _Attempt(result.get("reward"), log + result["log"], changed)
+
+
 def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
     return {path: base64.b64encode(data).decode() for path, data in files.items()}
 
@@ -140,18 +174,40 @@ def _reward(value: Mapping[str, Any]) -> float | None:
         return None
 
 
-async def check_harbor_task(folder: Path, tell: Callable[[str], None] = lambda _: None) -> RewardReport:
+async def will_use_container(folder: Path) -> bool:
+    """Return True if the tests of a task cannot run in the sandbox, but can run in a container on this machine."""
+    task = read_harbor_task(folder)
+    if not task.needs_container or task.unsupported:
+        return False
+    try:
+        await find_engine()
+        needs_network(task)
+    except ConfigError:
+        return False
+    return True
+
+
+async def check_harbor_task(
+    folder: Path, tell: Callable[[str], None] = lambda _: None, *, in_container: bool = False
+) -> RewardReport:
     """Check the tests of a Harbor task folder with the reference solution and with exploits.
 
     Args:
         folder: the task folder.
         tell: a function that is called with the name of each attempt before it runs.
+        in_container: True to run the attempts in containers, which builds the image and so runs code of the folder.
     """
     task, report = read_harbor_task(folder), RewardReport(str(folder), level="isolated")
-    if task.needs_container:
+    if task.needs_container and not in_container:
         _not_run(report, task.needs_container)
         return report
     try:
+        if in_container:
+            report.level = "container"
+            runner = _ContainerRunner(task)
+            task = runner.task = replace(task, workdir=await runner.workdir())
+            await _Check(task, report, runner, tell).run()
+            return report
         async with Sandbox(slots=1) as sandbox:
             if sandbox.strength != "namespaces":
                 raise ConfigError("the sandbox needs namespaces to start programs")

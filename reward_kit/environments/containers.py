@@ -7,6 +7,7 @@ closed. If this process is killed, the guardian removes it; if the guardian is k
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import io
@@ -207,6 +208,18 @@ class Container:
                 archive.addfile(facts, io.BytesIO(content))
         if files:
             await self.engine.call("cp", "-", f"{self.name}:/", seconds=_START_S, data=packed.getvalue())
+
+    async def changed_files(self, folder: str, most: int = 200) -> dict[str, bytes]:
+        """Return the regular files of at most 64 KiB below a folder that differ from the image, by their path."""
+        changes = (await self.engine.call("diff", self.name)).decode("utf-8", "replace").splitlines()
+        paths = [line[2:] for line in changes if line[:2] in ("A ", "C ") and line[2:].startswith(f"{folder}/")]
+        script = (
+            f'for f in {shlex.join(paths[:most])}; do if [ -f "$f" ] && [ ! -L "$f" ] && '
+            '[ "$(wc -c < "$f")" -le 65536 ]; then echo "$f"; base64 -w0 "$f"; echo; fi; done'
+        )
+        result = await self.run(script, seconds=_ANSWER_S, user="root", most_bytes=most * 200_000)
+        lines = result.output.splitlines()
+        return {path: base64.b64decode(content) for path, content in zip(lines[::2], lines[1::2], strict=False)}
 
     async def close(self) -> None:
         """Kill and remove the container, if it still exists."""

@@ -90,22 +90,12 @@ class HarborResource(ForkableResource):
     async def setup(self, config: Mapping[str, Any]) -> None:
         self._config = settings = read_config(HarborResourceConfig, config, "harbor")
         self._task = task = read_harbor_task(_find_folder(settings))
-        self._has_network(task)
+        needs_network(task, settings.network)
         self._variables(task)
         if task.unsupported:
             raise ConfigError(f"{task.folder}: cannot be run: {'; '.join(task.unsupported)}")
         if not _is_dry_run():
             await find_engine()
-
-    def _has_network(self, task: HarborTask) -> bool:
-        """Return whether the container has a network, which is off unless the task or the user asks for it."""
-        given, written = self._config.network, task.config.environment.network_mode
-        if given is None and written is None and (download := task.download()):
-            raise ConfigError(
-                f"{task.folder}: {download}, but task.toml has no environment.network_mode, so there would be no "
-                "network; pass -T base_resource_config.network=true to allow it, or =false if the tests do not need it"
-            )
-        return written == "public" if given is None else given
 
     def _variables(self, task: HarborTask) -> dict[str, dict[str, str]]:
         """Return the environment variables of the container, the tests and the solution."""
@@ -126,13 +116,8 @@ class HarborResource(ForkableResource):
         await self.close()
         task = self._given
         if not _is_dry_run():
-            self._container = container = await start_task_container(task, has_network=self._has_network(task))
-            result = await container.run(
-                f"mkdir -p {_LOGS} /logs/agent /logs/artifacts && chmod -R 777 /logs && [ -e /tests ] && echo tests",
-                seconds=_USUAL_COMMAND_S,
-                user="root",
-            )
-            self._has_own_tests = "tests" in result.output
+            has_network = needs_network(task, self._config.network)
+            self._container, self._has_own_tests = await start_task_container(task, has_network=has_network)
         self._key = hash_key(str(task.folder.name), task.instruction)
         self._deadline = time.monotonic() + task.config.agent_s
         self._result, self._is_solved = None, False
@@ -177,10 +162,16 @@ class HarborResource(ForkableResource):
     async def expert_action(self) -> Mapping[str, Any] | None:
         """Return a command that writes and runs the solution of the task, and None after it."""
         task = self._given
-        if self._is_solved or "/solution/solve.sh" not in task.solution:
+        if self._is_solved:
             return None
+        if "/solution/solve.sh" not in task.solution:
+            raise EnvironmentFailure(f"{task.folder}: solution/solve.sh is missing")
         self._is_solved = True
-        return {"name": "bash", "arguments": {"command": solution_script(task), "timeout_s": task.config.agent_s}}
+        return {
+            "type": "tool_call",
+            "name": "bash",
+            "arguments": {"command": solution_script(task), "timeout_s": task.config.agent_s},
+        }
 
     async def final_state(self) -> StateSnapshot | None:
         """Run the tests once, and return their rewards.
@@ -230,8 +221,27 @@ def _find_folder(settings: HarborResourceConfig) -> Path:
     return tasks[name]
 
 
-async def start_task_container(task: HarborTask, *, has_network: bool) -> Container:
-    """Build or pull the image of a task, and start a container with the limits in `task.toml`."""
+def needs_network(task: HarborTask, given: bool | None = None) -> bool:
+    """Return whether the container of a task has a network, which is off unless the task or the user asks for it.
+
+    Raises:
+        ConfigError: neither says so, but the tests download something. Without a network, they would score 0.
+    """
+    written = task.config.environment.network_mode
+    if given is None and written is None and (download := task.download()):
+        raise ConfigError(
+            f"{task.folder}: {download}, but task.toml has no environment.network_mode, so there would be no network; "
+            "set it, or pass -T base_resource_config.network=true to run (=false if the tests work without it)"
+        )
+    return written == "public" if given is None else given
+
+
+async def start_task_container(task: HarborTask, *, has_network: bool) -> tuple[Container, bool]:
+    """Build or pull the image of a task, and start a container with the limits in `task.toml`.
+
+    Returns:
+        The container, and whether its image contains `/tests`.
+    """
     engine, given = await find_engine(), task.config.environment
     if given.docker_image is not None:
         image = await engine.pull(given.docker_image, given.build_timeout_sec)
@@ -240,7 +250,17 @@ async def start_task_container(task: HarborTask, *, has_network: bool) -> Contai
     else:
         raise ConfigError(f"{task.folder}: environment/Dockerfile is missing; add it, or set environment.docker_image")
     limits = ContainerLimits(given.cpus, given.memory_mb, given.storage_mb, has_network)
-    return await start_container(engine, image, limits, given.workdir)
+    container = await start_container(engine, image, limits, given.workdir)
+    try:
+        found = await container.run(
+            f"mkdir -p {_LOGS} /logs/agent /logs/artifacts && chmod -R 777 /logs && [ -e /tests ] && echo tests",
+            seconds=_USUAL_COMMAND_S,
+            user="root",
+        )
+    except BaseException:
+        await container.close()
+        raise
+    return container, "tests" in found.output
 
 
 async def run_tests(
