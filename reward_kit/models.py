@@ -340,7 +340,8 @@ class TaskDefinitionModel(BaseModel):
     num_rollouts: int = Field(default=1, ge=1, description="number of rollouts of a task without a dataset")
     dataset_path: str | None = Field(
         default=None,
-        description="a JSONL, CSV or YAML file with one sample per row; without it, the task is the only sample",
+        description="a JSONL, CSV or YAML file with one sample per row, or a folder of Harbor tasks; "
+        "without it, the task is the only sample",
     )
     num_rollouts_per_sample: int = Field(default=1, ge=1, description="number of episodes per sample of the dataset")
     max_episode_steps: int = Field(

@@ -190,12 +190,15 @@ class RunOptions:
     ("-E", "--engine-option", "engine_options"),
 )
 def command(**options: Any) -> None:
-    """Run TASK, a YAML file: collect, score and store its episodes, and show a table of results.
+    """Run TASK: collect, score and store its episodes, and show a table of results.
+
+    TASK is a YAML file, a Harbor task folder (task.toml), or a folder of Harbor tasks.
 
     \b
     Examples:
       reward-kit run task.yaml --model openai/your-model -n 4
       reward-kit run task.yaml --policy expert --policy random
+      reward-kit run harbor_tasks/hello-world --policy expert
       reward-kit run --resume
     """
     asked = RunOptions(thresholds=thresholds(options.pop("fail_under"), options.pop("lower_bound")), **options)
@@ -209,7 +212,7 @@ def command(**options: Any) -> None:
         elif asked.only_failed or asked.force:
             raise click.UsageError(f"{'--only-failed' if asked.only_failed else '--force'} requires --resume")
         elif asked.task is None:
-            raise click.UsageError("pass a task file, or --resume")
+            raise click.UsageError("pass a task file or a task folder, or --resume")
         else:
             overrides |= sandbox_keys(asked.sandbox)
             require_trust_in_file(asked.task, {**overrides, **keys_for_trust(asked.policies, asked.base_url)})

@@ -90,6 +90,10 @@ JUDGES_A_STATE = {
         ended(StateSnapshot("json", b'{"sent": 2}'), {"sent": 2}, "Done."),
         ended(StateSnapshot("json", b'{"sent": 0}'), {"sent": 2}, ""),
     ),
+    "harbor_tests": (
+        ended(StateSnapshot("json", b'{"rewards": {"reward": 1.0}, "reward": 1.0, "log": ""}'), None, "Done."),
+        ended(StateSnapshot("json", b'{"rewards": {"reward": 0.0}, "reward": 0.0, "log": ""}'), None, ""),
+    ),
     "sql_result": (
         ended(database(TABLE), {"query": "SELECT sum(x) FROM t"}, "```sql\nSELECT 1 + max(x) FROM t\n```"),
         ended(database(TABLE), {"query": "SELECT sum(x) FROM t"}, ""),
