@@ -176,7 +176,7 @@ class HarborResource(ForkableResource):
     async def final_state(self) -> StateSnapshot | None:
         """Run the tests once, and return their rewards.
 
-        If there is no valid reward, `problem` says why.
+        Without a valid reward, `problem` is the reason.
         """
         if self._container is None:
             return None
