@@ -48,6 +48,7 @@ from reward_kit.reward_agent.sources import read_source
 from reward_kit.runs.plan import RunArgs, plan_run
 from reward_kit.runs.scoring import read_transcripts
 from reward_kit.runs.task_file import parse_override
+from reward_kit.runs.task_folders import is_like_task_file
 from reward_kit.runs.tasks import check_resource_starts, load_task, read_task, select_samples
 from reward_kit.runs.trust import plan_file_code
 
@@ -129,6 +130,8 @@ _SECONDS_BETWEEN = 5.0
 def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more: Any) -> None:
     """Check TARGET: a task file, a reward, a resource, a run, or a Harbor task folder.
 
+    A folder of Harbor tasks and an OpenEnv folder (openenv.yaml) are checked like a task file.
+
     A task is checked on its first samples: a reference solution (the row's gold_actions or gold_answer, a policy, or
     the resource's expert) must score 1, and an agent that does nothing must score 0. The task's reward is then checked
     on these episodes.
@@ -138,7 +141,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
     determinism and state keys must be as declared.
 
     A reward may also have the signature of TRL, verl, verifiers, OpenEnv or f(answer, target). The tests of a Harbor
-    task folder (task.toml) are run in the sandbox with the reference solution and with exploits.
+    task folder (task.toml) are run with the reference solution and with exploits, in the sandbox or in containers.
 
     A run (a directory) is checked episode by episode: tokens, masks, log-probabilities, messages, stop reasons, groups
     and credit. With --format, a .json or .jsonl file with the rollouts of another trainer is checked in the same way.
@@ -157,7 +160,7 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
       reward-kit check rollouts.jsonl --format trl
       reward-kit check tasks/hello-world
     """
-    if target.endswith((".yaml", ".yml")):
+    if target.endswith((".yaml", ".yml")) or is_like_task_file(Path(target)):
         _reject_options_unless("task file")
         if more["no_run"]:
             _, samples = read_task(Path(target))

@@ -192,7 +192,7 @@ class RunOptions:
 def command(**options: Any) -> None:
     """Run TASK: collect, score and store its episodes, and show a table of results.
 
-    TASK is a YAML file, a Harbor task folder (task.toml), or a folder of Harbor tasks.
+    TASK is a YAML file, a Harbor task folder (task.toml), a folder of them, or an OpenEnv folder (openenv.yaml).
 
     \b
     Examples:

@@ -108,12 +108,21 @@ class ContainerEngine:
             raise EnvironmentFailure(f"{what}: exit code {status}: {text[-_ERROR_CHARS:]}")
         return output
 
-    async def build(self, folder: Path, seconds: float) -> str:
+    async def build(
+        self,
+        folder: Path,
+        seconds: float,
+        *,
+        dockerfile: Path | None = None,
+        arguments: Mapping[str, str] | None = None,
+    ) -> str:
         """Build the image of a folder with a Dockerfile, unless the same content was built before. Return its tag."""
         tag = f"reward-kit-task:{_hash_folder(folder)}"
+        options = ["--label=reward-kit-task", f"--tag={tag}", *([f"--file={dockerfile}"] if dockerfile else [])]
+        options += [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
         async with self._building[tag]:
             if not await self._has_image(tag):
-                await self.call("build", "--label", "reward-kit-task", "--tag", tag, str(folder), seconds=seconds)
+                await self.call("build", *options, str(folder), seconds=seconds)
         return tag
 
     async def pull(self, image: str, seconds: float) -> str:
@@ -232,13 +241,13 @@ class Container:
 
 
 async def start_container(
-    engine: ContainerEngine, image: str, limits: ContainerLimits, workdir: str | None = None
+    engine: ContainerEngine, image: str, limits: ContainerLimits, workdir: str | None = None, publish: str = ""
 ) -> Container:
-    """Start a container that waits for commands."""
+    """Start a container that waits for commands or, if `publish` maps a port, one that runs the image's own command."""
     container = Container(engine, f"reward-kit-{secrets.token_hex(8)}")
-    places = [f"--workdir={workdir}"] if workdir else []
+    places = [*([f"--workdir={workdir}"] if workdir else []), *([f"--publish={publish}"] if publish else [])]
     options = ["--detach", "--rm", "--pull=never", "--stop-timeout=0", f"--label={_LABEL}", f"--name={container.name}"]
-    command = [image, "sh", "-c", f"sleep {_LIFETIME_S} & wait"]
+    command = [image] if publish else [image, "sh", "-c", f"sleep {_LIFETIME_S} & wait"]
     storage = [f"--storage-opt=size={limits.storage_mb}m"] if limits.storage_mb else []
     try:
         try:
@@ -259,10 +268,13 @@ async def start_container(
 
 
 def _hash_folder(folder: Path) -> str:
-    """Return a hash of the names, modes and contents of the files in a folder. Links are not followed."""
+    """Return a hash of the names, modes and contents of the files in a folder, except `__pycache__`.
+
+    Links are not followed.
+    """
     total = hashlib.sha256()
     for parent, folders, names in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted([*names, *(one for one in folders if Path(parent, one).is_symlink())]):
             path = Path(parent, name)
             if path.is_symlink():

@@ -188,7 +188,7 @@ def read_task(path: Path) -> tuple[TaskDefinitionModel, tuple[Sample, ...]]:
     """Read a task file and its dataset, but do not import or execute the code to which they refer."""
     located = LocatedYaml(path)
     definition = parse_task(located)
-    samples = tuple(read_samples(definition, path.resolve().parent))
+    samples = tuple(read_samples(definition, located.path.resolve().parent))
     _check_prompts(definition, located, samples)
     return definition, samples
 

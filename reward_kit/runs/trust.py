@@ -65,17 +65,18 @@ def plan_file_code(
     """Find the code that a task or train file would run, without running it."""
     typed, stored = typed or {}, stored or {}
     located = LocatedYaml(path)
-    path = located.path.resolve()
     searches = []
     for overrides in ({}, typed, {**stored, **typed}):
         search = _Search()
-        search.visit_document(path, located.data, overrides)
+        search.visit_file(located, overrides)
         searches.append(search)
     in_file, with_typed, with_stored = ([*search.settings] for search in searches)
     from_line = [setting for setting in with_typed if setting not in in_file]
     from_run = [setting for setting in with_stored if setting not in with_typed]
     runs_code = searches[-1].runs_code
-    return PlannedCode(path.parent, searches[-1].digests() if runs_code else {}, with_stored, from_line, from_run)
+    return PlannedCode(
+        located.path.resolve().parent, searches[-1].digests() if runs_code else {}, with_stored, from_line, from_run
+    )
 
 
 def plan_reference_code(references: Sequence[str], folder: Path) -> PlannedCode:
@@ -98,7 +99,14 @@ class _Search:
         self.code: dict[Path, str] = {}  # each code file with its module name
         self.runs_code = False
 
-    def visit_document(self, path: Path, document: Any, overrides: Mapping[str, Any]) -> None:
+    def visit_file(self, located: LocatedYaml, overrides: Mapping[str, Any]) -> None:
+        """Visit a task or train file, or the document derived from a task folder, all files of which may run."""
+        path = located.path.resolve()
+        if located.is_derived:
+            self.documents.update(file for file in path.parent.rglob("*") if file.is_file() and file != path)
+        self._visit_document(path, located.data, overrides)
+
+    def _visit_document(self, path: Path, document: Any, overrides: Mapping[str, Any]) -> None:
         """Visit a task or train file. For a train file, also visit the task file to which it refers."""
         if path in self.documents or not isinstance(document, Mapping):
             return
@@ -127,8 +135,7 @@ class _Search:
         elif isinstance(value, str) and last == "folder" and (tasks := find_task_folders(folder / value)):
             self._visit_containers(key, folder / value, tasks)
         elif isinstance(value, str) and last == "task" and (file := folder / value).exists():
-            located = LocatedYaml(file)
-            self.visit_document(located.path.resolve(), located.data, for_task)
+            self.visit_file(LocatedYaml(file), for_task)
         elif isinstance(value, str):
             self.visit_text(key, value, folder, is_module=key.removeprefix("task.") in _MODULE_KEYS)
 
@@ -146,7 +153,7 @@ class _Search:
             key, f"builds and runs the containers of {pluralize(len(tasks), 'Harbor task')} in {folder.resolve()}"
         )
         self.runs_code = True
-        self.documents.update(file.resolve() for task in tasks for file in task.rglob("*") if file.is_file())
+        self.documents.update(file for task in tasks for file in task.resolve().rglob("*") if file.is_file())
 
     def visit_text(self, key: str, text: str, folder: Path, *, is_module: bool = False) -> None:
         """Add the code to which a string refers, if the string has a form that `load_object` accepts."""

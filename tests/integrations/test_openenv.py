@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from reward_kit.episodes.record import get_facts
 from reward_kit.errors import DeadlineError, EnvironmentFailure, ToolError
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.task_parts import ResourceServerConfig
+from tests.command_line import call
 
 pytestmark = pytest.mark.campaign
 
@@ -161,3 +163,17 @@ async def test_episodes_of_a_group_start_from_the_same_state(pool: ServerPool) -
         assert get_facts(episode)["failure"] is None
         assert episode.environment_rewards() == episodes[0].environment_rewards()
         assert episode.environment_rewards()[0] is not None
+
+
+def test_folder_made_by_openenv_runs_with_the_python_of_its_environment(tmp_path: Path) -> None:
+    subprocess.run([PYTHON.with_name("openenv"), "init", "echo_env"], cwd=tmp_path, check=True, capture_output=True)
+    folder = tmp_path / "echo_env"
+    (folder / ".venv").symlink_to(PYTHON.parents[1])
+    (tmp_path / "bin").mkdir()
+    env = {**os.environ, "PATH": str(tmp_path / "bin"), "REWARD_KIT_TRUST": "1"}
+    actions = [{"type": "tool_call", "name": "act", "arguments": {"message": "hello"}}, {"type": "terminate"}]
+    policy = f"policy={json.dumps({'type': 'scripted', 'actions': actions})}"
+    done = call("run", str(folder), "-T", policy, "-n", "2", "--json", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    (summary,) = json.loads(done.stdout)["policies"]
+    assert (summary["score"]["mean"], summary["errors"]) == (0.5, {})

@@ -1,4 +1,7 @@
-"""Run Harbor task folders in containers of a real engine. Skipped if there is none, or if the base image is missing."""
+"""Run Harbor task folders and OpenEnv folders in containers of a real engine.
+
+Skipped if there is none, or if the base image is missing.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,12 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import aiohttp
 import anyio
 import pytest
 
@@ -234,6 +239,15 @@ def test_run_of_a_folder_scores_the_solution_and_a_lazy_agent(task: Path, tmp_pa
     assert resumed.returncode == 0, resumed.stderr
 
 
+def test_check_of_a_folder_of_tasks_validates_the_solutions(task: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    task.rename(tmp_path / "tasks" / "count_errors")
+    done = call("check", "tasks", cwd=tmp_path, env=TRUST, timeout_s=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = "1 sample; the reference solution (expert) scores 1 on 1; doing nothing scores 0 on 1"
+    assert done.stdout.splitlines()[-1].endswith(expected)
+
+
 def test_missing_reward_file_leaves_the_episode_unscored(task: Path, tmp_path: Path) -> None:
     (task / "tests" / "test.sh").write_text("echo broken\n")
     done = call("run", str(task), "--policy", "expert", "--json", cwd=tmp_path, env=TRUST, timeout_s=300)
@@ -272,3 +286,81 @@ async def test_check_finds_a_planted_weakness_in_a_container(tmp_path: Path) -> 
     assert await will_use_container(task)
     report = await check_harbor_task(task, in_container=True)
     assert report.level == "container" and [one.kind for one in report.findings] == ["empty-files-earn"]
+
+
+# OpenEnv folders
+
+SERVER = """
+from aiohttp import web
+from openenv_server import OpenEnvServer
+
+async def health(request):
+    return web.Response()
+
+server = OpenEnvServer()
+app = web.Application()
+app.add_routes([web.get("/ws", server._session), web.get("/schema", server._schema), web.get("/health", health)])
+web.run_app(app, port=8000)
+"""
+PACKAGES = "aiohttp aiohappyeyeballs aiosignal attr attrs frozenlist idna multidict propcache yarl typing_extensions.py"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """Return an OpenEnv folder whose server needs only the packages in the folder."""
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("the packages of this Python do not fit the base image")
+    folder = tmp_path / "counter"
+    shutil.copytree(Path(aiohttp.__file__).parents[1], folder / "packages", ignore=_not_needed)
+    (folder / "server").mkdir()
+    shutil.copy(Path(__file__).parents[1] / "environments" / "openenv_server.py", folder / "server")
+    (folder / "server" / "app.py").write_text(SERVER)
+    lines = f"FROM {BASE}\nCOPY . /app\nENV PYTHONPATH=/app/packages\n" + 'CMD ["python3", "/app/server/app.py"]\n'
+    (folder / "server" / "Dockerfile").write_text(lines)
+    (folder / "openenv.yaml").write_text("name: counter\nport: 8000\nvalidation: {resources: {memory_mb: 256}}\n")
+    return folder
+
+
+def _not_needed(folder: str, names: list[str]) -> set[str]:
+    is_top = Path(folder) == Path(aiohttp.__file__).parents[1]
+    return {name for name in names if name == "__pycache__" or (is_top and name not in PACKAGES.split())}
+
+
+def test_server_of_an_openenv_folder_runs_in_a_container(served: Path, tmp_path: Path) -> None:
+    actions = [{"type": "tool_call", "name": "act", "arguments": {"amount": 3}}, {"type": "terminate"}]
+    policy = f"policy={json.dumps({'type': 'scripted', 'actions': actions})}"
+    done = call("run", str(served), "-T", policy, "-n", "2", "--json", cwd=tmp_path, env=TRUST, timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    (summary,) = json.loads(done.stdout)["policies"]
+    assert summary["errors"] == {} and summary["episodes"] == 2
+
+
+def test_failed_server_is_reported_with_its_output(served: Path, tmp_path: Path) -> None:
+    (served / "server" / "app.py").write_text("raise SystemExit('no license')\n")
+    done = call("run", str(served), "--policy", "random", cwd=tmp_path, env=TRUST, timeout_s=300)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1] == "no license", done.stderr
+
+
+def test_server_of_a_killed_run_leaves_no_container(served: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import asyncio\nfrom reward_kit import AgentPolicy\n"
+        "class Slow(AgentPolicy):\n"
+        "    is_free = True\n"
+        "    async def get_action(self, observation, available_tools_specs=None):\n"
+        "        await asyncio.sleep(300)\n"
+    )
+    before = containers()
+    process = subprocess.Popen(
+        command("run", str(served), "--policy", str(tmp_path / "slow.py:Slow")),
+        cwd=tmp_path,
+        env=TRUST,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert wait_until(lambda: any((tmp_path / "runs").glob("*/run.json")) and bool(containers() - before))
+        process.kill()
+        process.wait()
+        assert wait_until(lambda: not containers() - before)
+    finally:
+        process.kill()
+        process.wait()
