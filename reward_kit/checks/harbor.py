@@ -14,6 +14,7 @@ import io
 import json
 import re
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,11 +97,26 @@ class _Attempt:
     changed: dict[str, bytes]
 
 
-class _Runner:
+class _Runner(ABC):
+    """Runs attempts on a task, each from the initial files of its environment."""
+
+    def __init__(self, task: HarborTask) -> None:
+        self.task, self.runs = task, 0
+
+    @abstractmethod
+    async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
+        """Write the files, run the script of the agent, and run the tests."""
+
+    async def attack(self, attack: Attack) -> _Attempt:
+        return await self.run(attack.files, attack.script)
+
+
+class _SandboxRunner(_Runner):
     """Runs attempts in the sandbox."""
 
     def __init__(self, task: HarborTask, sandbox: Sandbox) -> None:
-        self.task, self._sandbox, self.runs = task, sandbox, 0
+        super().__init__(task)
+        self._sandbox = sandbox
         self._agent_s = min(task.config.agent_s, _MOST_SECONDS)
         self._test_s = min(task.config.verifier.timeout_sec, _MOST_SECONDS)
         seconds = self._agent_s + self._test_s + 5.0
@@ -124,30 +140,16 @@ class _Runner:
         changed = {str(k): base64.b64decode(v) for k, v in dict(value.get("changed") or {}).items()}
         return _Attempt(_reward(value), str(value.get("log")), changed)
 
-    async def attack(self, attack: Attack) -> _Attempt:
-        return await self.run(attack.files, attack.script)
-
 
 class _ContainerRunner(_Runner):
     """Runs attempts in containers, each in a new one."""
-
-    def __init__(self, task: HarborTask) -> None:
-        self.task, self.runs = task, 0
-
-    async def workdir(self) -> str:
-        """Return the working directory of the image."""
-        container, _ = await start_task_container(self.task, has_network=False)
-        try:
-            return (await container.run("pwd", seconds=_MOST_SECONDS)).output.strip()
-        finally:
-            await container.close()
 
     async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
         task, log = self.task, ""
         self.runs += 1
         container, has_tests = await start_task_container(task, has_network=needs_network(task))
         try:
-            await container.copy(({**task.solution} if is_solution else {}) | dict(files))
+            await container.copy({**(task.solution if is_solution else {}), **files})
             if script:
                 env = task.config.environment.env | (task.config.solution.env if is_solution else {})
                 user = task.config.agent.user
@@ -158,6 +160,15 @@ class _ContainerRunner(_Runner):
         finally:
             await container.close()
         return _Attempt(result.get("reward"), log + result["log"], changed)
+
+
+async def _image_workdir(task: HarborTask) -> str:
+    """Return the working directory of a task's image."""
+    container, _ = await start_task_container(task, has_network=False)
+    try:
+        return (await container.run("pwd", seconds=_MOST_SECONDS)).output.strip()
+    finally:
+        await container.close()
 
 
 def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -204,14 +215,13 @@ async def check_harbor_task(
     try:
         if in_container:
             report.level = "container"
-            runner = _ContainerRunner(task)
-            task = runner.task = replace(task, workdir=await runner.workdir())
-            await _Check(task, report, runner, tell).run()
+            task = replace(task, workdir=await _image_workdir(task))
+            await _Check(task, report, _ContainerRunner(task), tell).run()
             return report
         async with Sandbox(slots=1) as sandbox:
             if sandbox.strength != "namespaces":
                 raise ConfigError("the sandbox needs namespaces to start programs")
-            await _Check(task, report, _Runner(task, sandbox), tell).run()
+            await _Check(task, report, _SandboxRunner(task, sandbox), tell).run()
     except ConfigError as error:
         _not_run(report, (str(error),))
     return report

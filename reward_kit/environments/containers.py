@@ -29,7 +29,7 @@ import anyio
 from anyio.abc import ByteReceiveStream, Process
 
 from reward_kit.errors import ConfigError, DeadlineError, EnvironmentFailure
-from reward_kit.processes import child_environment, run_when_killed
+from reward_kit.processes import child_environment, run_when_killed, shared_folder
 from reward_kit.run_warnings import warn_once
 
 _logger = logging.getLogger(__name__)
@@ -118,11 +118,10 @@ class ContainerEngine:
     ) -> str:
         """Build the image of a folder with a Dockerfile, unless the same content was built before. Return its tag."""
         tag = f"reward-kit-task:{_hash_folder(folder)}"
-        options = ["--label=reward-kit-task", f"--tag={tag}", *([f"--file={dockerfile}"] if dockerfile else [])]
-        options += [f"--build-arg={name}={value}" for name, value in (arguments or {}).items()]
+        options = _build_options(folder, tag, dockerfile, arguments or {})
         async with self._building[tag]:
             if not await self._has_image(tag):
-                await self.call("build", *options, str(folder), seconds=seconds)
+                await self.call("build", *options, seconds=seconds)
         return tag
 
     async def pull(self, image: str, seconds: float) -> str:
@@ -267,6 +266,15 @@ async def start_container(
     return container
 
 
+def _build_options(folder: Path, tag: str, dockerfile: Path | None, arguments: Mapping[str, str]) -> list[str]:
+    return [
+        *("--label=reward-kit-task", f"--tag={tag}"),
+        *([f"--file={dockerfile.absolute()}"] if dockerfile else []),
+        *(f"--build-arg={name}={value}" for name, value in arguments.items()),
+        str(folder.absolute()),
+    ]
+
+
 def _hash_folder(folder: Path) -> str:
     """Return a hash of the names, modes and contents of the files in a folder, except `__pycache__`.
 
@@ -297,13 +305,15 @@ async def _run(
 ) -> tuple[int | None, bytes, bytes]:
     """Run a program of the host. Return its exit status, or None if it was killed, its output and its errors.
 
+    The working directory is a temporary one, because Podman writes a file there if a container runs out of memory.
+
     Stop reading as soon as `end` matches the output. Of longer outputs, only the beginning and the end are kept.
     """
     names = [name for name in os.environ if _CONFIGURATION.fullmatch(name)]
     output, errors = _Output(most_bytes), _Output(8_192)
     try:
         process = await anyio.open_process(
-            list(command), env=child_environment(pass_names=names), start_new_session=True
+            list(command), env=child_environment(pass_names=names), cwd=shared_folder("engine"), start_new_session=True
         )
     except OSError as error:
         raise ConfigError(f"{command[0]} cannot be started: {error.strerror}") from error

@@ -83,6 +83,7 @@ class HarborResource(ForkableResource):
     def __init__(self) -> None:
         self._config = HarborResourceConfig(folder="")
         self._task: HarborTask | None = None
+        self._env: dict[str, dict[str, str]] = {}
         self._container: Container | None = None
         self._key, self._deadline, self._has_own_tests, self._is_solved = "", 0.0, False, False
         self._result: dict[str, Any] | None = None
@@ -91,7 +92,7 @@ class HarborResource(ForkableResource):
         self._config = settings = read_config(HarborResourceConfig, config, "harbor")
         self._task = task = read_harbor_task(_find_folder(settings))
         needs_network(task, settings.network)
-        self._variables(task)
+        self._env = self._variables(task)
         if task.unsupported:
             raise ConfigError(f"{task.folder}: cannot be run: {'; '.join(task.unsupported)}")
         if not _is_dry_run():
@@ -136,7 +137,7 @@ class HarborResource(ForkableResource):
         result = await self._running.run(
             script,
             seconds=min(seconds, left),
-            env=self._variables(self._given)["solution" if self._is_solved else "environment"],
+            env=self._env["solution" if self._is_solved else "environment"],
             user=self._given.config.agent.user,
         )
         self._key = hash_key(self._key, script, result.output, str(result.status))
@@ -181,8 +182,9 @@ class HarborResource(ForkableResource):
         if self._container is None:
             return None
         if self._result is None:
-            env = self._variables(self._given)["verifier"]
-            self._result = await run_tests(self._container, self._given, env, keeps_tests=self._has_own_tests)
+            self._result = await run_tests(
+                self._container, self._given, self._env["verifier"], keeps_tests=self._has_own_tests
+            )
         return StateSnapshot.from_json(self._result)
 
     async def close(self) -> None:

@@ -203,7 +203,7 @@ def read_harbor_task(folder: Path) -> HarborTask:
     """
     config = read_harbor_config(folder)
     if not (folder / "tests" / "test.sh").is_file():
-        raise ConfigError(f"{folder}: tests/test.sh is missing, so there is no verifier to check")
+        raise ConfigError(f"{folder}: tests/test.sh is missing, so nothing can score the task")
     unsupported = _unsupported(folder, config)
     reasons = list(unsupported)
     if (image := config.environment.docker_image) and not _BASES.match(image):

@@ -64,8 +64,9 @@ def task(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def container() -> AsyncIterator[Container]:
+async def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Container]:
     assert ENGINE is not None
+    monkeypatch.chdir(tmp_path)
     made = await start_container(ENGINE, BASE, ContainerLimits(cpus=1, memory_mb=128))
     yield made
     await made.close()
@@ -141,9 +142,9 @@ async def test_endless_output_is_bounded(container: Container) -> None:
     assert re.search(r"\[… [\d,]+ bytes omitted …\]", result.output)
 
 
-async def test_memory_processes_and_network_are_limited(container: Container) -> None:
+async def test_memory_processes_and_network_are_limited(container: Container, tmp_path: Path) -> None:
     result = await container.run("python3 -c 'x = bytearray(1 << 29)'", seconds=30)
-    assert result.status == 137
+    assert result.status == 137 and [one async for one in anyio.Path(tmp_path).iterdir()] == []
     lines = await container.run("tail -n +3 /proc/net/dev | cut -d: -f1", seconds=20)
     assert lines.output.split() == ["lo"]
     forks = (
