@@ -215,7 +215,7 @@ def test_games_declare_that_the_state_key_covers_the_results() -> None:
     declared = {name: resource_class(name).state_key_covers_results for name in BUILT_IN}
     # `http` and `composite` decide for each instance.
     data = {"sqlite", "filesystem", "python_state", "mcp"}
-    assert declared == {name: name not in data for name in [*GAMES, *data, "http", "composite"]}
+    assert declared == {name: name not in data for name in [*GAMES, *data, "harbor", "http", "composite"]}
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class TestUnreadableFiles:
             LocatedYaml(tmp_path / "no" / "folder.yaml")
 
     def test_folder_and_wrong_encoding_are_reported(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="Is a directory"):
+        with pytest.raises(ConfigError, match="is not a task: expected a task file, a Harbor task"):
             LocatedYaml(tmp_path)
         (tmp_path / "task.yaml").write_bytes("name: é".encode("latin-1"))
         with pytest.raises(ConfigError, match=r"cannot read .*task\.yaml: not UTF-8 text \('utf-8' codec"):
