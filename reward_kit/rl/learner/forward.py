@@ -110,7 +110,8 @@ class LogprobModel:
         except ConfigError as error:
             for layer in layers:
                 layer._compiled_call_impl = None
-            logger.warning("ppo.compile: the layers run uncompiled, because the compiler failed: %s", error)
+            reason = str(error).partition("\n")[0]
+            logger.warning("ppo.compile: the layers run uncompiled, because the compiler failed: %s", reason)
             return False
         finally:
             self.module.zero_grad(set_to_none=True)
