@@ -36,6 +36,8 @@ from reward_kit.rl.ppo import PPOLearner
 from tests.rl.checkpoint.state_values import same
 from tests.rl.learner.cases import a_model, some_rows
 
+pytestmark = pytest.mark.device
+
 
 class Run:
     """A small training run with every stateful part."""
