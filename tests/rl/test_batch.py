@@ -17,6 +17,8 @@ from reward_kit.tokens import TokenBatch, build_rows, pack_rows, row_columns
 from tests.rl.test_trainer import TASK
 from tests.tiny_policy import PAD, TinyPolicy
 
+pytestmark = pytest.mark.device
+
 
 async def test_real_rows_keep_every_key_shape_and_value() -> None:
     episodes = await collect_group(RLRolloutWorker(TASK, TinyPolicy()), Sample("one"), 3)

@@ -18,6 +18,8 @@ from reward_kit.tokens import TokenBatch
 from tests.rl.checkpoint.state_values import same
 from tests.rl.learner.cases import a_model, some_rows
 
+pytestmark = pytest.mark.device
+
 
 def test_study_keeps_the_batch_unchanged(tmp_path: Path) -> None:
     rows = TokenBatch(

@@ -11,6 +11,8 @@ from reward_kit.rl.model_kit.sft import SFTConfig, fit
 from reward_kit.rl.ppo import PPOConfig, PPOLearner
 from tests.rl.learner.cases import a_model, some_rows
 
+pytestmark = pytest.mark.device
+
 
 def test_small_steps_change_a_bfloat16_module() -> None:
     given, exact = a_model(dtype=torch.bfloat16), a_model()
