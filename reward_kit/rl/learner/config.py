@@ -12,7 +12,7 @@ import torch
 
 from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError
-from reward_kit.rl.loss_terms import Aggregation
+from reward_kit.rl.loss_terms import Aggregation, check_above_0
 from reward_kit.rl.losses import BeyondCap, ClipRange, KLEstimator, Level
 
 log = logging.getLogger(__name__)
@@ -306,9 +306,7 @@ def _check_values(config: PPOConfig) -> None:
             raise ConfigError(f"{name} must be an integer of at least {least}, got {count!r}")
     for name in (*_AT_LEAST_0, *_ABOVE_0):
         if (number := getattr(config, name)) is not None:
-            check_number(name, number, 0.0)
-            if number == 0.0 and name in _ABOVE_0:
-                raise ConfigError(f"{name} must be above 0, got 0")
+            check_above_0(name, number) if name in _ABOVE_0 else check_number(name, number, 0.0)
     for pattern, rate in config.lr_by_name.items():
         check_number(f"lr_by_name {pattern!r}", rate, 0.0)
     check_number("entropy_coefficient", config.entropy_coefficient)
