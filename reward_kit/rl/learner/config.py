@@ -15,7 +15,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.rl.loss_terms import Aggregation, check_above_0
 from reward_kit.rl.losses import BeyondCap, ClipRange, KLEstimator, Level
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger("reward_kit.rl")
 LossName = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "decoupled", "turn_gspo", "turn_ppo"]
 OldLogprobs = Literal["sampler", "recomputed"]
 OldValues = Literal["recorded", "recomputed"]
@@ -106,7 +106,7 @@ class OffPolicyLimits:
             if not (measured >= limit if is_least else measured <= limit):
                 beyond[f"alarm/{one.name}"] = measured
                 side = "below" if is_least else "above"
-                log.warning("off-policy: %s is %g, %s the limit %g", one.name, measured, side, limit)
+                logger.warning("off-policy: %s is %g, %s the limit %g", one.name, measured, side, limit)
         return beyond
 
 
