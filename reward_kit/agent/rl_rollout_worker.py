@@ -547,7 +547,7 @@ class RLRolloutWorker:
         live.resume(past)
 
     async def _observe(self, resource: ForkableResource | None) -> str:
-        """Return the first observation of the environment, or "" or the task hides it."""
+        """Return the first observation of the environment, or "" if the task hides it."""
         if resource is None or not self.task_definition.observation:
             return ""
         with self._environment_call("get_observation", resource):
