@@ -30,6 +30,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure() -> None:
+    """Load the device of the tests, so that an unavailable one is a single error."""
+    if os.environ.get("REWARD_KIT_TEST_DEVICE", "cpu") != "cpu":
+        from reward_kit.errors import ConfigError
+
+        try:
+            import tests.devices  # noqa: F401
+        except ConfigError as error:
+            raise pytest.UsageError(f"REWARD_KIT_TEST_DEVICE: {error}") from None
+
+
 SLOW = frozenset(Path(__file__).with_name("slow_tests.txt").read_text(encoding="utf-8").split())
 
 
@@ -52,6 +63,16 @@ def _threads_as_asked() -> None:
     """Undo settings of earlier tests. PyTorch is not imported here, since most tests do not need it."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(THREADS)
+
+
+@pytest.fixture(autouse=True)
+def _tensors_on_the_test_device() -> Iterator[None]:
+    """Create the tensors of tests on the device that REWARD_KIT_TEST_DEVICE names; without torch there are none."""
+    if devices := sys.modules.get("tests.devices"):
+        with devices.tests_on_device():
+            yield
+    else:
+        yield
 
 
 @pytest.fixture(autouse=True)

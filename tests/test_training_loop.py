@@ -32,6 +32,8 @@ from reward_kit.tokens import build_rows
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.tiny_policy import PAD, TinyPolicy
 
+pytestmark = pytest.mark.device
+
 TASK = TaskDefinitionModel(
     name="lake",
     resource_type="gymnasium",

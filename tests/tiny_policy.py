@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PastTurn, PolicyOutput
 from reward_kit.environments.base import ToolSpec
 from reward_kit.models import Message
+from tests.devices import DEVICE
 
 SIDE = 4
 ACTIONS = ("left", "down", "right", "up")
@@ -47,11 +48,11 @@ class TinyModel(nn.Module):
     def forward(self, ids_BT: Tensor, attention_mask_BT: Tensor) -> Tensor:
         length = ids_BT.shape[1]
         tokens_BTW = self.tokens(ids_BT)
-        inputs_BTW = tokens_BTW + self.places(torch.arange(length))
+        inputs_BTW = tokens_BTW + self.places(torch.arange(length, device=ids_BT.device))
         queries, keys, values = self.queries_keys_values(inputs_BTW).chunk(3, dim=-1)
         scores_BTT = queries @ keys.mT / math.sqrt(keys.shape[-1])
         # Padding is on the right, so that causality alone keeps it out.
-        future_TT = torch.ones(length, length, dtype=torch.bool).triu(1)
+        future_TT = torch.ones(length, length, dtype=torch.bool, device=ids_BT.device).triu(1)
         seen_BTW = scores_BTT.masked_fill(future_TT, -torch.inf).softmax(dim=-1) @ values
         hidden_BTH = self.hidden(torch.cat([tokens_BTW, seen_BTW], dim=-1)).tanh()
         return self.head(hidden_BTH) + self.only_actions
@@ -65,7 +66,7 @@ class TinyPolicy(AgentPolicy):
     def __init__(self, seed: int = 0) -> None:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.module = TinyModel()
+            self.module = TinyModel().to(DEVICE)
         self.acting, self.version = copy.deepcopy(self.module), 0
 
     async def open(self, context: EpisodeContext) -> AgentPolicy:
@@ -82,7 +83,7 @@ class TinyPolicy(AgentPolicy):
     @torch.no_grad()
     def next_logprobs(self, ids: Sequence[int]) -> Tensor:
         """Return the (V,) log-probabilities of the token after `ids`."""
-        context_BT = torch.tensor([ids])
+        context_BT = torch.tensor([ids], device=DEVICE)
         return self.acting(context_BT, torch.ones_like(context_BT))[0, -1].log_softmax(dim=-1)
 
 
@@ -102,7 +103,7 @@ class _Session(AgentPolicy):
         self._ids.append(cell_of(observation[-1].text))
         prompt_ids, version = list(self._ids), self._policy.version
         logprobs_V = self._policy.next_logprobs(prompt_ids)
-        token = int(torch.multinomial(logprobs_V.exp(), 1, generator=self._generator))
+        token = int(torch.multinomial(logprobs_V.exp().cpu(), 1, generator=self._generator))
         self._ids.append(token)
         name = ACTIONS[token - FIRST_ACTION]
         sampled = {

@@ -26,7 +26,7 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs import runner
 from reward_kit.runs.display import Display, DisplayKind, dollars, duration_text, figure, summary_table
-from reward_kit.runs.plan import Control, RunPlan
+from reward_kit.runs.plan import INTERRUPTED, Control, Interruptible, RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder
 from reward_kit.runs.runner import Run, RunEngine, RunOutcome
@@ -35,7 +35,6 @@ from reward_kit.runs.summary import EpisodeRow, PolicySummary, Threshold
 if TYPE_CHECKING:
     from reward_kit.providers.session import ProviderSession
 
-INTERRUPTED = "interrupted"
 GRACE_VARIABLE = "REWARD_KIT_STOP_GRACE_S"
 """The environment variable for the seconds that an interrupted run may take to finish running episodes."""
 _STOP_GRACE_S = 60.0
@@ -61,6 +60,9 @@ async def interruptible(
     traffic: ProviderSession | None,
     grace_s: float | None = None,
     collected: anyio.Event | None = None,
+    *,
+    finishing: str = "finishing running episodes",
+    lost: str = "unfinished episodes will run again on resume",
 ) -> AsyncIterator[None]:
     """Finish the running episodes on the first Ctrl-C or SIGTERM, and stop immediately on the second.
 
@@ -73,11 +75,13 @@ async def interruptible(
         grace_s: the time limit in seconds for finishing running episodes, or None for no limit.
         collected: an event that is set when no episode is running anymore. After that, a few more seconds are allowed
             for missing scores.
+        finishing: the note after the first signal.
+        lost: the note after the second signal.
     """
 
     def stop_now() -> None:
         control.finish(INTERRUPTED)
-        say("stopping immediately; unfinished episodes will run again on resume")
+        say(f"stopping immediately; {lost}")
         control.scope.cancel()
 
     async def stop_later(seconds: float) -> None:
@@ -96,7 +100,7 @@ async def interruptible(
                     continue
                 control.finish(INTERRUPTED)
                 most = "" if grace_s is None else f", for at most {grace_s:g} s"
-                say(f"finishing running episodes{most}; press Ctrl-C again to stop now")
+                say(f"{finishing}{most}; press Ctrl-C again to stop now")
                 if grace_s is not None:
                     tasks.start_soon(stop_later, grace_s)
                 if collected is not None:
@@ -106,6 +110,17 @@ async def interruptible(
         tasks.start_soon(watch_signals)
         yield
         tasks.cancel_scope.cancel()
+
+
+def stop_after_updates(say: Callable[[str], None]) -> Interruptible:
+    """Return the context manager of training, which finishes the current update on the first Ctrl-C or SIGTERM."""
+    return lambda control: interruptible(
+        control,
+        say,
+        None,
+        finishing="finishing the current update",
+        lost="updates since the last checkpoint will be repeated on resume",
+    )
 
 
 def keep_logs_in_run(redaction: Redaction) -> None:
@@ -238,7 +253,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
     if outcome.credit_error is not None:
         note.print(f"No credit was assigned: {outcome.credit_error}", style="red")
     if ending.as_json:
-        status = "interrupted" if missing else "complete"
+        status = INTERRUPTED if missing else "complete"
         echo_json({"run": str(outcome.path), "status": status, **outcome.summary})
     elif policies:
         # If standard output is not a terminal, this is wide enough for the table.

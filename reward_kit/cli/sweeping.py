@@ -6,7 +6,6 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,17 +20,16 @@ from reward_kit.cli.options import LATEST
 from reward_kit.cli.outcome import (
     allow_many_connections,
     display_kind,
-    interruptible,
     note_console,
     noting_resume,
     resume_line,
+    stop_after_updates,
 )
 from reward_kit.cli.trust import require_trust_in_sweep
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError
 from reward_kit.rl.training.description import describe_limit
-from reward_kit.rl.training.session import INTERRUPTED
 from reward_kit.rl.training.sweep_file import START, SweepFile
 from reward_kit.rl.training.sweep_results import ONE_SEED, sweep_tables, temperature_text
 from reward_kit.rl.training.sweep_session import (
@@ -45,7 +43,7 @@ from reward_kit.rl.training.sweep_session import (
     sweep_into,
 )
 from reward_kit.runs.display import DisplayKind, FigureTable, figure
-from reward_kit.runs.plan import Control
+from reward_kit.runs.plan import INTERRUPTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +83,8 @@ def run_sweep(args: SweepArgs) -> None:
     display = _SweepDisplay(display_kind(args.display), plan)
     resume = ["reward-kit", "sweep", "--resume", str(path)]
 
-    def stoppable(control: Control) -> AbstractAsyncContextManager[None]:
-        return interruptible(control, display.say, None)
-
     with noting_resume(resume, path), contextlib.redirect_stdout(sys.stderr), display:
-        outcome = sweep_into(path, plan, display.report, stoppable)
+        outcome = sweep_into(path, plan, display.report, stop_after_updates(display.say))
     if args.as_json:
         echo_json({"sweep": str(path), **outcome.summary}, allow_nan=False)
     else:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import sys
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from reward_kit.cli.options import LATEST, report_hidden_secrets
 from reward_kit.cli.outcome import (
     allow_many_connections,
     display_kind,
-    interruptible,
     keep_logs_in_run,
     note_page,
     noting_resume,
     resume_line,
+    stop_after_updates,
 )
 from reward_kit.cli.trust import require_trust_in_file
 from reward_kit.display_text import pluralize
@@ -32,10 +31,9 @@ from reward_kit.rl.training.description import describe_plan, plan_notes
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.resume import CHANGEABLE, changes_since
-from reward_kit.rl.training.session import INTERRUPTED
 from reward_kit.rl.training.setup import Factories, follow_training, sharded_learner_factory
 from reward_kit.rl.training.train_file import check_resources, create_run, train_into
-from reward_kit.runs.plan import Control
+from reward_kit.runs.plan import INTERRUPTED
 from reward_kit.runs.redaction import without_hidden
 from reward_kit.runs.run_folder import RunHeader, latest_run
 from reward_kit.runs.task_file import parse_override
@@ -144,9 +142,6 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
         factories = on_cluster(plan, factories)
     display = TrainingDisplay(display_kind(args.display), plan.config)
 
-    def stoppable(control: Control, watching: TrainingDisplay) -> AbstractAsyncContextManager[None]:
-        return interruptible(control, watching.say, None)
-
     allow_many_connections()
     keep_logs_in_run(plan.redaction)
     called = ["reward-kit"]
@@ -159,7 +154,7 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
             path,
             plan,
             display,
-            stoppable,
+            stop_after_updates(display.say),
             factories=factories,
             is_new=args.resume is None,
             on_end=lambda run: note_page(*write_page(run)),

@@ -1,7 +1,6 @@
 """Checkpoints of a training run, and batches saved for debugging. Each directory is either complete or absent.
 
     checkpoints/step-000123/
-      model/             weights, configuration and tokenizer in the format of `transformers`, if a model is saved
       state.safetensors  the arrays of the state …
       state.json         … and the rest of the state
       manifest.json      the step, the score, facts, and every file's size and SHA-256; written last
@@ -36,32 +35,27 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from reward_kit.agent.policies.hf.model import no_progress_bars
 from reward_kit.episodes.allowed_ids import AllowedIds
 from reward_kit.errors import ConfigError, StoreError, boundary, type_name
 from reward_kit.private_files import make_private, make_private_folder
 from reward_kit.runs.files import read_json, wrap_os_errors
 from reward_kit.tokens import TokenBatch
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 __all__ = [
     "Checkpoint",
-    "DamagedCheckpoint",
-    "LatestCheckpoint",
     "StudyBatch",
     "best",
     "checkpoints",
     "latest",
     "load_batch_for_study",
     "load_checkpoint",
+    "load_latest",
     "prune",
     "random_states",
     "restore_random_states",
@@ -72,7 +66,6 @@ __all__ = [
 logger = logging.getLogger("reward_kit.rl")
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-MODEL = "model"
 PART, OLD = ".part", ".old"
 """The suffixes of the hidden directories that are used while a directory is written or removed."""
 _NAME = re.compile(r"step-(\d{6,})")
@@ -81,10 +74,7 @@ _STUDY_NAME = re.compile(r"study-(\d{3,})")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The content of a checkpoint, as passed to `save_checkpoint`. All tensors are on the CPU.
-
-    If a model was saved, `load_model` reads it from `path / "model"`.
-    """
+    """The content of a checkpoint, as passed to `save_checkpoint`. All tensors are on the CPU."""
 
     path: Path
     step: int
@@ -93,27 +83,11 @@ class Checkpoint:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-class DamagedCheckpoint(NamedTuple):
-    """A damaged checkpoint: its directory, and a description of the damage."""
-
-    path: Path
-    reason: str
-
-
-class LatestCheckpoint(NamedTuple):
-    """The newest complete checkpoint, or None, and any damaged checkpoints that are newer."""
-
-    path: Path | None
-    torn: list[DamagedCheckpoint]
-
-
 def save_checkpoint(
     folder: Path,
     step: int,
     state: Any,
     *,
-    model: PreTrainedModel | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
     score: float | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -125,8 +99,6 @@ def save_checkpoint(
         folder: the directory for the run's checkpoints.
         step: the number of the last training step, counted from 0.
         state: the state that the trainer needs to continue. It is a tree, as described in this module's docstring.
-        model: the model, saved for other programs to load. If None, `state` must contain the weights.
-        tokenizer: the tokenizer to save with the model.
         score: the policy's score; higher is better. `prune` keeps the checkpoint with the highest score.
         facts: counters and similar data that can be stored as JSON.
 
@@ -141,9 +113,6 @@ def save_checkpoint(
         logger.info("removed %s, which a killed process left behind", left)
     path = folder / f"step-{step:06d}"
     with atomic_folder(path, is_private=True) as part:
-        if model is not None:
-            (part / MODEL).mkdir()
-            write_model(part / MODEL, model, tokenizer)
         write_tree(part, "state", state)
         files = {
             file.relative_to(part).as_posix(): _fingerprint(file) for file in sorted(part.rglob("*")) if file.is_file()
@@ -200,14 +169,19 @@ def checkpoints(folder: Path) -> list[Path]:
     return [steps[step] for step in sorted(steps)]
 
 
-def latest(folder: Path) -> LatestCheckpoint:
-    """Find the newest complete checkpoint. Any newer, damaged checkpoints are returned and logged as well."""
-    torn: list[DamagedCheckpoint] = []
+def latest(folder: Path) -> Path | None:
+    """Find the newest complete checkpoint. Newer, damaged checkpoints are logged."""
+    return next((path for path in reversed(checkpoints(folder)) if not _is_damaged(path)), None)
+
+
+def load_latest(folder: Path) -> Checkpoint | None:
+    """Load the newest complete checkpoint, or return None if absent. Newer, damaged checkpoints are logged."""
     for path in reversed(checkpoints(folder)):
-        if (reason := _find_damage(path)) is None:
-            return LatestCheckpoint(path, torn)
-        torn.append(DamagedCheckpoint(path, reason))
-    return LatestCheckpoint(None, torn)
+        try:
+            return load_checkpoint(path)
+        except StoreError as error:
+            _log_damage(path, error)
+    return None
 
 
 def best(folder: Path) -> Path | None:
@@ -218,27 +192,32 @@ def best(folder: Path) -> Path | None:
             if (score := _manifest(path)["score"]) is not None:
                 scores[path] = score
     in_order = sorted(scores, key=lambda path: -scores[path])  # A stable sort keeps equal scores in the order of steps.
-    return next((path for path in in_order if _find_damage(path) is None), None)
+    return next((path for path in in_order if not _is_damaged(path)), None)
 
 
-def _find_damage(path: Path) -> str | None:
-    """Return and log the reason why a checkpoint is unusable, or return None if it is complete."""
+def _is_damaged(path: Path) -> bool:
+    """Return True, and log the reason, if a checkpoint is unusable."""
     try:
         verify_checkpoint(path)
     except StoreError as error:
-        logger.warning("checkpoint %s is damaged and will not be used: %s", path, error)
-        return str(error)
-    return None
+        _log_damage(path, error)
+        return True
+    return False
 
 
-def prune(folder: Path, *, keep: int) -> list[Path]:
+def _log_damage(path: Path, error: StoreError) -> None:
+    logger.warning("checkpoint %s is damaged and will not be used: %s", path, error)
+
+
+def prune(folder: Path, *, keep: int, written: Path | None = None) -> list[Path]:
     """Remove old checkpoints and return their paths.
 
-    The newest `keep` checkpoints, the newest complete checkpoint and the best checkpoint are kept.
+    The newest `keep` checkpoints, the newest complete checkpoint and the best checkpoint are kept. Pass the checkpoint
+    that was just `written` so that it is not read again to find out whether it is complete.
     """
     if keep < 1:
         raise ConfigError(f"keep must be at least 1, got {keep}")
-    kept = {*checkpoints(folder)[-keep:], best(folder), latest(folder).path}
+    kept = {*checkpoints(folder)[-keep:], best(folder), written or latest(folder)}
     removed = [path for path in checkpoints(folder) if path not in kept]
     for path in removed:
         with wrap_os_errors("remove", path):
@@ -348,14 +327,6 @@ def _flush(*paths: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Write a model and its tokenizer to an existing directory."""
-    with boundary(StoreError, f"cannot write the model to {folder}"), no_progress_bars():
-        model.save_pretrained(folder)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(folder)
 
 
 Tensors = dict[str, torch.Tensor]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary, type_name
-from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig, lr_factor
+from reward_kit.rl.learner.config import PPOConfig, lr_factor
 from reward_kit.rl.learner.forward import LogprobModel, Scores
 from reward_kit.rl.learner.optimizer import (
     add_adapters,
@@ -67,7 +67,6 @@ from reward_kit.tokens.columns import Array, Floats, Ints
 from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
 logger = logging.getLogger("reward_kit.rl")
-__all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 """A function that is called with the batch for which an update failed, and with facts about the failure."""
 
@@ -81,12 +80,12 @@ class DeviceContext(NamedTuple):
     processes: Processes
 
     @classmethod
-    def of(cls, module: nn.Module, config: PPOConfig, device: torch.device | str) -> DeviceContext:
+    def of(cls, module: nn.Module, config: PPOConfig, device: torch.device | str | None) -> DeviceContext:
         """Create the context for a module. On a CPU, the process is also configured to keep freed memory."""
-        target = torch.device(device)
+        first = next(module.parameters(), torch.empty(0))
+        target = torch.device(device or first.device)
         if target.type == "cpu":
             keep_freed_memory()
-        first = next(module.parameters(), torch.empty(0))
         budget = config.max_tokens_per_micro_batch or (1_024 if target.type == "cpu" else 16_384)
         return cls(target, torch.promote_types(first.dtype, torch.float32), budget, Processes.current())
 
@@ -128,7 +127,7 @@ class PPOLearner:
         reference: a separate module for the KL divergence. It is required if the options or the diagnostics use the
             divergence. If None and the module has adapters, the module without its adapters is used.
         seed: the random seed for the order of mini-batches and for new adapters.
-        device: the device to which the module is moved.
+        device: the device to which the module is moved. If None, the module stays on its device.
         total_steps: the number of updates, which is required by schedules that end. With `math.inf`, schedules follow
             only the `progress` passed to `update`.
         on_failure: a function that saves a batch for debugging. Before a `TrainingError` for a non-finite loss or
@@ -146,7 +145,7 @@ class PPOLearner:
         *,
         reference: nn.Module | None = None,
         seed: int = 0,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
         total_steps: float | None = None,
         on_failure: OnFailure | None = None,
     ) -> None:

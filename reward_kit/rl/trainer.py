@@ -197,6 +197,11 @@ class Trainer:
         """Combine steps, rewards and scores, and apply the reward manager to the scores."""
         with self.meter.time("credit"):
             aligned = self.credit.align(episodes, scored)
+        return self.manage(episodes, aligned)
+
+    def manage(self, episodes: Sequence[SingleAgentEpisode], aligned: CreditBatch) -> CreditBatch:
+        """Record the scores, and return the batch with those of the reward manager."""
+        with self.meter.time("credit"):
             self.meter.add_scored(episodes, aligned)
             if self.reward_manager is None:
                 return aligned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ import pydantic_core
 from reward_kit.errors import StoreError
 from reward_kit.private_files import private_opener
 
+logger = logging.getLogger("reward_kit.runs")
 STATES = "states"
 LOG_COPIES = "imported"
 """The directory of a run for the copies of imported logs."""
@@ -30,6 +32,15 @@ def wrap_os_errors(verb: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"cannot {verb} {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def report_store_errors() -> Iterator[None]:
+    """Log a StoreError in the block instead of raising it, so that it does not hide an earlier error."""
+    try:
+        yield
+    except StoreError as error:
+        logger.warning("%s", error)
 
 
 def refuse_links_out(run: Path) -> None:

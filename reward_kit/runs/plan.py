@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from reward_kit.providers.session import ProviderSession
 
 
+INTERRUPTED = "interrupted"
+"""The reason and the status of a run that the user stopped."""
 _OF_POLICY = re.compile(r"policy\.(\w+)")
 _PACKAGE = "reward_kit."
 _ASK_AN_ENDPOINT = {*PRESETS, "own_agent"}
@@ -194,6 +197,10 @@ class Control:
         """Stop immediately, because no running episode can succeed."""
         self.stop_reason, self.is_failure = reason, True
         self.scope.cancel()
+
+
+Interruptible = Callable[[Control], AbstractAsyncContextManager[None]]
+"""A function that returns a context manager in which the user can stop a run."""
 
 
 def plan_run(

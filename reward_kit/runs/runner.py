@@ -34,7 +34,7 @@ from reward_kit.display_text import pluralize
 from reward_kit.environments.servers import ServerPool
 from reward_kit.episodes.record import episode_to_record, get_attempt, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import PolicyError, RewardKitError, StoreError, boundary
+from reward_kit.errors import PolicyError, RewardKitError, boundary
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.loading import make_scorer
@@ -44,6 +44,7 @@ from reward_kit.run_warnings import CURRENT_RUN_WARNINGS, RunWarnings
 from reward_kit.runs import events
 from reward_kit.runs.card import FILE as CARD
 from reward_kit.runs.card import run_card
+from reward_kit.runs.files import report_store_errors
 from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
 from reward_kit.runs.scoring_units import RunClock, ScoringUnit, ScoringUnits, StoppedEpisode, UnitScoring
@@ -327,13 +328,9 @@ class Run:
                     for group in list(self._groups.values()):
                         await group.start.close()
                     await close_policies(self._plan)
-                try:
-                    worked_s = self._store.header.timing.worked_s + time.perf_counter() - began
+                worked_s = self._store.header.timing.worked_s + time.perf_counter() - began
+                with report_store_errors() if status == "failed" else nullcontext():
                     self._store.update_status(status=status, worked_s=worked_s)
-                except StoreError as error:
-                    if status != "failed":  # A full disk must not hide the original error
-                        raise
-                    logger.warning("%s", error)
 
     # Collecting
 

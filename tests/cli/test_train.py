@@ -72,6 +72,16 @@ def check_changed_resume_needs_force(folder: Path) -> None:
     )
     forced = command_line.call("train", "--resume", "--force", "-T", "updates=3", cwd=folder)
     assert forced.returncode == 0 and metrics_of(run_path(folder))[-1]["update"] == 3
+    check_changed_limit_is_stored(folder)
+
+
+def check_changed_limit_is_stored(folder: Path) -> None:
+    """Overrides of a resume apply to the next one. Changes that need --force do not become the new settings."""
+    training = RunHeader.read(run_path(folder)).require_training(run_path(folder))
+    assert training.overrides == {"updates": 3} and training.config["updates"] == 3
+    assert training.config["ppo"]["lr"] == TRAIN["ppo"]["lr"]
+    resumed = command_line.call("train", "--resume", "--force", cwd=folder)
+    assert resumed.returncode == 0 and "finished after 3 updates" in resumed.stderr
 
 
 def check_moved_folder_resumes_with_its_file(folder: Path) -> None:

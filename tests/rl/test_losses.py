@@ -26,6 +26,8 @@ from reward_kit.rl.losses import (
 )
 from tests.rl.loss_cases import CAP, EVERY_LOSS_AND_AGGREGATION, LOSSES, NORM_LENGTH, Case, random_case, whole_of
 
+pytestmark = pytest.mark.device
+
 Token = dict[str, float]
 """The values at one token, and the ratios of its sequence: `s` in GSPO, and `g` in GMPO."""
 

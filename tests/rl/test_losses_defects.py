@@ -24,6 +24,8 @@ from reward_kit.rl.losses import (
 )
 from tests.rl.loss_cases import AGGREGATIONS, NORM_LENGTH, random_case
 
+pytestmark = pytest.mark.device
+
 
 def row(*values: float) -> Tensor:
     return torch.tensor([values], dtype=torch.float64)

@@ -24,6 +24,8 @@ from reward_kit.rl.loss_terms import (
 from reward_kit.rl.losses import cispo_loss, decoupled_ppo_loss, gspo_loss, ppo_clip_loss, value_loss
 from tests.rl.loss_cases import LOSSES, random_case
 
+pytestmark = pytest.mark.device
+
 
 def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.double(), expected.double(), rtol=1e-6, atol=0)

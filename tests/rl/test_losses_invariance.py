@@ -39,6 +39,8 @@ from tests.rl.loss_cases import (
     whole_of,
 )
 
+pytestmark = pytest.mark.device
+
 CLOSE = {"rtol": 0.0, "atol": 1e-10}
 
 

@@ -15,6 +15,8 @@ from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.losses import AdaptiveKLCoefficient, KLEstimator, kl_estimate, kl_loss, penalized_rewards
 from tests.rl.loss_cases import ESTIMATORS, random_case
 
+pytestmark = pytest.mark.device
+
 
 def policies() -> tuple[Tensor, Tensor]:
     """Return the logits of two distributions over five tokens."""

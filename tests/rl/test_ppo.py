@@ -21,6 +21,8 @@ from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch, build_rows
 from tests.rl.learner.cases import Bigram, a_model, bigram_rows, some_rows
 
+pytestmark = pytest.mark.device
+
 
 def updated(rows: TokenBatch, *, seed: int = 0, **options: Any) -> tuple[Tensor, dict[str, float]]:
     """Return the logits after token 0 of a `Bigram` after an update, and the diagnostics."""

@@ -25,6 +25,8 @@ from reward_kit.tokens import TokenBatch, build_rows, pack_rows, row_columns, ve
 from tests.profiles import examples
 from tests.rl.reward_cases import WordTokenizer, answers, proto
 
+pytestmark = pytest.mark.device
+
 Rows = list[list[int]]
 
 

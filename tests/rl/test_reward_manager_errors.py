@@ -14,6 +14,8 @@ from reward_kit.errors import ConfigError
 from reward_kit.rl.reward_manager import EpisodeRewardManager, NaiveRewardManager, load_reward_manager
 from tests.rl.reward_cases import WordTokenizer, answers, proto
 
+pytestmark = pytest.mark.device
+
 
 def manager(**options: Any) -> EpisodeRewardManager:
     return EpisodeRewardManager(WordTokenizer(), 0, **options)

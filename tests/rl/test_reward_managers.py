@@ -30,6 +30,8 @@ from reward_kit.typed_interface import reward_function
 from tests.profiles import examples
 from tests.rl.reward_cases import WordTokenizer, answers
 
+pytestmark = pytest.mark.device
+
 
 def sums(*truths: str | None, responses: Any = ((4, 1), (5, 1)), **others: Any) -> Any:
     return answers(responses, reward_model=[{"ground_truth": truth} for truth in truths], **others)

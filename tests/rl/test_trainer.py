@@ -26,6 +26,8 @@ from reward_kit.rl_processing import CreditAssigner
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.tiny_policy import TinyPolicy
 
+pytestmark = pytest.mark.device
+
 TASK = TaskDefinitionModel(
     name="lake",
     resource_type="gymnasium",

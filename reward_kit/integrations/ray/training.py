@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,14 +38,14 @@ from reward_kit.integrations.ray.rewards import RayScorer
 from reward_kit.integrations.ray.rollouts import RayGroup, RayRolloutWorker, RolloutPool
 from reward_kit.models import Message
 from reward_kit.providers.session import ProviderSession
+from reward_kit.report.run_page import write_page
 from reward_kit.reward_agent.scoring import Scorer
-from reward_kit.rl.learner.sharding import ProcessGroup, open_process_group
+from reward_kit.rl.learner.sharding import open_process_group
 from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.resume import changes_since, new_run_header
 from reward_kit.rl.training.rollouts import evaluation_policy
-from reward_kit.rl.training.session import TrainingOutcome, run_training
 from reward_kit.rl.training.setup import (
     Factories,
     Workers,
@@ -54,7 +54,7 @@ from reward_kit.rl.training.setup import (
     sharded_learner_factory,
     use_threads,
 )
-from reward_kit.runs.plan import Control
+from reward_kit.rl.training.train_file import check_resources, train_into
 from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader
 from reward_kit.runs.tasks import LoadedTask, load_tools
 from reward_kit.task_parts import PolicyModel
@@ -280,22 +280,16 @@ def train_loop(config: Mapping[str, Any]) -> None:
             return
         plan, run = load_plan(Path(config["train_file"]), config.get("overrides")), Path(config["run"])
         check_policy(plan)
-        if not (run / FILE).is_file():
-            opened = RunFolder.create(run, new_run_header(run.name, plan), plan.redaction)
+        check_resources(plan)
+        if is_new := not (run / FILE).is_file():
+            RunFolder.create(run, new_run_header(run.name, plan), plan.redaction)
         elif refused := changes_since(RunHeader.read(run), plan, run).refused:
             raise ConfigError(f"{run} cannot be resumed, because these settings or files changed: {', '.join(refused)}")
-        else:
-            opened = RunFolder(run, plan.redaction)
-        with opened as folder:
-            anyio.run(_train, plan, folder, group)
-
-
-async def _train(plan: TrainingPlan, folder: RunFolder, group: ProcessGroup | None) -> TrainingOutcome:
-    @asynccontextmanager
-    async def uninterrupted(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
-        yield  # Ray ends its workers itself. A restart resumes from their last checkpoint.
-
-    factories = Factories() if group is None else Factories(sharded_learner_factory(group))
-    if plan.config.engine.type == "ray":
-        factories = on_cluster(plan, factories)
-    return await run_training(plan, folder, TrainingDisplay("none", plan.config), uninterrupted, factories)
+        factories = Factories() if group is None else Factories(sharded_learner_factory(group))
+        if plan.config.engine.type == "ray":
+            factories = on_cluster(plan, factories)
+        display = TrainingDisplay("none", plan.config)
+        # Ray ends its workers itself. A restart resumes from their last checkpoint.
+        train_into(
+            run, plan, display, lambda control: nullcontext(), factories=factories, is_new=is_new, on_end=write_page
+        )

@@ -43,8 +43,8 @@ from transformers import (
 
 from reward_kit.agent.policies.hf.model import no_progress_bars
 from reward_kit.credit.options import check_choice
-from reward_kit.errors import ConfigError, boundary
-from reward_kit.rl.checkpoint import atomic_folder, write_model
+from reward_kit.errors import ConfigError, StoreError, boundary
+from reward_kit.rl.checkpoint import atomic_folder
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 ROLE_MARKS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>")
@@ -396,8 +396,11 @@ def save_model(
     Raises:
         StoreError: If the directory cannot be written. An existing directory is then left unchanged.
     """
-    with atomic_folder(Path(folder), is_private=is_private) as part:
-        write_model(part, model, tokenizer)
+    what = f"cannot write the model to {folder}"
+    with atomic_folder(Path(folder), is_private=is_private) as part, boundary(StoreError, what), no_progress_bars():
+        model.save_pretrained(part)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(part)
 
 
 def load_model(

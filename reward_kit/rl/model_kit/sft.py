@@ -398,7 +398,7 @@ def fit(
     held_out: TokenBatch | None = None,
     progress: Callable[[SFTProgress], object] | None = None,
     on_failure: OnFailure | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
 ) -> list[EpochReport]:
     """Train a model on the actions in episodes, in place and without dropout. The same seed produces the same weights.
 
@@ -414,13 +414,14 @@ def fit(
         progress: a function that is called after each optimizer step.
         on_failure: a debugging function that is called with the rows and with facts about a non-finite loss or
             gradient.
-        device: the device to which the model is moved.
+        device: the device to which the model is moved. If None, the model stays on its device.
 
     Raises:
         ConfigError: If no row has an action token.
         TrainingError: If a loss or gradient is not finite. That optimizer step is skipped.
     """
-    if torch.device(device).type == "cpu":
+    target = torch.device(device or next(model.parameters()).device)
+    if target.type == "cpu":
         keep_freed_memory()
     flat = _flat(rows, config).without_forced(keep_firsts=False)
     _check_any(flat)
@@ -429,7 +430,7 @@ def fit(
     epochs = [_batches(lengths, config.max_tokens_per_batch, generator) for _ in range(config.epochs)]
     steps = sum(map(len, epochs))
     options = config.learner_options(steps).for_weights(next(model.parameters()).dtype)
-    model.to(device).eval()
+    model.to(target).eval()
     widen(model)
     scorer = (_SmoothingModel if config.label_smoothing else LogprobModel)(model, options)
     optimizer = make_optimizer(model, options)
@@ -440,7 +441,7 @@ def fit(
             for chosen in batches:
                 factor = lr_factor(options, step, steps)
                 set_lr(optimizer, factor)
-                loss, norm = _gradient(scorer, optimizer, flat, chosen, config, torch.device(device))
+                loss, norm = _gradient(scorer, optimizer, flat, chosen, config, target)
                 if not (math.isfinite(loss) and math.isfinite(norm)):
                     optimizer.zero_grad(set_to_none=True)
                     facts = {"loss": loss, "grad_norm": norm, "optimizer_step": step}
@@ -455,7 +456,7 @@ def fit(
                     speed = tokens / (time.perf_counter() - began)
                     progress(SFTProgress(epoch, step, steps, loss, options.lr * factor, speed))
             seconds = time.perf_counter() - began
-            measured = evaluate(model, held_out, config, device=device) if held_out is not None else None
+            measured = evaluate(model, held_out, config) if held_out is not None else None
             reports.append(EpochReport(epoch, total / flat.count, seconds, measured))
     return reports
 
@@ -559,24 +560,21 @@ class _SmoothingModel(LogprobModel):
 
 
 @torch.no_grad()
-def evaluate(
-    model: nn.Module, rows: TokenBatch, config: SFTConfig | None = None, *, device: torch.device | str = "cpu"
-) -> Evaluation:
+def evaluate(model: nn.Module, rows: TokenBatch, config: SFTConfig | None = None) -> Evaluation:
     """Measure how well a model predicts the actions in these rows.
 
     Args:
         model: a causal language model of `transformers`.
         rows: the rows returned by `build_rows`. At least one row must have an action token.
         config: the options. Only the precision, the batch sizes and `use_allowed_ids` are used.
-        device: the device of the model.
     """
-    config = config or SFTConfig()
+    config, device = config or SFTConfig(), next(model.parameters()).device
     flat, options = _flat(rows, config), config.learner_options(1)
     _check_any(flat)
     grading, budget = _GradingModel(model, options), config.max_tokens_per_micro_batch or config.max_tokens_per_batch
     logprobs, right = np.zeros(flat.count), np.zeros(flat.count, dtype=np.bool_)
     for chosen in _parts(flat, np.flatnonzero(flat.counts_B), budget):
-        scores, indices = grading(flat.part(chosen, torch.device(device))), flat.token_indices(chosen)
+        scores, indices = grading(flat.part(chosen, device)), flat.token_indices(chosen)
         logprobs[indices] = scores.logprobs_N.cpu().numpy()
         assert scores.entropies_N is not None
         right[indices] = scores.entropies_N.cpu().numpy() > 0.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from reward_kit.display_text import pluralize
 from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.overlap import Schedule
+from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.training.config import TrainModel
 from reward_kit.rl.training.plan import TrainingPlan
 
@@ -213,7 +213,12 @@ def _credit(plan: TrainingPlan) -> list[str]:
     texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
     shown = ", ".join(f"{name} {text}" for name, text in texts.items() if options[name] is not None)
     name = credit.estimator.rpartition("/")[2]  # A user's file is located by an absolute path
-    return [f"{name}: {formulas[0]}", *formulas[1:], sources[credit.step_rewards], f"with {shown}"]
+    return [
+        f"{name}: {formulas[0]}",
+        *formulas[1:],
+        sources[credit.step_rewards],
+        *([f"with {shown}"] if shown else []),
+    ]
 
 
 def _gigpo(options: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,8 @@ WAIT = "wait_for_scores"
 SCORING = "scoring"
 """The stage from the first reward call of a batch to the last one."""
 _UPDATE_SUMS = ("tokens", "optimizer_steps", "effective_sample_size")
+_MINIMA, _MAXIMA = ("alarm/effective_share",), ("logprob_gap",)
+"""Extremes whose names do not end with `_min` or `_max`."""
 _CREDIT_SUMS = ("credit/trajectories", "credit/unscored", "credit/steps", "credit/groups", "credit/anchors")
 
 
@@ -95,9 +97,9 @@ def _merged(parts: Sequence[Figures], weights: Sequence[float], sums: Sequence[s
         total = sum(weight for _, weight in pairs)
         if name in sums:
             merged[name] = sum(values)
-        elif name.endswith("_min"):
+        elif name.endswith("_min") or name in _MINIMA:
             merged[name] = min(values)
-        elif name.endswith("_max") or name.startswith("alarm/"):
+        elif name.endswith("_max") or name in _MAXIMA or name.startswith("alarm/"):
             merged[name] = max(values)
         else:
             merged[name] = sum(v * w for v, w in pairs) / total if total else sum(values) / len(values)

@@ -32,19 +32,18 @@ from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rl.checkpoint import (
     Checkpoint,
-    latest,
-    load_checkpoint,
     prune,
     random_states,
     restore_random_states,
     save_checkpoint,
 )
-from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.reward_manager import EpisodeRewardManager
+from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.config import DynamicSamplingModel
 from reward_kit.rl.training.figures import SCORING, WAIT, Figures, merge_updates
 from reward_kit.rl.training.rollouts import GroupRequest, SampleStream
+from reward_kit.rl_processing import AlignedEpisode, CreditBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +123,7 @@ class Pipeline:
     async def _learn(self, groups: Sequence[_Group]) -> Figures:
         trainer, groups = self.trainer, sorted(groups, key=lambda one: one.number)
         episodes = [episode for group in groups for episode in group.episodes]
-        aligned = trainer.align(episodes, [one for group in groups for one in group.scored])
+        aligned = trainer.manage(episodes, CreditBatch.from_episodes(one for group in groups for one in group.aligned))
         credited = trainer.advantages(aligned)
         rows = trainer.batch(episodes, credited)
         return await trainer.update(rows)
@@ -153,7 +152,7 @@ class Pipeline:
 
     def _is_kept(self, group: _Group, dynamic: DynamicSamplingModel) -> bool:
         credit = self.trainer.credit
-        aligned = credit.align(group.episodes, group.scored)
+        aligned = CreditBatch.from_episodes(group.aligned)
         advantages: Sequence[Sequence[float | None]] | None = None
         if dynamic.keep_step_signal:
             credited = credit.advantages(aligned)
@@ -193,11 +192,11 @@ class Pipeline:
 
 
 class _Group(NamedTuple):
-    """The (G,) episodes for one sample, and their scores. `number` is the request number."""
+    """The (G,) episodes for one sample, aligned with their scores. `number` is the request number."""
 
     number: int
     episodes: list[SingleAgentEpisode]
-    scored: list[Scored]
+    aligned: list[AlignedEpisode]
 
 
 class _PendingBatch:
@@ -210,7 +209,7 @@ class _PendingBatch:
     def __init__(self, trainer: Trainer, tasks: anyio.abc.TaskGroup) -> None:
         self.episodes: dict[int, list[SingleAgentEpisode]] = {}
         self._trainer, self._tasks = trainer, tasks
-        self._ready: asyncio.Queue[_Group] = asyncio.Queue()
+        self._ready: asyncio.Queue[tuple[int, list[Scored]]] = asyncio.Queue()
         self._requested = self._handed_on = 0
         self._first_call = math.inf
 
@@ -245,19 +244,21 @@ class _PendingBatch:
         requests = [ScoringRequest.from_episode(episode, trainer.worker.task_definition) for episode in episodes]
         self._first_call = min(self._first_call, time.perf_counter())
         scored = await trainer.reward_agent.score_all(requests, len(requests))
-        self._ready.put_nowait(_Group(index, episodes, scored))
+        self._ready.put_nowait((index, scored))
 
     async def next_group(self) -> _Group:
         """Wait for the next scored group. Groups can arrive in any order."""
         meter = self._trainer.meter
         with meter.time(WAIT):
-            group = await self._ready.get()
+            index, scored = await self._ready.get()
         self._handed_on += 1
-        del self.episodes[group.number]
+        episodes = self.episodes.pop(index)
         if not self.outstanding:
             meter.add_seconds(SCORING, time.perf_counter() - self._first_call)
             self._first_call = math.inf
-        return group
+        with meter.time("credit"):
+            align = self._trainer.credit.align_one
+            return _Group(index, episodes, [align(*pair) for pair in zip(episodes, scored, strict=True)])
 
 
 @dataclass(slots=True)
@@ -270,6 +271,7 @@ class Progress:
     best_update: int | None = None
     last: float | None = None  # The latest value of the metric
     streak: int = 0  # The number of consecutive times that the target of `early_stop` was reached
+    streak_of: dict[str, Any] | None = None  # The target
     worked_s: float = 0.0
     cpu_s: float = 0.0  # CPU time of the process and of its finished child processes
     totals: dict[str, int] = field(default_factory=dict)  # The number of episodes, environment steps and sampled tokens
@@ -296,14 +298,8 @@ def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: floa
         "progress": asdict(progress),
     }
     path = save_checkpoint(folder, progress.updates, state, score=score, facts=_arithmetic())
-    prune(folder, keep=keep)
+    prune(folder, keep=keep, written=path)
     return path
-
-
-def latest_state(folder: Path) -> Checkpoint | None:
-    """Load the newest complete checkpoint, or return None if absent."""
-    path = latest(folder).path
-    return load_checkpoint(path) if path is not None else None
 
 
 async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:

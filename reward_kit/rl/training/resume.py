@@ -35,6 +35,16 @@ def new_run_header(run_id: str, plan: TrainingPlan) -> RunHeader:
     )
 
 
+def resumed_run_header(header: RunHeader, plan: TrainingPlan, run: Path) -> RunHeader:
+    """Return the content of `run.json` for a resumed run. Only the keys that may change are updated."""
+    training, config = header.require_training(run), stored_config(plan)
+    changes = {
+        "overrides": {**training.overrides, **without_secrets(dict(plan.overrides))},
+        "config": {**training.config, **{key: config[key] for key in CHANGEABLE}},
+    }
+    return header.replace(training={**(header.training or {}), **to_jsonable_python(changes)})
+
+
 def stored_config(plan: TrainingPlan) -> dict[str, Any]:
     """Return the resolved train file as plain JSON without secrets. Every resume produces the same result."""
     line = json.dumps(without_secrets(plan.resolved()), default=to_jsonable_python).encode("ascii")

@@ -8,8 +8,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,20 +22,18 @@ from reward_kit.blocking import allow_threads
 from reward_kit.display_text import pluralize
 from reward_kit.errors import TrainingError
 from reward_kit.private_files import make_private_folder
+from reward_kit.rl.checkpoint import load_latest
 from reward_kit.rl.learner.optimizer import has_adapters
 from reward_kit.rl.training.figures import Figures, UpdateRecorder, prefixed
 from reward_kit.rl.training.logs import Logs, TrainingDisplay
-from reward_kit.rl.training.pipelines import Progress, latest_state, restore_state, save_state, why_not_reproducible
+from reward_kit.rl.training.pipelines import Progress, restore_state, save_state, why_not_reproducible
 from reward_kit.rl.training.plan import TrainingPlan
 from reward_kit.rl.training.resume import stored_config
 from reward_kit.rl.training.setup import Components, Factories, open_components, use_threads
 from reward_kit.runs import events
-from reward_kit.runs.files import episodes_file, write_atomically
-from reward_kit.runs.plan import Control
+from reward_kit.runs.files import episodes_file, report_store_errors, write_atomically
+from reward_kit.runs.plan import INTERRUPTED, Control, Interruptible
 from reward_kit.runs.run_folder import RunFolder
-
-INTERRUPTED = "interrupted"
-Interruptible = Callable[[Control, TrainingDisplay], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +80,9 @@ async def run_training(
         return updates
 
     try:
-        async with interruptible(control, display):
+        async with interruptible(control):
             with control.scope:
-                checkpoint = latest_state(folder.checkpoints)
+                checkpoint = load_latest(folder.checkpoints)
                 async with open_components(plan, folder.path, display.say, factories or Factories()) as components:
                     progress = Progress()
                     if checkpoint is not None:
@@ -104,7 +102,8 @@ async def run_training(
                 folder.write_summary(summary)
                 return TrainingOutcome(folder.path, status, summary)
     except BaseException:
-        note_end("failed")
+        with report_store_errors():  # a full disk must not hide the original error
+            note_end("failed")
         raise
     # This is reached only if the control has cancelled its scope.
     return TrainingOutcome(folder.path, INTERRUPTED, {"updates": note_end(INTERRUPTED), "stopped": control.stop_reason})
@@ -143,6 +142,12 @@ class _Session:
         progress, config = self.progress, self._config
         self._saved_at = progress.updates if resumed else -1
         self._note("running")
+        if progress.best_update == progress.updates > 0:  # a killed process may not have written them
+            save_weights(self._folder.path / "model", self._components.policy)
+        if progress.streak_of != self._target():
+            progress.streak, progress.streak_of = 0, self._target()
+        if self._has_reached_target():
+            self.why_stopped = f"the target of early_stop was reached at update {progress.updates}"
         if progress.updates == 0 and self._components.evaluation is not None:
             self._log(await self._evaluate())
         while not self._is_finished() and self.why_stopped is None:
@@ -156,7 +161,7 @@ class _Session:
                 figures |= await self._evaluate()
             if (target := config.early_stop) is not None and target.metric in figures:
                 progress.streak = progress.streak + 1 if figures[target.metric] >= target.at_least else 0
-                if progress.streak >= target.times:
+                if self._has_reached_target():
                     self.why_stopped = f"{target.metric} is {figures[target.metric]:.3f}, at least {target.at_least:g}"
             self._log(figures)
             if progress.updates % config.checkpoints.every == 0:
@@ -176,6 +181,13 @@ class _Session:
         """Return whether training has reached its limit. A batch that was rolled out ahead is still trained on."""
         env_steps = 0 if self._pipeline.has_waiting_batch else self.progress.env_steps
         return self._config.is_finished(self.progress.updates, env_steps)
+
+    def _target(self) -> dict[str, Any] | None:
+        return target.model_dump() if (target := self._config.early_stop) is not None else None
+
+    def _has_reached_target(self) -> bool:
+        target = self._config.early_stop
+        return target is not None and self.progress.streak >= target.times
 
     async def _update(self, number: int) -> Figures:
         """Perform one update, and return its figures."""

@@ -82,7 +82,6 @@ def make_learner(module: torch.nn.Module, ppo: PPOConfig, plan: TrainingPlan, fo
         ppo,
         reference=copy.deepcopy(module) if ppo.kl_coefficient and ppo.lora is None else None,
         seed=derive_seed("minibatches", plan.config.seed),
-        device=next(module.parameters()).device,
         total_steps=math.inf if plan.config.updates is None else plan.config.updates * parts,
         on_failure=keep,
     )

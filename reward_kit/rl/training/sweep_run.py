@@ -27,17 +27,17 @@ from reward_kit.agent.samples import Sample, parse_tags
 from reward_kit.display_text import one_line
 from reward_kit.errors import ConfigError, RewardKitError, did_you_mean
 from reward_kit.report.run_page import write_page
+from reward_kit.rl.checkpoint import load_latest
 from reward_kit.rl.training.logs import TrainingDisplay
-from reward_kit.rl.training.pipelines import Progress, latest_state, restore_state
+from reward_kit.rl.training.pipelines import Progress, restore_state
 from reward_kit.rl.training.plan import TrainingPlan, load_plan
 from reward_kit.rl.training.resume import new_run_header
 from reward_kit.rl.training.rollouts import Collector, evaluation_policy
-from reward_kit.rl.training.session import INTERRUPTED
 from reward_kit.rl.training.setup import Factories, in_lockstep, make_worker, open_components, use_threads
 from reward_kit.rl.training.train_file import train_into
 from reward_kit.runs.files import HELD_OUT_SCORE
-from reward_kit.runs.plan import Control
-from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader
+from reward_kit.runs.plan import INTERRUPTED, Control
+from reward_kit.runs.run_folder import CHECKPOINTS, FILE, RunFolder, RunHeader
 from reward_kit.runs.statistics import mean_interval, safe_mean
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -88,7 +88,7 @@ class _ReportingDisplay(TrainingDisplay):
 
 
 @asynccontextmanager
-async def _until_signal(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
+async def _until_signal(control: Control) -> AsyncIterator[None]:
     """Stop after the current update on the first signal, and immediately on the second."""
 
     async def watch() -> None:
@@ -127,7 +127,7 @@ async def evaluate_run(request: RunRequest, report: Report) -> None:
     folder = Path(request.run) if request.run is not None else plan.folder
     async with open_components(plan, folder, lambda line: None, Factories()) as components:
         if request.run is not None:
-            checkpoint = latest_state(folder / "checkpoints")
+            checkpoint = load_latest(folder / CHECKPOINTS)
             assert checkpoint is not None, "a finished run has a checkpoint"
             await restore_state(checkpoint, components.pipeline)
         assert components.evaluation is not None

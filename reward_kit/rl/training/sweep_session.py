@@ -7,8 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,12 @@ import anyio.to_thread
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from reward_kit.blocking import run_blocking
-from reward_kit.errors import ConfigError, StoreError, TrainingError, boundary
+from reward_kit.errors import ConfigError, RewardKitError, StoreError, TrainingError, boundary
 from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import LOG_FOLDER, ChildProcess, lock_file, start_process
 from reward_kit.report.sweep_page import write_sweep_page
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.resume import changes_since, new_run_header, stored_config, value_differences
-from reward_kit.rl.training.session import INTERRUPTED
 from reward_kit.rl.training.sweep_file import START, SweepFile
 from reward_kit.rl.training.sweep_results import (
     EVALUATIONS,
@@ -39,9 +38,16 @@ from reward_kit.rl.training.sweep_results import (
 from reward_kit.rl.training.sweep_run import EvaluationRequest, RunRequest, check_category
 from reward_kit.rl.training.train_file import check_resources
 from reward_kit.runs.comparison_table import markdown_table
-from reward_kit.runs.files import cut_torn_line, read_json, refuse_links_out, wrap_os_errors, write_atomically
+from reward_kit.runs.files import (
+    cut_torn_line,
+    read_json,
+    refuse_links_out,
+    report_store_errors,
+    wrap_os_errors,
+    write_atomically,
+)
 from reward_kit.runs.inputs import hash_path
-from reward_kit.runs.plan import Control
+from reward_kit.runs.plan import INTERRUPTED, Control, Interruptible
 from reward_kit.runs.redaction import without_secrets
 from reward_kit.runs.run_folder import RunHeader, new_run_path, software_versions
 from reward_kit.runs.task_file import overrides_from
@@ -137,7 +143,9 @@ def load_sweep(file: SweepFile) -> SweepPlan:
                 check_resources(plan)
             if plan.config.engine.type == "ray":
                 raise ConfigError("engine: ray cannot be used in a sweep; use one process per run")
-    chosen: Sequence[float | None] = file.config.evaluation.temperatures or [evaluated.config.evaluation.temperature]
+    chosen: Sequence[float | None] = file.config.evaluation.temperatures or [
+        of_arm.temperature if (of_arm := arms[file.baseline].config.evaluation) is not None else None
+    ]
     # Samples that are drawn with the seed differ between the seeds, and so does the score of the untrained policy.
     starts = file.seeds if evaluated.config.evaluation.hold_out is not None else file.seeds[:1]
     dataset = file.config.evaluation.dataset_path
@@ -248,7 +256,8 @@ def latest_sweep(log_dir: Path) -> Path:
     """Return the newest sweep in a directory."""
     found = {}
     for path in log_dir.glob(f"*/{FILE}"):
-        found[path.parent] = SweepHeader.read(path.parent).started_at
+        with suppress(StoreError):  # a damaged sweep does not block others
+            found[path.parent] = SweepHeader.read(path.parent).started_at
     if not found:
         raise ConfigError(f"no sweep in {log_dir}; start one, or pass its directory with --resume FOLDER")
     return max(found, key=found.__getitem__)
@@ -285,7 +294,6 @@ def _opened(folder: Path) -> Iterator[None]:
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 """A function that is called with the name of a run and each report of its process."""
-Interruptible = Callable[[Control], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,16 +308,11 @@ class SweepOutcome:
     summary: dict[str, Any]
 
 
-@asynccontextmanager
-async def _uninterrupted(control: Control) -> AsyncIterator[None]:
-    yield
-
-
 def sweep_into(
     folder: Path,
     plan: SweepPlan,
     listener: Listener = lambda name, report: None,
-    interruptible: Interruptible = _uninterrupted,
+    interruptible: Interruptible = lambda control: nullcontext(),
 ) -> SweepOutcome:
     """Make all runs and evaluations that are missing in the directory of a sweep, and write its summary and page."""
     session = _SweepSession(folder, plan, listener)
@@ -337,8 +340,15 @@ def sweep_into(
             elif stop_reason:
                 status = INTERRUPTED
         finally:
-            header.model_copy(update={"status": status}).write(folder, plan)
-        return SweepOutcome(folder, status, write_results(folder, plan, status, session.errors))
+            with report_store_errors() if status == "failed" else nullcontext():
+                header.model_copy(update={"status": status}).write(folder, plan)
+        summary = write_results(folder, plan, status, session.errors)
+        try:
+            with boundary(StoreError, "the report"):
+                write_sweep_page(folder, summary, sweep_tables(summary))
+        except RewardKitError as error:  # a damaged file of a run must not hide the results
+            listener(header.name, {"note": f"report.html was not written: {error}"})
+        return SweepOutcome(folder, status, summary)
 
 
 @dataclass(slots=True)
@@ -420,7 +430,7 @@ class _SweepSession:
 
 
 def write_results(folder: Path, plan: SweepPlan, status: str, errors: Mapping[str, str]) -> dict[str, Any]:
-    """Write `summary.json` and `report.html`, and return the summary."""
+    """Write `summary.json`, and return its content."""
     facts = SweepFacts(
         name=plan.file.config.name,
         status=status,
@@ -443,5 +453,4 @@ def write_results(folder: Path, plan: SweepPlan, status: str, errors: Mapping[st
     summary["markdown"] = "\n\n".join(filter(None, [*parts, notes]))
     text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
     write_atomically(folder / "summary.json", _redact(plan, text))
-    write_sweep_page(folder, summary, tables)
     return summary

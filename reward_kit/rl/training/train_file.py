@@ -14,13 +14,14 @@ from reward_kit.errors import ConfigError, requires_extra
 from reward_kit.report.run_page import write_page
 from reward_kit.runs import events
 from reward_kit.runs.files import METRICS
+from reward_kit.runs.plan import Interruptible
 from reward_kit.runs.run_folder import CHECKPOINTS, RunFolder, new_run_path
 from reward_kit.runs.tasks import check_resource_starts
 
 if TYPE_CHECKING:
     from reward_kit.rl.training.logs import TrainingDisplay
     from reward_kit.rl.training.plan import TrainingPlan
-    from reward_kit.rl.training.session import Interruptible, TrainingOutcome
+    from reward_kit.rl.training.session import TrainingOutcome
     from reward_kit.rl.training.setup import Factories
 
 
@@ -53,7 +54,7 @@ def train(
     check_resources(plan)
     display = TrainingDisplay("none", plan.config)
     path = create_run(plan, Path(log_dir))
-    return train_into(path, plan, display, lambda control, shown: nullcontext(), is_new=True, on_end=write_page)
+    return train_into(path, plan, display, lambda control: nullcontext(), is_new=True, on_end=write_page)
 
 
 def check_resources(plan: TrainingPlan) -> None:
@@ -95,6 +96,7 @@ def train_into(
         is_new: True if the run was just created.
         on_end: a function that is called with the path if there are metrics, even if training failed.
     """
+    from reward_kit.rl.training.resume import resumed_run_header
     from reward_kit.rl.training.session import run_training
 
     # Libraries that load and write weights would draw their own progress bars over this display.
@@ -106,6 +108,8 @@ def train_into(
 
     try:
         with RunFolder(path, plan.redaction) as folder, events.run_logs(path, plan.redaction):
+            if not is_new:
+                folder.write_header(resumed_run_header(folder.header, plan, path))
             events.began(path, "training", plan.config.updates)
             try:
                 outcome = run_blocking(run(folder))

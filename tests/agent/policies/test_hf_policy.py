@@ -28,6 +28,8 @@ from reward_kit.rl.training.session import save_weights
 from reward_kit.tokens import build_rows
 from tests.agent.policies.hf.small_models import CHATML, PLAIN_TEXT, byte_tokenizer, small_llama, word_tokenizer
 
+pytestmark = pytest.mark.device
+
 BYTES = byte_tokenizer()
 VERBS = "act go to open close take from move clean heat cool with slice use examine look inventory help"
 HOUSEHOLD_WORDS = sorted({*VERBS.split(), *HOLDS, *(thing for held in HOLDS.values() for thing in held)})

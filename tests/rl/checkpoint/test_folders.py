@@ -25,17 +25,18 @@ from reward_kit.rl.checkpoint import (
     checkpoints,
     latest,
     load_checkpoint,
+    load_latest,
     prune,
     random_states,
     restore_random_states,
     save_checkpoint,
-    verify_checkpoint,
 )
 from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, load_model
 from reward_kit.rl.ppo import PPOLearner
 from tests.rl.checkpoint.state_values import same
 from tests.rl.learner.cases import a_model, some_rows
+
+pytestmark = pytest.mark.device
 
 
 class Run:
@@ -114,16 +115,6 @@ def test_checkpoint_contains_no_pickles(tmp_path: Path) -> None:
             assert file.suffix == ".safetensors"
 
 
-def test_model_in_a_checkpoint_loads_with_transformers(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer(["go to fridge 1"])
-    model = build_decoder(tokenizer, layers=1, width=8, heads=2, context=16)
-    path = save_checkpoint(tmp_path, 7, {}, model=model, tokenizer=tokenizer)
-    loaded = load_model(path / "model")
-    assert same(dict(loaded.model.state_dict()), dict(model.state_dict()))
-    assert loaded.tokenizer is not None
-    assert "model/model.safetensors" in verify_checkpoint(path)["files"]
-
-
 WRITER = """
 import sys, torch
 from pathlib import Path
@@ -145,7 +136,7 @@ def test_kill_while_writing_keeps_the_previous_checkpoint(tmp_path: Path) -> Non
         writer.kill()
         assert writer.wait() == -9
     newest = checkpoints(tmp_path)[-1]
-    assert latest(tmp_path) == (newest, [])
+    assert latest(tmp_path) == newest
     found = load_checkpoint(newest)
     assert torch.equal(found.state["weights"], torch.full((3_000_000,), float(found.step)))
     save_checkpoint(tmp_path, found.step + 1, {})
@@ -175,10 +166,9 @@ def test_incomplete_checkpoint_is_named_and_never_loaded(
     whole = save_checkpoint(tmp_path, 1, {"weights": torch.ones(3)})
     torn = save_checkpoint(tmp_path, 2, {"weights": torch.ones(3)}, score=1.0)
     damaged(torn, how)
-    found = latest(tmp_path)
-    assert found.path == whole
-    assert [one.path for one in found.torn] == [torn]
+    assert latest(tmp_path) == whole
     assert str(torn) in caplog.text
+    assert (loaded := load_latest(tmp_path)) is not None and loaded.path == whole
     assert best(tmp_path) is None
     with pytest.raises(StoreError, match="step-000002"):
         load_checkpoint(torn)
@@ -199,7 +189,7 @@ def test_pruning_keeps_the_last_complete_checkpoint(tmp_path: Path) -> None:
         save_checkpoint(tmp_path, step, {})
     damaged(tmp_path / "step-000002", "no manifest")
     assert prune(tmp_path, keep=1) == [tmp_path / "step-000000"]
-    assert latest(tmp_path).path == tmp_path / "step-000001"
+    assert latest(tmp_path) == tmp_path / "step-000001"
     with pytest.raises(ConfigError, match="keep must be at least 1"):
         prune(tmp_path, keep=0)
 
@@ -224,11 +214,11 @@ def test_failed_save_keeps_the_existing_checkpoint(tmp_path: Path) -> None:
 def test_steps_beyond_six_digits_are_in_order(tmp_path: Path) -> None:
     for step in (999_999, 1_000_000):
         save_checkpoint(tmp_path, step, {})
-    assert latest(tmp_path).path == tmp_path / "step-1000000"
+    assert latest(tmp_path) == tmp_path / "step-1000000"
 
 
 def test_latest_without_checkpoints_is_none(tmp_path: Path) -> None:
-    assert latest(tmp_path / "nowhere") == (None, [])
+    assert latest(tmp_path / "nowhere") is load_latest(tmp_path / "nowhere") is None
     with pytest.raises(ConfigError, match="step must be at least 0"):
         save_checkpoint(tmp_path, -1, {})
 
@@ -246,7 +236,7 @@ def test_full_disk_keeps_the_existing_checkpoint(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, handler)
     assert [each.name for each in tmp_path.iterdir()] == ["step-000001"]
-    assert latest(tmp_path) == (path, [])
+    assert latest(tmp_path) == path
 
 
 def test_symlinked_checkpoint_folder_is_followed(tmp_path: Path) -> None:
@@ -270,6 +260,6 @@ def test_malformed_manifest_counts_as_incomplete(tmp_path: Path, manifest: objec
     path = save_checkpoint(tmp_path, 1, {}, score=1.0)
     newer = save_checkpoint(tmp_path, 2, {}, score=2.0)
     (newer / "manifest.json").write_text(json.dumps(manifest))
-    assert latest(tmp_path).path == best(tmp_path) == path
+    assert latest(tmp_path) == best(tmp_path) == path
     with pytest.raises(StoreError, match="manifest"):
         load_checkpoint(newer)

@@ -11,6 +11,8 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.rl.checkpoint import read_tree, write_tree
 from tests.rl.checkpoint.state_values import every_kind, same
 
+pytestmark = pytest.mark.device
+
 
 def test_state_tree_round_trip_is_bit_exact(tmp_path: Path) -> None:
     tree = every_kind()

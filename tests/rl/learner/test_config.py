@@ -17,6 +17,8 @@ from reward_kit.rl.learner.optimizer import make_optimizer
 from reward_kit.rl.ppo import PPOLearner
 from tests.rl.learner.cases import Bigram, a_model, bigram_rows, some_rows
 
+pytestmark = pytest.mark.device
+
 
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -16,6 +16,8 @@ from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch
 from tests.rl.learner.cases import a_model, some_rows
 
+pytestmark = pytest.mark.device
+
 LOSSES: list[dict[str, Any]] = [
     {"kl_coefficient": 0.3, "entropy_coefficient": 0.1},
     {"loss": "gspo"},

@@ -12,11 +12,15 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from reward_kit.episodes.allowed_ids import AllowedIds
 from reward_kit.rl.learner import forward
+from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.forward import LogprobModel
 from reward_kit.rl.learner.training_rows import Restriction, TrainingRows
-from reward_kit.rl.ppo import PPOConfig, PPOLearner
+from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch
+from tests.devices import DEVICE
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
+
+pytestmark = pytest.mark.device
 
 
 def capped_model() -> Gemma2ForCausalLM:
@@ -33,7 +37,7 @@ def capped_model() -> Gemma2ForCausalLM:
         final_logit_softcapping=30.0,
         pad_token_id=0,
     )
-    return Gemma2ForCausalLM(config)
+    return Gemma2ForCausalLM(config).to(DEVICE)
 
 
 def test_soft_cap_is_applied_even_for_small_logits() -> None:
@@ -50,7 +54,7 @@ def test_soft_cap_is_applied_even_for_small_logits() -> None:
 @pytest.mark.parametrize("max_logits", [10_000, 5 * VOCABULARY])
 def test_entropies_are_computed_only_on_request(max_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     flat = TrainingRows.of(some_rows())
-    part = flat.part(np.arange(3), torch.device("cpu"))
+    part = flat.part(np.arange(3), DEVICE)
     scorer = LogprobModel(a_model(), PPOConfig(max_logits=max_logits))
     with torch.no_grad():
         asked, not_asked = scorer(part), scorer(part, entropies=False)
@@ -91,7 +95,7 @@ def test_head_computes_only_allowed_logits_with_the_same_scores_and_gradient(max
                 widths.append(made.shape[-1])
             return made
 
-    part = TrainingRows.of(rows).part(np.arange(9), torch.device("cpu"))
+    part = TrainingRows.of(rows).part(np.arange(9), DEVICE)
     with Watched():
         scores = LogprobModel(module, PPOConfig(max_logits=max_logits, entropy_coefficient=0.1))(part)
     assert scores.entropies_N is not None

@@ -16,8 +16,11 @@ from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch
+from tests.devices import DEVICE
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
 from tests.tolerances import rounding_error
+
+pytestmark = pytest.mark.device
 
 LOW, HIGH = 0.2, 0.3
 
@@ -295,7 +298,7 @@ def a_soft_cap(cap: float | None = 2.0) -> Gemma2ForCausalLM:
         final_logit_softcapping=cap,
         initializer_range=0.3,
     )
-    return Gemma2ForCausalLM(config).double().eval()
+    return Gemma2ForCausalLM(config).double().eval().to(DEVICE)
 
 
 def test_soft_cap_is_applied() -> None:

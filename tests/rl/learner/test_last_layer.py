@@ -12,6 +12,9 @@ from transformers import PreTrainedModel
 
 from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.rl.learner.forward import find_last_layer
+from tests.devices import DEVICE
+
+pytestmark = pytest.mark.device
 
 SIZE: dict[str, Any] = {
     "vocab_size": 37,
@@ -24,14 +27,14 @@ SIZE: dict[str, Any] = {
     "pad_token_id": 0,
     "initializer_range": 0.3,
 }
-PLACES = torch.tensor([2, 3, 7, 12])
+PLACES = torch.tensor([2, 3, 7, 12], device=DEVICE)
 
 
 def built(kind: str) -> PreTrainedModel:
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**SIZE)
     made: PreTrainedModel = getattr(transformers, f"{kind}ForCausalLM")(config)
-    return made.double().eval()
+    return made.double().eval().to(DEVICE)
 
 
 def gradient_of(model: PreTrainedModel, logits: torch.Tensor) -> dict[str, torch.Tensor]:

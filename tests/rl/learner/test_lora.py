@@ -16,6 +16,8 @@ from reward_kit.rl.learner.optimizer import add_adapters, without_adapters
 from reward_kit.rl.ppo import PPOLearner
 from tests.rl.learner.cases import a_model, some_rows
 
+pytestmark = pytest.mark.device
+
 LORA = LoRAOptions(rank=2, alpha=4.0)
 
 

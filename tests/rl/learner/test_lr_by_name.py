@@ -15,6 +15,8 @@ from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from tests.rl.learner.cases import a_model, some_rows
 
+pytestmark = pytest.mark.device
+
 RATES = {"*layers.0*norm*": 5e-2, "*norm*": 2e-2, "*embed_tokens*": 0.0}
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "max_grad_norm": None, "weight_decay": 0.1, "betas": (0.8, 0.9)}
 

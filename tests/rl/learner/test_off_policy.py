@@ -11,6 +11,8 @@ from reward_kit.rl.learner.config import OffPolicyLimits, PPOConfig
 from reward_kit.rl.ppo import PPOLearner, explained_variance, version_lag
 from tests.rl.learner.cases import Bigram, bigram_rows
 
+pytestmark = pytest.mark.device
+
 
 def test_lag_is_counted_in_versions_over_tokens() -> None:
     assert version_lag(np.array([5, 5, 3, -1, 4]), 5) == {"lag_mean": 0.75, "lag_max": 2.0, "lag_share": 0.5}

@@ -17,6 +17,8 @@ from reward_kit.rl.learner.sharding import Processes, process_group, shardable_l
 from reward_kit.rl.loss_terms import Diagnostics, mean_statistic
 from tests.rl.learner.sharded_learning import Outcome, model, outcome
 
+pytestmark = pytest.mark.device
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = "tests.rl.learner.sharded_learning"
 

@@ -15,6 +15,8 @@ from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from tests.rl.learner.cases import a_model, some_rows
 
+pytestmark = pytest.mark.device
+
 OPTIONS: dict[str, Any] = {
     "epochs": 2,
     "minibatches": 3,

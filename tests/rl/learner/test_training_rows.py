@@ -14,6 +14,8 @@ from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch, build_rows
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
 
+pytestmark = pytest.mark.device
+
 # What a policy saw and sampled, turn by turn, and which ids a constraint left to each sampled token.
 TURNS = [([5, 6, 7], [8, 9]), ([1, 2], [3, 4, 10]), ([11], [12])]
 ALLOWED: list[list[list[int] | None]] = [[None, [9, 20]], [[3, 4, 5], None, [9, 20, 10]], [None]]

@@ -21,6 +21,8 @@ from reward_kit.rl.model_kit.models import (
     save_model,
 )
 
+pytestmark = pytest.mark.device
+
 TOKENIZER = build_tokenizer(["go to fridge 1 and open it"], context=32)
 SIZES: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "context": 32}
 

@@ -23,6 +23,8 @@ from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
 from tests.rl.model_kit.frozen_lake import TOOLS, tokenizer_of, walks
 from tests.tolerances import rounding_error
 
+pytestmark = pytest.mark.device
+
 ROWS = some_rows(count=12)
 
 

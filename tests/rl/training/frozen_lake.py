@@ -90,8 +90,9 @@ async def train(
     plan: TrainingPlan, run: Path, interruptible: Any = uninterrupted, factories: Factories | None = None
 ) -> TrainingOutcome:
     """Train into the folder `run`, and resume the run there if one exists."""
+    display = TrainingDisplay("none", plan.config)
     with _opened(plan, run) as folder:
-        return await run_training(plan, folder, TrainingDisplay("none", plan.config), interruptible, factories)
+        return await run_training(plan, folder, display, lambda control: interruptible(control, display), factories)
 
 
 def _opened(plan: TrainingPlan, run: Path) -> RunFolder:
@@ -112,9 +113,9 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
     """Return the weights of the latest checkpoint."""
-    from reward_kit.rl.training.pipelines import latest_state
+    from reward_kit.rl.checkpoint import load_latest
 
-    checkpoint = latest_state(run / "checkpoints")
+    checkpoint = load_latest(run / "checkpoints")
     assert checkpoint is not None
     weights: dict[str, torch.Tensor] = checkpoint.state["learner"]["module"]
     return weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,16 +12,19 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from reward_kit.agent.models import StepData
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext
 from reward_kit.agent.rl_rollout_worker import RLRolloutWorker
 from reward_kit.agent.samples import Sample
+from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
 from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.ppo import PPOLearner
+from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.config import DynamicSamplingModel
+from reward_kit.rl.training.figures import merge_updates
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
 from reward_kit.rl.training.rollouts import SampleStream
 from reward_kit.rl_processing import CreditAssigner
@@ -167,6 +171,13 @@ async def test_first_scored_groups_are_trained_on_before_the_others_are_scored()
     assert parts.learner.groups[0] == {parts.policy.opened[-1].rpartition("-")[0]}
 
 
+def test_extremes_of_parts_are_kept() -> None:
+    first = {"tokens": 1.0, "logprob_gap": 0.5, "ratio_max": 2.0, "alarm/effective_share": 0.2, "alarm/kl": 0.1}
+    second = {"tokens": 3.0, "logprob_gap": 0.1, "ratio_max": 3.0, "alarm/effective_share": 0.1, "alarm/kl": 0.4}
+    expected = {"tokens": 4.0, "logprob_gap": 0.5, "ratio_max": 3.0, "alarm/effective_share": 0.1, "alarm/kl": 0.4}
+    assert merge_updates([first, second]) == expected
+
+
 async def test_minibatch_diagnostics_are_merged() -> None:
     async with pipeline_of("minibatch", samples=3) as parts:
         (figures,) = await parts.train(1)
@@ -191,8 +202,16 @@ class TestDynamicSampling:
 
     @pytest.mark.parametrize("schedule", ["sync", "minibatch", "one_step_off", "both"])
     async def test_groups_without_a_signal_are_replaced(self, schedule: str) -> None:
+        annotated: Counter[tuple[str, int]] = Counter()
+
+        def annotate(step: StepData, episode: SingleAgentEpisode) -> dict[str, float]:
+            annotated[episode.id_, step.system_step_index] += 1
+            return {}
+
         async with pipeline_of(schedule, self.scores(1), dynamic=DynamicSamplingModel()) as parts:
+            parts.pipeline.trainer.credit.annotate_step = annotate
             (figures,) = await parts.train(1)
+        assert set(annotated.values()) == {1}, "an episode is aligned once"
         assert sum(len(groups) for groups in parts.learner.groups) == 2
         assert parts.policy.opened[0].rpartition("-")[0] not in set().union(*parts.learner.groups)
         wanted = {"kept": 2, "missing": 0, "collections": 2, "dropped/tied": 1}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from reward_kit.errors import ConfigError, TrainingError
+from reward_kit.errors import ConfigError, StoreError, TrainingError
 from reward_kit.rl.checkpoint import checkpoints
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.training.plan import load_plan, with_temperature
@@ -77,6 +77,29 @@ async def test_training_stops_when_the_target_is_reached(tmp_path: Path) -> None
     outcome = await trained(lake_folder(tmp_path, updates=9, early_stop=stop), tmp_path / "run")
     assert (outcome.status, outcome.summary["updates"]) == ("complete", 2)
     assert re.match(r"score/mean is 0\.\d+, at least 0$", outcome.summary["stopped"])
+    again = await trained(tmp_path / "train.yaml", tmp_path / "run")
+    assert again.summary["updates"] == 2 and "early_stop was reached at update 2" in again.summary["stopped"]
+    stop["times"] = 3  # starts to count again
+    raised = await trained(lake_folder(tmp_path, updates=9, early_stop=stop), tmp_path / "run")
+    assert raised.summary["updates"] == 5
+
+
+async def test_best_weights_that_could_not_be_written_are_written_on_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+
+    def save(folder: Path, policy: object) -> None:
+        written.append(folder)
+        if len(written) == 1:
+            raise StoreError("the disk is full")
+
+    monkeypatch.setattr("reward_kit.rl.training.session.save_weights", save)
+    path = lake_folder(tmp_path, updates=1, evaluation=None)
+    with pytest.raises(StoreError, match="the disk is full"):
+        await trained(path, tmp_path / "run")
+    assert (await trained(path, tmp_path / "run")).summary["best_update"] == 1
+    assert written == [tmp_path / "run" / "model"] * 2
 
 
 @pytest.mark.parametrize("pipeline", ["sync", "one_step_off"])

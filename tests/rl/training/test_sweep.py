@@ -17,6 +17,7 @@ from reward_kit.rl.training.sweep_session import (
     changed_inputs,
     create_sweep,
     differences,
+    latest_sweep,
     load_sweep,
     sweep_into,
 )
@@ -66,6 +67,7 @@ def test_sweep_trains_and_evaluates_each_arm_with_each_seed(tmp_path: Path) -> N
     assert "p_corrected" in difference and arms["gigpo"]["differences"] == {}
     assert set(outcome.summary["categories"]["score"]["left"]) == {"gigpo", "grpo", "start"}
     check_finished_sweep_is_not_repeated(path, outcome.path, outcome.summary)
+    check_damaged_files_do_not_hide_results(outcome.path)
     check_changed_inputs_are_listed(path, outcome.path)
 
 
@@ -79,6 +81,21 @@ def check_finished_sweep_is_not_repeated(path: Path, folder: Path, summary: dict
     again = sweep_into(folder, load_sweep(SweepFile.read(path)), lambda name, report: reports.append(name))
     assert without_clock(again.summary) == without_clock(summary) and len(set(reports)) == 1
     assert len(lines_of(folder)) == 5
+
+
+def check_damaged_files_do_not_hide_results(folder: Path) -> None:
+    sweeps = folder.parent
+    (sweeps / "damaged").mkdir()
+    (sweeps / "damaged" / "sweep.json").write_text("{")
+    assert latest_sweep(sweeps) == folder
+    metrics = folder / "grpo-1" / "metrics.jsonl"
+    before = metrics.read_bytes()
+    metrics.write_text("damaged\n" * 2)
+    reports: list[str] = []
+    plan = load_sweep(SweepFile.read(folder.parents[1] / "sweep.yaml"))
+    outcome = sweep_into(folder, plan, lambda name, report: reports.append(str(report)))
+    assert outcome.status == "complete" and len(reports) == 1 and "report.html was not written: " in reports[0]
+    metrics.write_bytes(before)
 
 
 def check_changed_inputs_are_listed(path: Path, folder: Path) -> None:

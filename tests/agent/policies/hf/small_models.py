@@ -6,6 +6,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tests.devices import DEVICE
+
 CHATML = (
     "{%- if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
     "Answer with <tool_call>.<|im_end|>\n{% endif %}"
@@ -78,4 +80,4 @@ def small_llama(vocabulary: int, *, context: int = 2048, seed: int = 0, scale: f
             bos_token_id=None,
             eos_token_id=None,
         )
-        return LlamaForCausalLM(config)
+        return LlamaForCausalLM(config).to(DEVICE)

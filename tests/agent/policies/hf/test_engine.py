@@ -20,6 +20,8 @@ from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.errors import ConfigError, LimitError, PolicyError
 from tests.agent.policies.hf.tiny_models import VOCABULARY, full_logits, tiny_model
 
+pytestmark = pytest.mark.device
+
 STOP = VOCABULARY - 1
 GREEDY, PLAIN = Sampling(temperature=0), Sampling()
 

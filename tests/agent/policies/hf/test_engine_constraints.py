@@ -16,6 +16,8 @@ from reward_kit.errors import PolicyError
 from tests.agent.policies.hf.test_engine import GREEDY, STOP, Counting, running
 from tests.agent.policies.hf.tiny_models import full_logits, tiny_model
 
+pytestmark = pytest.mark.device
+
 ANY = None
 
 

@@ -17,6 +17,8 @@ from reward_kit.errors import ConfigError, PolicyError
 from tests.agent.policies.hf.test_engine import GREEDY, running
 from tests.agent.policies.hf.tiny_models import tiny_model
 
+pytestmark = pytest.mark.device
+
 LONG = {"max_new_tokens": 100, "sampling": Sampling()}
 
 

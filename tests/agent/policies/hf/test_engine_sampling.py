@@ -13,6 +13,8 @@ from reward_kit.agent.policies.hf.sampling import Draws, Sampling, allowed_mask,
 from reward_kit.errors import ConfigError
 from tests.profiles import examples
 
+pytestmark = pytest.mark.device
+
 
 def logits_of(seed: int, rows: int, vocabulary: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (rows, vocabulary))).float()

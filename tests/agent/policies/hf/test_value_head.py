@@ -10,6 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.errors import ConfigError
 
+pytestmark = pytest.mark.device
+
 IDS = torch.tensor([[1, 2, 3]])
 
 

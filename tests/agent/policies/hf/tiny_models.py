@@ -18,6 +18,8 @@ from transformers import (
 )
 from transformers.models.auto import AutoModelForCausalLM
 
+from tests.devices import DEVICE
+
 VOCABULARY = 64
 _COMMON = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 _WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -42,7 +44,7 @@ def tiny_model(kind: str = "llama", seed: int = 0) -> PreTrainedModel:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.15)
-    return model.eval()
+    return model.eval().to(DEVICE)
 
 
 @torch.no_grad()

@@ -1,0 +1,89 @@
+"""The device of the tests that are marked `device`.
+
+REWARD_KIT_TEST_DEVICE names it: "cpu" (the default), a device of PyTorch such as "cuda" or "cuda:1", or "standin".
+The stand-in is a device on the CPU with memory of its own (`standin_device.cpp`, compiled once): an operation on its
+tensors and on CPU tensors fails as it does on a GPU. It finds tensors that are on the wrong device without a GPU, but
+it has no kernels, streams or rounding of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from reward_kit.agent.policies.hf.model import parse_device
+
+TESTS = str(Path(__file__).parent)
+_FACTORIES = frozenset(
+    {torch.tensor, torch.as_tensor, torch.zeros, torch.ones, torch.full, torch.empty, torch.arange, torch.eye}
+)
+_RANDOM = frozenset({torch.randn, torch.rand, torch.randint, torch.randperm, torch.linspace})
+
+
+def _load_standin() -> None:
+    """Compile the stand-in device and register it with PyTorch as "standin"."""
+    from torch.utils.cpp_extension import load
+
+    torch.utils.rename_privateuse1_backend("standin")
+    source = str(Path(__file__).with_name("standin_device.cpp"))
+    load("standin_device", [source], extra_cflags=["-O0"]).register()
+    module = types.ModuleType("torch.standin")
+    vars(module).update(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        device_count=lambda: 1,
+        current_device=lambda: 0,
+        synchronize=lambda device=None: None,
+        manual_seed_all=lambda seed: None,
+        _is_in_bad_fork=lambda: False,
+        get_rng_state=lambda device=None: torch.zeros(0, dtype=torch.uint8),  # it has no random generator
+        set_rng_state=lambda state, device=None: None,
+        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+    )
+    torch._register_device_module("standin", module)
+
+
+def _load() -> torch.device:
+    name = os.environ.get("REWARD_KIT_TEST_DEVICE") or "cpu"
+    if name == "standin":
+        _load_standin()
+    return parse_device(name)
+
+
+DEVICE = _load()
+
+
+class _TestTensorsOnDevice(TorchFunctionMode):
+    """Create the tensors of test code on `DEVICE`; code outside of `tests/` is not helped.
+
+    Random numbers are drawn on the CPU and then moved, so that a test has the same data on every device.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_made = func in _FACTORIES or func in _RANDOM
+        if is_made and "device" not in kwargs and sys._getframe(1).f_code.co_filename.startswith(TESTS):
+            if func in _RANDOM:
+                wants_gradient = kwargs.pop("requires_grad", False)
+                return func(*args, **kwargs).to(DEVICE).requires_grad_(wants_gradient)
+            return func(*args, **kwargs, device=DEVICE)
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def tests_on_device() -> Iterator[None]:
+    """Run a test with its tensors on `DEVICE`, and with exact float32 products, which a GPU may shorten to TF32."""
+    if DEVICE.type == "cpu":
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    with _TestTensorsOnDevice():
+        yield
