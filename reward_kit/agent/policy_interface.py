@@ -304,6 +304,7 @@ def policy_output(completion: ChatCompletion) -> PolicyOutput:
         "prompt_ids": completion.prompt_ids,
         "token_ids": completion.token_ids,
         "logprobs": completion.logprobs,
+        "weight_versions": completion.weight_versions,
     }
     if usage:
         facts["usage"] = usage.to_json()

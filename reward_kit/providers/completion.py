@@ -80,6 +80,8 @@ class ChatCompletion:
         logprob_entries: a list of length N with the log-probability entries as sent by the provider.
         retries: the number of attempts that failed before the response arrived.
         model: the model that answered, as the server reports it.
+        weight_versions: the labels of the weights that sampled the response, in order, if a vLLM or SGLang server
+            reports them.
     """
 
     message: Message
@@ -91,6 +93,7 @@ class ChatCompletion:
     logprob_entries: list[dict[str, Any]] | None = None
     retries: int = 0
     model: str | None = None
+    weight_versions: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +126,24 @@ def read_completion(data: Any, facts: RequestFacts, prices: PriceTable | None = 
         usage=_usage(data, facts.model, prices),
         # vLLM reports it once, SGLang with each choice.
         prompt_ids=_integers(data.get("prompt_token_ids") or choice.get("prompt_token_ids")),
-        token_ids=_integers(choice.get("token_ids")) or spelled_ids,
+        # SGLang names the sampled ids of a chat completion `response_token_ids`.
+        token_ids=_integers(choice.get("token_ids") or choice.get("response_token_ids")) or spelled_ids,
         logprobs=logprobs,
         logprob_entries=choice["logprobs"]["content"] if logprobs else None,
         model=_clean(data["model"])[:_LONGEST_MODEL] if isinstance(data.get("model"), str) else None,
+        weight_versions=_weight_versions(data, choice),
     )
+
+
+def _weight_versions(data: Mapping[str, Any], choice: Mapping[str, Any]) -> list[str] | None:
+    """Return the labels that vLLM reports with the choice and SGLang in the metadata; None if they are missing."""
+    metadata = data.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    spans = choice.get("weight_versions") or metadata.get("weight_versions")
+    if isinstance(spans, list) and spans and all(isinstance(span, Mapping) for span in spans):
+        return [str(span.get("version")) for span in spans]
+    label = metadata.get("weight_version")
+    return [label] if isinstance(label, str) else None
 
 
 def _message(raw: Mapping[str, Any], facts: RequestFacts) -> Message:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary, type_name
-from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig, lr_factor
+from reward_kit.rl.learner.config import PPOConfig, lr_factor
 from reward_kit.rl.learner.forward import LogprobModel, Scores
 from reward_kit.rl.learner.optimizer import (
     add_adapters,
@@ -67,7 +67,6 @@ from reward_kit.tokens.columns import Array, Floats, Ints
 from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
 logger = logging.getLogger("reward_kit.rl")
-__all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 """A function that is called with the batch for which an update failed, and with facts about the failure."""
 

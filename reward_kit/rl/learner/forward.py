@@ -25,6 +25,7 @@ from reward_kit.errors import ConfigError, boundary
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.sharding import Processes, shardable_layers
 from reward_kit.rl.learner.training_rows import MicroBatch, Restriction
+from reward_kit.rl.loss_terms import widened
 
 logger = logging.getLogger("reward_kit.rl")
 AfterHead = Callable[[Tensor], Tensor]
@@ -169,7 +170,7 @@ class LogprobModel:
         # The head is trained in float32 even if the frozen model has a narrower type.
         first = next(value_head.parameters(), hidden_MH)
         values: Tensor = value_head(hidden_MH.to(first.dtype))
-        return _wide(values.flatten())
+        return widened(values.flatten())
 
     def _in_chunks(
         self, part: MicroBatch, head: Callable[[Tensor], Tensor], hidden_NH: Tensor, chunk: int, entropies: bool
@@ -194,7 +195,7 @@ class LogprobModel:
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities and entropies in float32 or a wider type."""
-        logits_NV = _wide(logits_NV)
+        logits_NV = widened(logits_NV)
         if self._config.temperature != 1.0:
             logits_NV = logits_NV / self._config.temperature
         if restriction is not None:
@@ -220,10 +221,6 @@ def _narrowed(part: MicroBatch, head: nn.Module) -> tuple[MicroBatch, Callable[[
     weight_UH = linear.weight.index_select(0, allowed_U)
     bias_U = None if linear.bias is None else linear.bias.index_select(0, allowed_U)
     return part, partial(functional.linear, weight=weight_UH, bias=bias_U)
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:

@@ -37,8 +37,8 @@ from reward_kit.rl.checkpoint import (
     restore_random_states,
     save_checkpoint,
 )
-from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.reward_manager import EpisodeRewardManager
+from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.config import DynamicSamplingModel
 from reward_kit.rl.training.figures import SCORING, WAIT, Figures, merge_updates
