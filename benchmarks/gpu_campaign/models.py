@@ -66,7 +66,7 @@ def qwen2(
         attn_implementation=attention,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         # Large weights are drawn on the device, since their values do not matter.
         with torch.device(device if shape.width > 800 else "cpu"):
             model = Qwen2ForCausalLM(config)

@@ -193,7 +193,7 @@ def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None
     try:
         # peft draws adapters on the CPU. Forking the generators of several GPUs would raise a warning.
         with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             peft.inject_adapter_in_model(config, base)
     except ValueError as error:
         raise ConfigError(f"lora.targets {options.targets!r}: {error}") from error
