@@ -6,7 +6,7 @@ import asyncio
 import copy
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,15 +186,17 @@ def throughput(context: StageContext) -> None:
     for batch in batches:
         work = Work.random(batch, longest, new_tokens, shape.vocabulary)
         reset_peak_memory(device)
-        calls = {"engine": lambda work=work: sample(model, work, SAMPLED)}
-        calls["generate"] = lambda work=work: _generate(model, work)
+        calls: dict[str, Callable[[Work], Any]] = {
+            "engine": lambda work: sample(model, work, SAMPLED),
+            "generate": lambda work: _generate(model, work),
+        }
         if vllm is not None:
-            calls["vllm"] = lambda work=work: vllm(work)
+            calls["vllm"] = vllm
         for label, call in calls.items():
-            call() if batch == batches[0] else None  # warm-up
+            call(work._replace(new_tokens=4))  # warm-up
             synchronize(device)
             began = time.perf_counter()
-            call()
+            call(work)
             synchronize(device)
             rate = batch * new_tokens / (time.perf_counter() - began)
             context.record(**{f"batch_{batch}_{label}_tokens_per_s": rate})
