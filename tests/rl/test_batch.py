@@ -14,6 +14,7 @@ from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.tokens import TokenBatch, build_rows, pack_rows, row_columns
+from tests.devices import DEVICE
 from tests.rl.test_trainer import TASK
 from tests.tiny_policy import PAD, TinyPolicy
 
@@ -86,7 +87,7 @@ def test_pin_memory_without_an_accelerator_is_rejected() -> None:
         to_tensors(TokenBatch({"x": np.zeros((1, 1))}), pin_memory=True)
 
 
-@pytest.mark.skipif(not torch.accelerator.is_available(), reason="there is no accelerator")
+@pytest.mark.skipif(DEVICE.type == "standin" or not torch.accelerator.is_available(), reason="there is no accelerator")
 def test_pinned_memory_arrives_with_the_same_values() -> None:
     rows = TokenBatch({"x": np.arange(6.0).reshape(2, 3), "ids": np.arange(6).reshape(2, 3)})
     assert all(values.is_pinned() for values in to_tensors(rows, pin_memory=True).values())
