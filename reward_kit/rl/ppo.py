@@ -187,6 +187,10 @@ class PPOLearner:
                     layer.training = (
                         True  # These layers recompute only in training mode; dropout inside them remains disabled.
                     )
+        if config.compile and self._context.processes.is_group:
+            logger.warning("ppo.compile: layers that are sharded over processes are not compiled")
+        elif config.compile:
+            self._model.compile_layers()
         self._context.processes.shard(module, torch.bfloat16 if config.precision == "bfloat16" else torch.float32)
         self.optimizer = make_optimizer(module, config)
         self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]

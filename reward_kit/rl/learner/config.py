@@ -174,6 +174,9 @@ class PPOConfig:
             module's type determines the precision.
         gradient_checkpointing: whether to recompute activations inside the layers of the module instead of storing
             them.
+        compile: whether to compile the layers of the module with `torch.compile`. The first update then takes a minute
+            longer. If the compiler fails, or the module is sharded over processes, the layers run uncompiled and a
+            warning is logged.
         max_logits: the maximum number of logits in memory, which is the number of tokens times the vocabulary size. If
             there are more logits, the head runs in chunks. With a gradient, the head requires five times the memory of
             these logits; without a gradient, it requires twice their memory.
@@ -223,6 +226,7 @@ class PPOConfig:
     temperature: float = 1.0
     precision: Precision | None = None
     gradient_checkpointing: bool = False
+    compile: bool = False
     max_logits: int = 2**27
     lora: LoRAOptions | None = None
     limits: OffPolicyLimits = field(default_factory=OffPolicyLimits)
