@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-cpus check format docs test-docs pictures bench campaign learning-campaign \
 	credit-lab counterfactual-campaign browser-campaign sandbox-campaign \
-	red-team-campaign text-games-campaign test-integrations packaging clean
+	red-team-campaign text-games-campaign gpu-campaign gpu-wheels test-integrations packaging clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -111,6 +111,13 @@ red-team-campaign: $(VENV)/.dev  ## Check verifiers with planted weaknesses and 
 
 text-games-campaign: $(VENV)/.text-games  ## Test with TextWorld's engine: 100 household episodes, games of every generator
 	@$(BIN)/python -m pytest -m "" tests/environments/household tests/environments/test_textworld.py
+
+DEVICE ?= cuda
+SIZE ?= full
+OUT ?= runs/gpu
+gpu-campaign: $(VENV)/.dev  ## Run everything that depends on a GPU (DEVICE=cuda or cpu, SIZE=full or tiny, OUT=folder, STAGES=…)
+	@$(BIN)/python benchmarks/gpu_campaign/campaign.py --device $(DEVICE) --size $(SIZE) --out $(OUT) \
+		$(if $(STAGES),--stages $(STAGES)) $(if $(AGAIN),--again $(AGAIN)) $(if $(BUDGET),--budget $(BUDGET))
 
 PEERS := mcp agents endpoints learners verifiers openenv ray serve earlier axolotl
 test-integrations: $(VENV)/.dev $(PEERS:%=.integrations/.%)  ## Test against trainers, engines, servers and environments of other projects (requires npm, 8 GB)

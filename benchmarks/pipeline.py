@@ -38,9 +38,10 @@ from reward_kit.reward_agent import AsyncRewardAgent
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, parameter_count
 from reward_kit.rl.model_kit.sft import Demonstrations, SFTConfig, fit
-from reward_kit.rl.overlap import PipelineSettings, Schedule, lower_bound, simulate_overlap
+from reward_kit.rl.overlap import PipelineSettings, lower_bound, simulate_overlap
 from reward_kit.rl.overlap_published import FITTED
 from reward_kit.rl.ppo import PPOLearner
+from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
 from reward_kit.rl.training.rollouts import Collector, HeldOutEvaluation, SampleStream

@@ -12,7 +12,8 @@ import torch
 
 from reward_kit.agent.policies.hf.engine import Engine
 from reward_kit.agent.policies.hf.sampling import Sampling
-from reward_kit.rl.ppo import PPOConfig, PPOLearner
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.ppo import PPOLearner
 from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 from tests.agent.policies.hf.tiny_models import VOCABULARY, tiny_model
 from tests.rl.learner.cases import Bigram, bigram_rows

@@ -96,7 +96,8 @@ async def test_sampled_logprobs_equal_model_logprobs_on_the_recorded_tokens() ->
     randomize(policy.module.head.weight)
     await policy.publish(7)
     episodes = await collect_group(RLRolloutWorker(TASK, policy), LAKE[0], 16)
-    rows = to_tensors(build_rows(episodes, pad_token_id=PAD), device=DEVICE)
+    rows = to_tensors(build_rows(episodes, pad_token_id=PAD))
+    rows = {key: values.to(DEVICE) for key, values in rows.items()}
     is_action = rows["action_mask"].bool()
     with torch.no_grad():
         recomputed = token_logprobs(policy.module(rows["input_ids"], rows["attention_mask"]), rows["input_ids"])

@@ -1,11 +1,12 @@
 """Run `reward-kit check` on the red-team corpus, and print how many weaknesses it finds and how many alarms it raises.
 
 Exits with code 1 if fewer than 95% of the planted weaknesses are found, if a fixed verifier has an error or a warning,
-or if a check takes more than 60 s. Names of entries on the command line select them.
+or if a check takes more than 60 s.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -33,7 +34,10 @@ def check(entry: Path, version: str, given: dict) -> RewardReport:
 
 
 def main(names: list[str]) -> int:
-    entries = sorted(path.parent for path in FOLDER.glob("*/*/given.json") if not names or path.parent.name in names)
+    entries = sorted(path.parent for path in FOLDER.glob("*/*/given.json"))
+    if unknown := [name for name in names if name not in {entry.name for entry in entries}]:
+        raise SystemExit(f"unknown entry {unknown[0]!r}; the entries are {', '.join(entry.name for entry in entries)}")
+    entries = [entry for entry in entries if not names or entry.name in names]
     found, alarms, longest = 0, 0, 0.0
     for entry in entries:
         given = json.loads((entry / "given.json").read_text(encoding="utf-8"))
@@ -61,4 +65,6 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="an entry to check; default: all entries")
+    sys.exit(main(parser.parse_args().names))

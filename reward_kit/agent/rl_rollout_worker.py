@@ -191,8 +191,8 @@ class RLRolloutWorker:
         self._kind = kind
         self._next_rollout: Counter[str] = Counter()  # keyed by group id
         self._first_keys: dict[str, str] = {}
-        has_world = bool(kind or task_definition.resource_type or environment is not None)
-        has_tools = (has_world or tools is not None) and task_definition.tools != []
+        has_resource = bool(kind or task_definition.resource_type or environment is not None)
+        has_tools = (has_resource or tools is not None) and task_definition.tools != []
         continues = has_tools or bool(task_definition.terminate_tool) or user is not None
         self._ends_on_text = (task_definition.on_text or ("continue" if continues else "end")) == "end"
 

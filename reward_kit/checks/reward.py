@@ -327,7 +327,7 @@ class TaskReport:
         """Return 1 if a sample has a problem or a reward has a finding at or above the level `fail_on`, otherwise 0."""
         has_problems = any(proof.problems for proof in self.proofs)
         codes = (report.exit_code(fail_on) for report in self.rewards.values())
-        return 1 if has_problems and fail_on != "never" else max(codes)
+        return 1 if has_problems and fail_on != "never" else max(codes, default=0)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-serializable data."""
@@ -342,9 +342,9 @@ class TaskReport:
             for proof in self.proofs
         ]
         reports = {name: report.to_json() for name, report in self.rewards.items()}
-        of_rewards = {"reward": reports[""]} if "" in reports else {"rewards": reports}
+        reward = reports.pop("", None)  # None if the task has named rewards
         skipped = {"skipped": list(self.skipped)} if self.skipped else {}
-        return {"task": str(self.task.path), "samples": samples, **of_rewards, **skipped}
+        return {"task": str(self.task.path), "samples": samples, "reward": reward, "rewards": reports, **skipped}
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the report for a terminal: first the rewards, then the samples."""

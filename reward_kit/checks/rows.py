@@ -263,7 +263,7 @@ def _check_trl_row(findings: Findings, row: Mapping[str, Array], token_logprobs:
 def check_verifiers_trace(
     trace: Mapping[str, Any], *, what: str = "trace", token_logprobs: LogprobsOf | None = None
 ) -> list[Finding]:
-    """Check a verifiers trace: a state with a `trajectory` (v0) or a trace with `nodes` (v1).
+    """Check a verifiers trace: a state with a `trajectory` (v0), or a trace with `nodes` (v1) or an episode of traces.
 
     v0 stores the whole prompt and the sampled tokens of each step. Drifted prefixes are therefore detected. Contexts
     that were rewritten intentionally are reported too, because v0 cannot record a reason.
@@ -292,8 +292,12 @@ def check_verifiers_trace(
                 _check_nodes(findings, trace["nodes"], token_logprobs)
             elif "trajectory" in trace:
                 _check_trajectory(findings, trace["trajectory"], token_logprobs)
+            elif "traces" in trace:
+                for number, one in enumerate(trace["traces"]):
+                    name = f"{what}: traces[{number}]"
+                    findings += check_verifiers_trace(one, what=name, token_logprobs=token_logprobs)
             else:
-                raise ConfigError(f"{what}: a verifiers trace must have 'trajectory' (v0) or 'nodes' (v1)")
+                raise ConfigError(f"{what}: a verifiers trace must have 'trajectory' (v0), 'nodes' or 'traces' (v1)")
     except RewardKitError as error:
         raise ConfigError(str(error)) from error
     return findings

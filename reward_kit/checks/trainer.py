@@ -204,7 +204,7 @@ def _gradient(loss: Loss, arrays: dict[str, Any]) -> Floats:
     }
     result = torch.as_tensor(loss(batch), dtype=torch.float64)
     if result.shape == log_probs.shape:
-        return np.asarray(result.detach().numpy())
+        return np.asarray(result.detach().cpu().numpy())
     if result.dim():
         shapes = f"{tuple(result.shape)}, but the batch has {tuple(log_probs.shape)} tokens"
         raise ConfigError(

@@ -35,10 +35,10 @@ def command(
 ) -> None:
     """Make a run from logs of other tools, or a task from an eval of OpenAI Evals.
 
-    FILE is a log of inspect_ai (.eval or .json), a trajectory in ATIF (Harbor), a JSONL file of OpenAI chats or
-    responses, or a session file of Claude Code. The run can be viewed, scored, compared, checked, and exported again.
-    It keeps a copy of each log. Fields without a place in an episode are listed. If FILE is a YAML file of the registry
-    of OpenAI Evals, its task is written to -o.
+    FILE is a log of inspect_ai (.eval or .json), a trajectory in ATIF (Harbor), a traces.jsonl of verifiers, a JSONL
+    file of OpenAI chats or responses, or a session file of Claude Code. The run can be viewed, scored, compared,
+    checked, and exported again. It keeps a copy of each log. Fields without a place in an episode are listed. If FILE
+    is a YAML file of the registry of OpenAI Evals, its task is written to -o.
 
     \b
     Examples:
@@ -55,6 +55,8 @@ def command(
         for converted in tasks:
             echo(f"{converted.path}: {pluralize(converted.samples, 'sample')}", err=True)
             _report_fields("Not in the task", converted.dropped)
+        judge = " -T reward_options.model=JUDGE" if tasks[0].is_judged else ""
+        echo(f"Run it:  reward-kit run {tasks[0].path} --model PROVIDER/MODEL{judge}", err=True)
         return
     if output is not None:
         raise click.UsageError("-o applies only to an eval of OpenAI Evals; the run is written to --log-dir")

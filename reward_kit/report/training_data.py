@@ -268,17 +268,17 @@ def _episode(record: Mapping[str, Any], file: Path) -> KeptEpisode:
     messages = record["messages"]
     # Keep the beginning (the task) and the end (the outcome) of long episodes.
     half = _MOST_MESSAGES // 2
-    said = [_said(message) for message in messages]
+    shown = [_shown(message) for message in messages]
     if (cut := len(messages) - 2 * half) > 0:
-        said[half:-half] = [ShownMessage("…", f"{cut:,} messages omitted")]
+        shown[half:-half] = [ShownMessage("…", f"{cut:,} messages omitted")]
     steps, reason = record.get("num_steps"), escape_text(record.get("stop_reason") or "", NAME_LENGTH)
     facts = [f"{steps} steps", reason] if isinstance(steps, int) else [reason]
     gave = record.get("environment_return")
     facts += [f"return {number(gave)}"] if isinstance(gave, int | float) else []
-    return KeptEpisode(escape_text(record.get("rollout_id") or file.stem, NAME_LENGTH), ", ".join(facts), said)
+    return KeptEpisode(escape_text(record.get("rollout_id") or file.stem, NAME_LENGTH), ", ".join(facts), shown)
 
 
-def _said(message: Mapping[str, Any]) -> ShownMessage:
+def _shown(message: Mapping[str, Any]) -> ShownMessage:
     """Return a message and its tool calls as text."""
     content = from_json_value(message.get("content"))
     text = content if isinstance(content, str) else "" if content is None else json.dumps(message["content"])

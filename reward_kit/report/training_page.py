@@ -549,25 +549,25 @@ def training_page(run: TrainingFacts, extra_script: str = "", *, is_served: bool
     )
 
 
-def _updates_asked(run: TrainingFacts) -> int | None:
-    asked = run.config.get("updates")
-    return asked if isinstance(asked, int) else None
+def _update_limit(run: TrainingFacts) -> int | None:
+    limit = run.config.get("updates")
+    return limit if isinstance(limit, int) else None
 
 
 def _is_finished(run: TrainingFacts) -> bool:
-    """Return whether the updates or the environment steps that the train file asks for are reached."""
-    asked, steps = _updates_asked(run), run.config.get("max_env_steps")
-    return (asked is not None and run.updates >= asked) or (
+    """Return whether the updates or the environment steps that the train file requires are reached."""
+    limit, steps = _update_limit(run), run.config.get("max_env_steps")
+    return (limit is not None and run.updates >= limit) or (
         isinstance(steps, int) and (run.last("progress/env_steps") or 0) >= steps
     )
 
 
 def _facts(run: TrainingFacts) -> list[str]:
-    header, asked, steps = run.header, _updates_asked(run), run.config.get("max_env_steps")
+    header, limit, steps = run.header, _update_limit(run), run.config.get("max_env_steps")
     return [
         escape_text(header.run_id or run.path.name, NAME_LENGTH),
         f"began {header.timing.started_at:%Y-%m-%d %H:%M} UTC",
-        f"{run.updates:,}{f' of {asked:,}' if asked is not None else ''} updates",
+        f"{run.updates:,}{f' of {limit:,}' if limit is not None else ''} updates",
         *([f"up to {steps:,} environment steps"] if isinstance(steps, int) else []),
         f"took {seconds(run.last('time/worked_s') or header.timing.worked_s)}",
         f"seed {header.seed}",

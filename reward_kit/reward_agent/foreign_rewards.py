@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from reward_kit.errors import ConfigError, RewardError
@@ -194,27 +194,26 @@ def _rubric_spec(rubric: Any, parts: Sequence[Callable[..., Any]], weights: Sequ
             calls.append((inspect.signature(part).parameters, part, weight))
     is_async = any(inspect.iscoroutinefunction(part) for _, part, _ in calls)
 
-    async def call(values: Mapping[str, Any]) -> float:
-        rollout, total = _Rollout.read(values, reads_messages=True), 0.0
+    def weighted(values: Mapping[str, Any]) -> Iterator[tuple[float, Any]]:
+        rollout = _Rollout.read(values, reads_messages=True)
         if rollout.truth is None:
             raise RewardError(f"reward {name!r} requires a ground_truth, but the sample has none; add one")
         offered = {**objects, **_verifiers_values(rollout), "answer": rollout.truth}
         for parameters, part, weight in calls:
             takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-            value = part(**{one: offered[one] for one in offered if takes_any or one in parameters})
+            yield weight, part(**{one: offered[one] for one in offered if takes_any or one in parameters})
+
+    def call(values: Mapping[str, Any]) -> float:
+        return sum(weight * float(value) for weight, value in weighted(values))
+
+    async def call_async(values: Mapping[str, Any]) -> float:
+        total = 0.0
+        for weight, value in weighted(values):
             total += weight * float(await value if inspect.isawaitable(value) else value)
         return total
 
-    def call_now(values: Mapping[str, Any]) -> Any:
-        coroutine = call(values)
-        try:
-            coroutine.send(None)
-        except StopIteration as done:
-            return done.value
-        raise AssertionError("only asynchronous functions wait")
-
     form = _Form("verifiers", "completion", "answer", (), True, True, takes_truth=True)
-    return _spec(name, call if is_async else call_now, form, rubric, rubric, is_async=is_async)
+    return _spec(name, call_async if is_async else call, form, rubric, rubric, is_async=is_async)
 
 
 def _spec(

@@ -104,7 +104,8 @@ _MODULES = {
     "model_kit.models": "TERSE_TEMPLATE build_decoder build_tokenizer compose_embeddings describe load_model "
     "save_model",
     "model_kit.sft": "DemonstratingPolicy Demonstrations SFTConfig SFTProgress episode_texts fit",
-    "ppo": "LoRAOptions OffPolicyLimits PPOConfig PPOLearner",
+    "learner.config": "LoRAOptions OffPolicyLimits PPOConfig",
+    "ppo": "PPOLearner",
     "reward_manager": "BatchRewardManager DAPORewardManager EpisodeRewardManager NaiveRewardManager PrimeRewardManager "
     "load_reward_manager",
     "served_policy": "ServedPolicy",

@@ -244,8 +244,9 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     np.random.set_state(states["numpy"])
     random.setstate(states["python"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"])
+    # A run may be resumed on a machine with fewer GPUs.
+    for device, state in enumerate(states.get("cuda", ())[: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(state, device)
 
 
 class StudyBatch(NamedTuple):

@@ -14,7 +14,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -22,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from reward_kit.errors import ConfigError, describe_read_error, did_you_mean
+from reward_kit.rl.schedule import Schedule
 
 __all__ = [
     "Latency",
     "Overlap",
     "PipelineSettings",
-    "Schedule",
     "ScheduleResult",
     "ScoredBatch",
     "TimelineInterval",
@@ -43,25 +42,6 @@ __all__ = [
 Floats = npt.NDArray[np.float64]
 MOST_CALLS = 5_000_000
 MOST_SECONDS = 1e8  # Three years. Sums of such durations cannot overflow and still resolve milliseconds.
-
-
-class Schedule(StrEnum):
-    """The order of rollouts and updates."""
-
-    SYNC = "sync"
-    MINIBATCH = "minibatch"
-    ONE_STEP_OFF = "one_step_off"
-    BOTH = "both"
-
-    @property
-    def updates_early(self) -> bool:
-        """True if a mini-batch is used for training as soon as enough groups are scored."""
-        return self in (Schedule.MINIBATCH, Schedule.BOTH)
-
-    @property
-    def rolls_ahead(self) -> bool:
-        """True if the next batch is rolled out, with weights one version older, before training on this batch."""
-        return self in (Schedule.ONE_STEP_OFF, Schedule.BOTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from reward_kit.rl.overlap import PipelineSettings, Schedule, draw_latencies, parse_latency, simulate_overlap
+from reward_kit.rl.overlap import PipelineSettings, draw_latencies, parse_latency, simulate_overlap
+from reward_kit.rl.schedule import Schedule
 
 LATENCY = parse_latency("uniform:1:40")
 FITTED = PipelineSettings(

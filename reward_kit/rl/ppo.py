@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary, type_name
-from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig, lr_factor
+from reward_kit.rl.learner.config import PPOConfig, lr_factor
 from reward_kit.rl.learner.forward import LogprobModel, Scores
 from reward_kit.rl.learner.optimizer import (
     add_adapters,
@@ -67,7 +67,6 @@ from reward_kit.tokens.columns import Array, Floats, Ints
 from reward_kit.torch_cpu import keep_freed_memory, no_denormals
 
 logger = logging.getLogger("reward_kit.rl")
-__all__ = ["LoRAOptions", "OffPolicyLimits", "OnFailure", "PPOConfig", "PPOLearner"]
 OnFailure = Callable[[TokenBatch, Mapping[str, Any]], object]
 """A function that is called with the batch for which an update failed, and with facts about the failure."""
 
@@ -188,6 +187,10 @@ class PPOLearner:
                     layer.training = (
                         True  # These layers recompute only in training mode; dropout inside them remains disabled.
                     )
+        if config.compile and self._context.processes.is_group:
+            logger.warning("ppo.compile: layers that are sharded over processes are not compiled")
+        elif config.compile:
+            self._model.compile_layers()
         self._context.processes.shard(module, torch.bfloat16 if config.precision == "bfloat16" else torch.float32)
         self.optimizer = make_optimizer(module, config)
         self._parameters = [one for group in self.optimizer.param_groups for one in group["params"]]

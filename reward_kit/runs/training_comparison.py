@@ -25,8 +25,8 @@ _STEPS = "progress/env_steps"
 _SHOWN = ("update", HELD_OUT_SCORE, _ERROR, _COUNT, _UNSCORED, _STEPS)
 _NAME_LENGTH = 60
 ONE_RUN_NOTE = (
-    "one run per setting says nothing about other seeds, whose results may differ more than these; `reward-kit sweep` "
-    "compares settings over several seeds"
+    "one run per setting does not show the results of other seeds, which may differ more than these; "
+    "`reward-kit sweep` compares settings over several seeds"
 )
 
 

@@ -99,6 +99,7 @@ def test_dry_run_and_check_name_every_reward(project: Project) -> None:
     report = project.call("check", "task.yaml")
     assert "cost: error:   out-of-range" in report.stdout and "right: reward.py:right: " in report.stdout
     found = json.loads(project.call("check", "task.yaml", "--json").stdout)
+    assert found["reward"] is None
     assert found["rewards"].keys() == {"right", "cost"}
 
 

@@ -77,7 +77,7 @@ def test_sweep_prints_a_line_per_run_and_the_tables(tmp_path: Path) -> None:
     done = command_line.call("sweep", "sweep.yaml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "gigpo-0  complete after 2 updates, " in done.stderr and "start-0  held-out score 0.0" in done.stderr
-    assert "One seed says nothing about the spread between seeds" in done.stderr
+    assert "One seed does not show the spread between seeds" in done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[:5]] == ["Arms", "seeds", "start", "gigpo", "grpo"]
     assert "not tested" in done.stdout
     listed = command_line.call("runs", "list", cwd=tmp_path)

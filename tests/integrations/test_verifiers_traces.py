@@ -15,9 +15,9 @@ from reward_kit.episodes.record import get_facts
 from reward_kit.episodes.segments import TokenRow
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import EpisodeError, Failure
-from reward_kit.integrations.verifiers.traces import episode_to_trace, trace_advantages, trace_score, trace_to_episode
 from reward_kit.models import EvaluateResult, Message, MetricResult
 from reward_kit.reward_agent.scoring import Scored
+from reward_kit.runs.logs.verifiers_traces import episode_to_trace, trace_advantages, trace_score, trace_to_episode
 from tests.integrations.verifiers.episodes import random_episode
 
 SEEDS = range(300)
@@ -261,7 +261,7 @@ def test_foreign_stop_condition_is_mapped(more: dict[str, Any], stop: StopReason
     episode = trace_to_episode(foreign(nodes, **more))
     facts = get_facts(episode)
     assert facts["stop_reason"] == stop
-    assert (episode.is_terminated, episode.is_truncated) == (stop.is_terminal, stop.is_limit)
+    assert (episode.is_terminated, episode.is_truncated) == (stop.is_terminal, not stop.is_terminal)
     recorded = facts["failure"]
     assert (recorded and (recorded["class"], recorded["where"], recorded["message"])) == failure
 

@@ -14,11 +14,8 @@ from reward_kit.agent.samples import Sample
 from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.tokens import TokenBatch, build_rows, pack_rows, row_columns
-from tests.devices import DEVICE
 from tests.rl.test_trainer import TASK
 from tests.tiny_policy import PAD, TinyPolicy
-
-pytestmark = pytest.mark.device
 
 
 async def test_real_rows_keep_every_key_shape_and_value() -> None:
@@ -75,30 +72,6 @@ def test_real_values_have_the_requested_dtype(kind: type[np.generic], dtype: tor
 def test_token_ids_are_not_rounded_by_the_real_dtype() -> None:
     ids = np.array([[2**24 + 1]], dtype=np.int64)
     assert to_tensors(TokenBatch({"input_ids": ids}), dtype=torch.bfloat16)["input_ids"].item() == 2**24 + 1
-
-
-def test_tensors_are_moved_to_the_device() -> None:
-    assert to_tensors(TokenBatch({"x": np.zeros((1, 1))}), device="meta")["x"].device.type == "meta"
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
-def test_pin_memory_without_an_accelerator_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="pin_memory requires an accelerator"):
-        to_tensors(TokenBatch({"x": np.zeros((1, 1))}), pin_memory=True)
-
-
-@pytest.mark.skipif(DEVICE.type == "standin" or not torch.accelerator.is_available(), reason="there is no accelerator")
-def test_pinned_memory_arrives_with_the_same_values() -> None:
-    rows = TokenBatch({"x": np.arange(6.0).reshape(2, 3), "ids": np.arange(6).reshape(2, 3)})
-    assert all(values.is_pinned() for values in to_tensors(rows, pin_memory=True).values())
-    moved = to_tensors(rows, device=torch.accelerator.current_accelerator(), pin_memory=True, non_blocking=True)
-    assert moved["x"].cpu().tolist() == rows.batch["x"].tolist()
-    assert moved["ids"].cpu().tolist() == rows.batch["ids"].tolist()
-
-
-def test_non_blocking_copies_are_equal() -> None:
-    rows = TokenBatch({"x": np.arange(6.0).reshape(2, 3)})
-    assert to_tensors(rows, non_blocking=True)["x"].tolist() == rows.batch["x"].tolist()
 
 
 def test_empty_batches_give_empty_tensors() -> None:

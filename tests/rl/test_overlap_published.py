@@ -7,8 +7,9 @@ import itertools
 
 import pytest
 
-from reward_kit.rl.overlap import Overlap, PipelineSettings, Schedule, draw_latencies, simulate_overlap
+from reward_kit.rl.overlap import Overlap, PipelineSettings, draw_latencies, simulate_overlap
 from reward_kit.rl.overlap_published import FITTED, LATENCY, PUBLISHED, simulate_published
+from reward_kit.rl.schedule import Schedule
 
 SYNC, MINIBATCH, ONE_STEP_OFF, BOTH = Schedule
 WHOLE_STEPS = 15 * (7473 // 1024)

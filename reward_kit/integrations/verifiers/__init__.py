@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reward_kit.lazy import lazy_modules
+from reward_kit.runs.logs.verifiers_traces import episode_to_trace, trace_advantages, trace_score, trace_to_episode
 
 if TYPE_CHECKING:
     from reward_kit.integrations.verifiers.rewards import as_reward_function, write_samples
@@ -13,12 +14,6 @@ if TYPE_CHECKING:
         TaskFileConfig,
         TaskFileTaskset,
         as_verifiers_reward,
-    )
-    from reward_kit.integrations.verifiers.traces import (
-        episode_to_trace,
-        trace_advantages,
-        trace_score,
-        trace_to_episode,
     )
 
 __all__ = [
@@ -36,6 +31,5 @@ __all__ = [
 _MODULES = {
     "rewards": "as_reward_function write_samples",
     "tasksets": "TaskFileConfig TaskFileTaskset ResourceTaskset as_verifiers_reward",
-    "traces": "trace_advantages trace_to_episode trace_score episode_to_trace",
 }
 __getattr__, __dir__ = lazy_modules(__name__, _MODULES)

@@ -17,8 +17,8 @@ import verifiers.v1 as vf
 from verifiers.v1.state import state_cls
 
 from reward_kit.errors import ConfigError, RewardError
-from reward_kit.integrations.verifiers.traces import from_verifiers, to_verifiers
 from reward_kit.models import EvaluateResult, Message, MetricResult
+from reward_kit.runs.logs.verifiers_traces import from_verifiers, to_verifiers
 from reward_kit.typed_interface import Function, reward_function
 
 DATA = "verifiers"

@@ -38,10 +38,10 @@ from reward_kit.blocking import run_blocking
 from reward_kit.environments.base import ForkableResource, StateSnapshot
 from reward_kit.environments.servers import ServerPool
 from reward_kit.errors import ConfigError, EnvironmentFailure, Failure, RewardError, RewardKitError, did_you_mean
-from reward_kit.integrations.verifiers.traces import is_same, to_verifiers, trace_to_episode
 from reward_kit.reward_agent.agent import AsyncRewardAgent, PersistentAgent
 from reward_kit.reward_agent.loading import SandboxChoice, make_scorer, resolve_reward
 from reward_kit.reward_agent.scoring import Reward, ScoringRequest, check_parameters
+from reward_kit.runs.logs.verifiers_traces import is_same, to_verifiers, trace_to_episode
 from reward_kit.runs.tasks import LoadedTask, load_task
 
 RewardOfTrace = Callable[[Any, Any], Awaitable[float]]

@@ -12,10 +12,10 @@ import torch
 
 from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError
-from reward_kit.rl.loss_terms import Aggregation
+from reward_kit.rl.loss_terms import Aggregation, check_above_0
 from reward_kit.rl.losses import BeyondCap, ClipRange, KLEstimator, Level
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger("reward_kit.rl")
 LossName = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "decoupled", "turn_gspo", "turn_ppo"]
 OldLogprobs = Literal["sampler", "recomputed"]
 OldValues = Literal["recorded", "recomputed"]
@@ -106,7 +106,7 @@ class OffPolicyLimits:
             if not (measured >= limit if is_least else measured <= limit):
                 beyond[f"alarm/{one.name}"] = measured
                 side = "below" if is_least else "above"
-                log.warning("off-policy: %s is %g, %s the limit %g", one.name, measured, side, limit)
+                logger.warning("off-policy: %s is %g, %s the limit %g", one.name, measured, side, limit)
         return beyond
 
 
@@ -174,6 +174,9 @@ class PPOConfig:
             module's type determines the precision.
         gradient_checkpointing: whether to recompute activations inside the layers of the module instead of storing
             them.
+        compile: whether to compile the layers of the module with `torch.compile`. The first update then takes a minute
+            longer. If the compiler fails, or the module is sharded over processes, the layers run uncompiled and a
+            warning is logged.
         max_logits: the maximum number of logits in memory, which is the number of tokens times the vocabulary size. If
             there are more logits, the head runs in chunks. With a gradient, the head requires five times the memory of
             these logits; without a gradient, it requires twice their memory.
@@ -223,6 +226,7 @@ class PPOConfig:
     temperature: float = 1.0
     precision: Precision | None = None
     gradient_checkpointing: bool = False
+    compile: bool = False
     max_logits: int = 2**27
     lora: LoRAOptions | None = None
     limits: OffPolicyLimits = field(default_factory=OffPolicyLimits)
@@ -306,9 +310,7 @@ def _check_values(config: PPOConfig) -> None:
             raise ConfigError(f"{name} must be an integer of at least {least}, got {count!r}")
     for name in (*_AT_LEAST_0, *_ABOVE_0):
         if (number := getattr(config, name)) is not None:
-            check_number(name, number, 0.0)
-            if number == 0.0 and name in _ABOVE_0:
-                raise ConfigError(f"{name} must be above 0, got 0")
+            check_above_0(name, number) if name in _ABOVE_0 else check_number(name, number, 0.0)
     for pattern, rate in config.lr_by_name.items():
         check_number(f"lr_by_name {pattern!r}", rate, 0.0)
     check_number("entropy_coefficient", config.entropy_coefficient)

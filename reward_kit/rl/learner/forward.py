@@ -9,6 +9,7 @@ ids that some token of the micro-batch allows. In the last layer, only the keys 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, boundary
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.sharding import Processes, shardable_layers
 from reward_kit.rl.learner.training_rows import MicroBatch, Restriction
+from reward_kit.rl.loss_terms import widened
 
+logger = logging.getLogger("reward_kit.rl")
 AfterHead = Callable[[Tensor], Tensor]
 FORBIDDEN = -1e30
 """The logit of a token that a constraint forbids. Its probability is 0 and, unlike with -inf, no entropy is NaN."""
@@ -88,6 +91,33 @@ class LogprobModel:
             with torch.no_grad() if values_only else nullcontext():
                 return self._by_head(part, self._head, values_only, entropies)
 
+    def compile_layers(self) -> bool:
+        """Compile the layers of the module with `torch.compile`, and return whether that works.
+
+        The last layer is not compiled, because compiled code would ignore the hooks of `LastLayer`. A trial on a few
+        tokens runs the compiler; if it fails, the layers stay uncompiled, and a warning is logged.
+        """
+        layers = shardable_layers(self.module)[:-1]
+        if self._head is None or not layers:
+            logger.warning("ppo.compile: %s has no layers that can be compiled", type(self.module).__name__)
+            return False
+        for layer in layers:
+            layer.compile(dynamic=True)
+        device = next(self.module.parameters()).device
+        ids_BT = torch.zeros(2, 8, dtype=torch.long, device=device)
+        try:
+            with boundary(ConfigError, "torch.compile"), self._precision(device):
+                self.module(input_ids=ids_BT, use_cache=False).logits.float().mean().backward()
+        except ConfigError as error:
+            for layer in layers:
+                layer._compiled_call_impl = None
+            reason = str(error).partition("\n")[0]
+            logger.warning("ppo.compile: the layers run uncompiled, because the compiler failed: %s", reason)
+            return False
+        finally:
+            self.module.zero_grad(set_to_none=True)
+        return True
+
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self._config.precision != "bfloat16":
             return nullcontext()
@@ -140,7 +170,7 @@ class LogprobModel:
         # The head is trained in float32 even if the frozen model has a narrower type.
         first = next(value_head.parameters(), hidden_MH)
         values: Tensor = value_head(hidden_MH.to(first.dtype))
-        return _wide(values.flatten())
+        return widened(values.flatten())
 
     def _in_chunks(
         self, part: MicroBatch, head: Callable[[Tensor], Tensor], hidden_NH: Tensor, chunk: int, entropies: bool
@@ -165,7 +195,7 @@ class LogprobModel:
         self, logits_NV: Tensor, targets_N: Tensor, restriction: Restriction | None, entropies: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities and entropies in float32 or a wider type."""
-        logits_NV = _wide(logits_NV)
+        logits_NV = widened(logits_NV)
         if self._config.temperature != 1.0:
             logits_NV = logits_NV / self._config.temperature
         if restriction is not None:
@@ -191,10 +221,6 @@ def _narrowed(part: MicroBatch, head: nn.Module) -> tuple[MicroBatch, Callable[[
     weight_UH = linear.weight.index_select(0, allowed_U)
     bias_U = None if linear.bias is None else linear.bias.index_select(0, allowed_U)
     return part, partial(functional.linear, weight=weight_UH, bias=bias_U)
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def restrict_logits(logits_NV: Tensor, restriction: Restriction) -> Tensor:

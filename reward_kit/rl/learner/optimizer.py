@@ -191,8 +191,9 @@ def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None
     make: Any = peft.LoraConfig  # its annotation of lora_alpha is narrower than the accepted types
     config = make(r=options.rank, lora_alpha=options.alpha, target_modules=targets, lora_dropout=0.0)
     try:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        # peft draws adapters on the CPU. Forking the generators of several GPUs would raise a warning.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
             peft.inject_adapter_in_model(config, base)
     except ValueError as error:
         raise ConfigError(f"lora.targets {options.targets!r}: {error}") from error

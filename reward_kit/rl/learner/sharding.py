@@ -310,7 +310,7 @@ class ProcessGroup:
             return note != _BROKEN
 
     def break_off(self, error: BaseException) -> bool:
-        """Tell the first process why this process cannot continue. Return True if the message arrived."""
+        """Report to the first process why this process cannot continue. Return True if the message arrived."""
         reason = str(error) if isinstance(error, RewardKitError) else f"{type(error).__name__}: {error}"
         note = f"process {self.processes.rank + 1} of {self.processes.size}: {reason}"
         with suppress(RuntimeError):  # see `_is_noted`

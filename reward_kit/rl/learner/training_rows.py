@@ -220,47 +220,32 @@ def _allowed(rows: TokenBatch, rows_N: Ints, positions_N: Ints) -> tuple[Ints, t
     return sets_N, tuple(np.frombuffer(ids, dtype=np.int32) for ids in numbers)
 
 
-TensorBatch = dict[str, torch.Tensor]
-
-
 def to_tensors(
     rows: TokenBatch | PackedBatch,
     keys: Collection[str] | None = None,
     *,
-    device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    pin_memory: bool = False,
-    non_blocking: bool = False,
-) -> TensorBatch:
+) -> dict[str, torch.Tensor]:
     """Convert arrays of `rows.batch` to tensors of the same shapes.
 
     Real numbers are converted to `dtype`, and ids and masks to int64. Packed rows also contain `cu_seqlens` in int32,
-    as attention kernels require. On a CPU, a tensor shares memory with its array if their types are the same.
+    as attention kernels require. A tensor shares memory with its array if their types are the same.
 
     Args:
         rows: the batch, padded or packed.
         keys: the names of the arrays to convert. If None, all arrays are converted.
-        device: the device for the tensors.
         dtype: the type for real numbers.
-        pin_memory: whether to copy through page-locked memory, from which an accelerator can copy asynchronously. If
-            the device is "cpu", the tensors stay in page-locked memory.
-        non_blocking: whether to return before the copies are complete. Later work on the device waits for the copies.
-            This option has an effect only if `pin_memory` is set.
 
     Raises:
-        ConfigError: If an array does not exist, or `pin_memory` is set without an accelerator.
+        ConfigError: If an array does not exist.
     """
     arrays = rows.batch if isinstance(rows, TokenBatch) else {**rows.batch, "cu_seqlens": rows.cu_seqlens}
     for key in keys or ():
         if key not in arrays:
             raise ConfigError(f"the rows have no {key!r}{did_you_mean(key, arrays)}")
-    if pin_memory and not torch.accelerator.is_available():
-        raise ConfigError("pin_memory requires an accelerator, but this machine has none; remove it")
     tensors = {}
     for key, values in arrays.items():
         if keys is None or key in keys:
             whole = torch.int32 if key == "cu_seqlens" else torch.int64
-            # Convert before pinning, since a copy that also converts uses memory that is not pinned.
-            tensor = torch.from_numpy(values).to(dtype if np.issubdtype(values.dtype, np.floating) else whole)
-            tensors[key] = tensor.pin_memory() if pin_memory else tensor
-    return {key: tensor.to(device, non_blocking=non_blocking) for key, tensor in tensors.items()}
+            tensors[key] = torch.from_numpy(values).to(dtype if np.issubdtype(values.dtype, np.floating) else whole)
+    return tensors

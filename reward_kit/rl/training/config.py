@@ -26,8 +26,8 @@ from pydantic_core import CoreSchema
 from reward_kit.credit.group_filter import Unscored
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.rl.learner.config import PPOConfig, schema_bounds
-from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.reward_manager import NormalizationType
+from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.training.branching import BranchChoice
 from reward_kit.task_parts import BY_NAME, CreditModel, PolicyModel
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from reward_kit.display_text import pluralize
 from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.overlap import Schedule
+from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.training.config import TrainModel
 from reward_kit.rl.training.plan import TrainingPlan
 

@@ -37,8 +37,8 @@ from reward_kit.rl.checkpoint import (
     restore_random_states,
     save_checkpoint,
 )
-from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.reward_manager import EpisodeRewardManager
+from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.config import DynamicSamplingModel
 from reward_kit.rl.training.figures import SCORING, WAIT, Figures, merge_updates
@@ -297,7 +297,7 @@ def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: floa
         "random": random_states(),
         "progress": asdict(progress),
     }
-    path = save_checkpoint(folder, progress.updates, state, score=score, facts=_arithmetic())
+    path = save_checkpoint(folder, progress.updates, state, score=score, facts=_arithmetic(pipeline))
     prune(folder, keep=keep, written=path)
     return path
 
@@ -325,17 +325,19 @@ async def restore_state(checkpoint: Checkpoint, pipeline: Pipeline) -> Progress:
     return progress
 
 
-def _arithmetic() -> dict[str, Any]:
+def _arithmetic(pipeline: Pipeline) -> dict[str, Any]:
     """Return the settings that affect how results are rounded."""
-    return {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    device = next(pipeline.trainer.policy.module.parameters()).device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"threads": torch.get_num_threads(), "torch": torch.__version__, "device": name}
 
 
-def why_not_reproducible(checkpoint: Checkpoint) -> str:
+def why_not_reproducible(checkpoint: Checkpoint, pipeline: Pipeline) -> str:
     """Return the reason why the last bits of a resumed run will differ from those of an uninterrupted run.
 
     If the runs will be identical, return "".
     """
-    before, now = checkpoint.facts, _arithmetic()
+    before, now = checkpoint.facts, _arithmetic(pipeline)
     return ", ".join(
         f"{name} was {before.get(name)}, is {value}" for name, value in now.items() if before.get(name) != value
     )

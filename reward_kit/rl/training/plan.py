@@ -21,7 +21,7 @@ from reward_kit.loading import load_function, user_module_name
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.optimizer import add_adapters, check_critic, parameter_groups
-from reward_kit.rl.overlap import Schedule
+from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl_processing import CreditAssigner

@@ -84,7 +84,7 @@ async def run_training(
                     if checkpoint is not None:
                         progress = await restore_state(checkpoint, components.pipeline)
                         display.begin_at(progress)
-                        if difference := why_not_reproducible(checkpoint):
+                        if difference := why_not_reproducible(checkpoint, components.pipeline):
                             display.say(
                                 "resuming, but the results will not be bitwise identical to those of an "
                                 f"uninterrupted run: {difference}"

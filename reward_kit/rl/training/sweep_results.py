@@ -36,7 +36,7 @@ EVALUATIONS = "evaluations.jsonl"
 """The evaluations of a sweep: one line for each arm, seed and temperature."""
 SIGNIFICANT = 0.05
 """A difference is shown if its corrected p-value is below this level."""
-ONE_SEED = "One seed says nothing about the spread between seeds, so there are no intervals or tests."
+ONE_SEED = "One seed does not show the spread between seeds, so there are no intervals or tests."
 _NAME_LENGTH = 60
 _MOST_NAMES = 5
 

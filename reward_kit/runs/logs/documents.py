@@ -13,7 +13,7 @@ import struct
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,10 +40,17 @@ _AGAIN = "save the log again, and check that the copy is complete"
 
 
 class Document(NamedTuple):
-    """A document of a log, and its location in the log: the name of a member, a JSON path, or a line."""
+    """A document of a log.
+
+    Attributes:
+        where: its location in the log: the name of a member, a JSON path, or a line.
+        data: the parsed JSON.
+        parent: the object that contains the document, if a line has several documents.
+    """
 
     where: str
     data: Any
+    parent: Mapping[str, Any] | None = None
 
 
 def parse_document(data: bytes, where: str) -> Any:
@@ -164,7 +171,15 @@ class JsonText:
 
     def __init__(self, file: TextIO, path: Path) -> None:
         self._file, self._path = file, path
-        self._text, self._at, self._is_end, self._lines = "", 0, False, 1
+        self._text, self._at, self._is_end = "", 0, False
+        self._line, self._counted = 1, 0  # the line of the character at `_counted`
+
+    @property
+    def line(self) -> int:
+        """The number of the line at this position."""
+        self._line += self._text.count("\n", self._counted, self._at)
+        self._counted = self._at
+        return self._line
 
     def pairs(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """Yield the keys of the object at this position, each with a function that parses its value.
@@ -224,8 +239,7 @@ class JsonText:
             self._read_more()
 
     def _read_more(self) -> None:
-        rest = self._text[self._at :]
-        self._lines += self._text.count("\n", 0, self._at)
+        rest, self._line, self._counted = self._text[self._at :], self.line, 0
         if len(rest) > LOG_DOCUMENT_BYTES:
             raise self._error(f"a value exceeds the limit of {format_size(LOG_DOCUMENT_BYTES)}")
         try:
@@ -240,8 +254,7 @@ class JsonText:
         self._at += 1
 
     def _error(self, problem: str) -> ConfigError:
-        line = self._lines + self._text.count("\n", 0, self._at)
-        return ConfigError(f"{self._path}:{line}: not JSON: {problem}; {_AGAIN}")
+        return ConfigError(f"{self._path}:{self.line}: not JSON: {problem}; {_AGAIN}")
 
 
 def open_text(path: Path) -> TextIO:
@@ -259,14 +272,17 @@ def open_text(path: Path) -> TextIO:
 def read_documents(path: Path) -> Iterator[Document]:
     """Yield the documents of a JSON or JSONL file: its lines, the items of its list, or its only object."""
     with open_text(path) as file:
-        text, number = JsonText(file, path), 0
+        text, line, number = JsonText(file, path), 0, 0
         if text.peek() == "[":
             for number, item in enumerate(text.items()):
                 yield Document(f"[{number}]", item)
-        else:
-            while text.peek():
-                number += 1
-                yield Document(f"document {number}", text.value())
+            if text.peek():
+                raise ConfigError(f"{path}:{text.line}: there is text after the list; remove it")
+            return
+        while text.peek():
+            number = number + 1 if line == text.line else 1
+            line = text.line
+            yield Document(f"line {line}" if number == 1 else f"line {line}, document {number}", text.value())
 
 
 def find_document(documents: Callable[[], Iterator[Document]]) -> Callable[[str], Document | None]:

@@ -14,30 +14,23 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from reward_kit.episodes.record import episode_to_record
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.private_files import make_private_folder
 from reward_kit.runs.export import STDOUT, binary_file
 from reward_kit.runs.files import copied_log
-from reward_kit.runs.logs import inspect_log
+from reward_kit.runs.logs import atif, inspect_log, verifiers_traces
 from reward_kit.runs.logs.documents import Document, LogArchive, find_document
 from reward_kit.runs.logs.formats import LogFormat, LogHeader
 from reward_kit.runs.logs.importing import FORMATS
-from reward_kit.runs.logs.records import LOG, FieldReport, is_empty, is_same, restore, score_line, to_episode
+from reward_kit.runs.logs.records import LOG, FieldReport, is_same, restore, score_line, to_episode
 from reward_kit.runs.results import Result
 from reward_kit.runs.run_folder import RunHeader
 
 EXPORTED = tuple(name for name, form in FORMATS.items() if form.to_document is not None)
 """The formats that a run can be exported to."""
-_PLACED = frozenset(
-    {
-        *("schema_version", "rollout_id", "sample_id", "group_id", "rollout_index", "attempt", "policy", "stop_reason"),
-        *("failure", "terminated", "truncated", "num_steps", "usage", "messages", "steps", "final", "sample", "timing"),
-        *("ground_truth", "custom_data"),
-    }
-)
 
 
 class ExportedLogs(NamedTuple):
@@ -49,10 +42,18 @@ class ExportedLogs(NamedTuple):
 
 
 class _Original(NamedTuple):
-    """The imported document of an episode, and the same document after its conversion to an episode and back."""
+    """The imported document of an episode, and its data after the conversion to an episode and back."""
+
+    document: Document
+    converted: dict[str, Any]
+
+
+class _Export(NamedTuple):
+    """The exported document of an episode, and the imported document, if any. It is changed if the two differ."""
 
     document: dict[str, Any]
-    converted: dict[str, Any]
+    original: Document | None
+    is_changed: bool
 
 
 class _Originals:
@@ -78,7 +79,7 @@ class _Originals:
         if copy not in self.headers:
             path = copied_log(self._run, copy)
             is_inspect = self._form.name == inspect_log.NAME
-            header = inspect_log.read_header(path, to_end=True) if is_inspect else LogHeader()
+            header = inspect_log.read_header(path, to_end=True) if is_inspect else self._form.header(path)
             facts = self.files.get(copy, {})
             data = {**header.data, **({"trial": facts["trial"]} if "trial" in facts else {})}
             self.headers[copy] = LogHeader(header.task, facts.get("model") or header.model, data)
@@ -107,18 +108,17 @@ class _Originals:
         episode.custom_data[LOG] = {"format": self._form.name, "fields": log.extra}
         assert self._form.to_document is not None
         line = score_line(log, episode.id_, self._form.name, None)
-        return _Original(document.data, self._form.to_document(episode_to_record(episode), line))
+        return _Original(document, self._form.to_document(episode_to_record(episode), line))
 
 
-def to_document(form: LogFormat, originals: _Originals, result: Result) -> tuple[dict[str, Any], bool]:
-    """Return the document of an episode, and whether it differs from the imported document."""
+def _export(form: LogFormat, originals: _Originals, result: Result) -> _Export:
     assert form.to_document is not None
     current = form.to_document(result.episode, result.score)
     original = originals.find(result.episode)
     if original is None:
-        return current, True
-    restored = restore(original.document, original.converted, current)
-    return restored, not is_same(restored, original.document)
+        return _Export(current, None, is_changed=True)
+    restored = restore(original.document.data, original.converted, current)
+    return _Export(restored, original.document, is_changed=not is_same(restored, original.document.data))
 
 
 def export_logs(
@@ -141,34 +141,15 @@ def export_logs(
     exported = ExportedLogs([], 0, Counter())
     with ExitStack() as files:
         originals = _Originals(run, header, FORMATS[form], files)
-        write = _InspectLogs if form == inspect_log.NAME else _Trajectories
-        logs = write(run, header, originals, target, is_private, files)
+        logs = _WRITERS[form](run, header, originals, target, is_private, files)
         for result in results:
             with boundary(StoreError, f"episodes.jsonl: {result.episode['rollout_id']} cannot be read as an episode"):
-                _count_dropped(result.episode, exported.dropped)
-                document, is_changed = to_document(FORMATS[form], originals, result)
-            logs.add(result, document, is_changed)
+                exported.dropped.update(FORMATS[form].lost_fields(result.episode, result.score))
+                export = _export(FORMATS[form], originals, result)
+            logs.add(result, export)
             exported = exported._replace(episodes=exported.episodes + 1)
         logs.close()
     return exported._replace(paths=logs.paths)
-
-
-def _count_dropped(record: Mapping[str, Any], dropped: Counter[str]) -> None:
-    """Count the fields of an episode that the formats have no place for."""
-    dropped.update(key for key, value in record.items() if key not in _PLACED and not is_empty(value))
-    custom = record.get("custom_data") or {}
-    dropped.update(f"custom_data.{key}" for key, value in custom.items() if key != LOG and not is_empty(value))
-    is_rewarded = record.get("environment_return") is not None
-    for step in record["steps"]:
-        info = {key: value for key, value in (step.get("info") or {}).items() if not is_empty(value)}
-        is_dropped = {
-            "reward": is_rewarded and step.get("reward") is not None,
-            "observation": not isinstance(step.get("observation"), str | None),
-            "state_key": step.get("state_key") is not None,
-            "info": bool(info),
-            "outputs": bool(step.get("outputs")),
-        }
-        dropped.update(f"steps.{key}" for key, is_lost in is_dropped.items() if is_lost)
 
 
 class _Logs:
@@ -182,7 +163,7 @@ class _Logs:
         self._run, self._header, self._originals, self._target = run, header, originals, target
         self._is_private, self._files = is_private, files
         self.paths: list[Path] = []
-        self._is_file = target == STDOUT or target.suffix in (".json", ".eval")
+        self._is_file = target == STDOUT or target.suffix in (".json", ".jsonl", ".eval")
         if not self._is_file and not target.is_dir():
             with boundary(ConfigError, f"-o {target}: cannot be created"):
                 (make_private_folder if is_private else Path.mkdir)(target, parents=True)
@@ -200,7 +181,7 @@ class _Logs:
             self.paths.append(self._target)
         return self.paths[-1]
 
-    def add(self, result: Result, document: dict[str, Any], is_changed: bool) -> None:
+    def add(self, result: Result, export: _Export) -> None:
         """Write a document."""
         raise NotImplementedError
 
@@ -211,11 +192,51 @@ class _Logs:
 class _Trajectories(_Logs):
     """One JSON file for each episode."""
 
-    def add(self, result: Result, document: dict[str, Any], is_changed: bool) -> None:
+    def add(self, result: Result, export: _Export) -> None:
         """Write a document."""
         path = self.path_for(result.episode["rollout_id"])
         with binary_file(path, is_private=self._is_private) as file:
-            file.write(json.dumps(document, indent=2).encode("ascii") + b"\n")
+            file.write(json.dumps(export.document, indent=2).encode("ascii") + b"\n")
+
+
+class _TraceFiles(_Logs):
+    """One JSONL file for each imported log of verifiers or, for other runs, one file."""
+
+    suffix = ".jsonl"
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._opened: dict[str | None, IO[bytes]] = {}
+        self._line: dict[str, Any] = {}  # the imported line whose traces are being collected
+        self._parent: Mapping[str, Any] | None = None
+        self._file: IO[bytes] | None = None
+
+    def add(self, result: Result, export: _Export) -> None:
+        """Write a trace as a line, or add it to the line that contained it."""
+        copy, original = self._originals.copy_of(result.episode), export.original
+        if copy not in self._opened:
+            path = self.path_for("traces" if copy is None else Path(copy).stem.partition("-")[2])
+            self._opened[copy] = self._files.enter_context(binary_file(path, is_private=self._is_private))
+        group = str(result.episode["group_id"])
+        task = self._header.task_name
+        parent = original.parent if original is not None else verifiers_traces.make_line(export.document, task, group)
+        if parent is None or parent is not self._parent:
+            self._write_line()
+            self._file, self._parent = self._opened[copy], parent
+            self._line = export.document if parent is None else {**parent, "traces": []}
+        if parent is not None and parent["traces"]:
+            self._line["traces"].append(export.document)
+            if export.is_changed:
+                self._line["ok"] = all(trace.get("ok") for trace in self._line["traces"])
+
+    def _write_line(self) -> None:
+        if self._file is not None and self._line:
+            self._file.write(json.dumps(self._line).encode("ascii") + b"\n")
+        self._line, self._parent = {}, None
+
+    def close(self) -> None:
+        """Write the last line."""
+        self._write_line()
 
 
 @dataclass
@@ -237,9 +258,9 @@ class _InspectLogs(_Logs):
         super().__init__(*arguments)
         self._logs: dict[tuple[str | None, str], _OpenLog] = {}
 
-    def add(self, result: Result, document: dict[str, Any], is_changed: bool) -> None:
+    def add(self, result: Result, export: _Export) -> None:
         """Write a sample to the log of its policy."""
-        record = result.episode
+        record, document = result.episode, export.document
         key = self._originals.copy_of(record), str(record["policy"])
         if key not in self._logs:
             self._logs[key] = self._open(*key)
@@ -247,7 +268,7 @@ class _InspectLogs(_Logs):
         log.writer.add(document)
         log.sample_ids[str(document["id"])] = None
         log.epochs, log.samples = max(log.epochs, document["epoch"]), log.samples + 1
-        log.is_changed = log.is_changed or is_changed
+        log.is_changed = log.is_changed or export.is_changed
 
     def _open(self, copy: str | None, policy: str) -> _OpenLog:
         path = self.path_for(policy if copy is None else Path(copy).stem.partition("-")[2])
@@ -268,3 +289,10 @@ class _InspectLogs(_Logs):
                 log.header.pop("results", None)
                 log.header.pop("reductions", None)
             log.writer.close()
+
+
+_WRITERS: dict[str, type[_Logs]] = {
+    inspect_log.NAME: _InspectLogs,
+    atif.NAME: _Trajectories,
+    verifiers_traces.NAME: _TraceFiles,
+}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from reward_kit.runs.logs.documents import Document
-from reward_kit.runs.logs.records import FieldReport, LogEpisode
+from reward_kit.runs.logs.records import FieldReport, LogEpisode, lost_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class LogFormat:
         to_log: converts a document; the last argument is its location for messages.
         header: reads the header of a log.
         to_document: converts the lines of an episode and its score to a document, or None if there is no export.
+        lost_fields: yields the fields of these two lines that a document cannot store.
     """
 
     name: str
@@ -42,3 +43,4 @@ class LogFormat:
     to_log: Callable[[Document, LogHeader, FieldReport, str], LogEpisode]
     header: Callable[[Path], LogHeader] = no_header
     to_document: Callable[[Mapping[str, Any], Mapping[str, Any] | None], dict[str, Any]] | None = None
+    lost_fields: Callable[[Mapping[str, Any], Mapping[str, Any] | None], Iterable[str]] = lost_fields

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from reward_kit.errors import ConfigError, boundary, did_you_mean
 from reward_kit.private_files import make_private_folder
 from reward_kit.runs.files import LOG_COPIES, open_part, wrap_os_errors
-from reward_kit.runs.logs import atif, inspect_log, transcripts
+from reward_kit.runs.logs import atif, inspect_log, transcripts, verifiers_traces
 from reward_kit.runs.logs.documents import JsonText, open_text, read_documents
 from reward_kit.runs.logs.formats import LogFormat, LogHeader
 from reward_kit.runs.logs.records import FieldReport, score_line, to_episode
@@ -32,11 +32,20 @@ FORMATS: dict[str, LogFormat] = {
             inspect_log.to_log,
             inspect_log.read_header,
             inspect_log.to_sample,
+            inspect_log.lost_fields,
         ),
         LogFormat(transcripts.CHAT, read_documents, transcripts.chat_to_log),
         LogFormat(transcripts.RESPONSES, read_documents, transcripts.response_to_log),
         LogFormat(transcripts.CLAUDE, transcripts.read_sessions, transcripts.session_to_log),
         LogFormat(atif.NAME, read_documents, atif.to_log, atif.read_trial, atif.to_trajectory),
+        LogFormat(
+            verifiers_traces.NAME,
+            verifiers_traces.read_traces,
+            verifiers_traces.to_log,
+            verifiers_traces.read_header,
+            verifiers_traces.to_trace,
+            verifiers_traces.lost_fields,
+        ),
     )
 }
 _MOST_KEYS = 100
@@ -117,8 +126,13 @@ def _open_sources(files: Sequence[Path], form: str | None) -> list[_Source]:
         copy = f"{number}-{re.sub(r'[^A-Za-z0-9._-]+', '-', path.name)[-100:]}"
         sources.append(_Source(path, known, known.header(path), copy))
     repeated = Counter((source.header.task, source.header.model) for source in sources)
+    stems = Counter(source.path.stem for source in sources)
+
+    def name(path: Path) -> str:
+        return path.stem if stems[path.stem] == 1 else f"{path.resolve().parent.name}/{path.stem}"
+
     return [
-        source._replace(header=replace(source.header, model=f"{source.header.model} ({source.path.stem})"))
+        source._replace(header=replace(source.header, model=f"{source.header.model} ({name(source.path)})"))
         if source.header.model is not None and repeated[source.header.task, source.header.model] > 1
         else source
         for source in sources
@@ -151,7 +165,7 @@ def _import_into(folder: RunFolder, sources: Sequence[_Source], has_tasks: bool,
                         log.sample_id = f"{source.header.task}/{log.sample_id}"
                     index = indices[log.policy, log.sample_id]
                     episode = to_episode(log, index, {**origin, "where": document.where}, where)
-                    names |= dict.fromkeys(score.name for score in log.scores)
+                    names |= dict.fromkeys(score.name for score in (*log.scores, *log.metrics))
                     line = score_line(log, episode.id_, source.form.name, scorer)
                 indices[log.policy, log.sample_id] += 1
                 folder.append_episode(episode)
@@ -233,4 +247,6 @@ def _format_of(key: str, value: Any) -> str | None:
         return transcripts.CLAUDE
     if key == "messages" and isinstance(value, list):
         return transcripts.CHAT
+    if key in ("nodes", "traces") and isinstance(value, list):
+        return verifiers_traces.NAME
     return transcripts.RESPONSES if key == "output" and isinstance(value, list) else None

@@ -20,6 +20,7 @@ from reward_kit.agent.models import StopReason
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError, Failure
 from reward_kit.models import Message
+from reward_kit.runs.logs import records
 from reward_kit.runs.logs.documents import Document, JsonText, LogArchive, open_text
 from reward_kit.runs.logs.formats import LogHeader
 from reward_kit.runs.logs.records import (
@@ -28,6 +29,7 @@ from reward_kit.runs.logs.records import (
     LogScore,
     arguments_object,
     arguments_text,
+    as_mapping,
     as_mappings,
     finite,
     is_empty,
@@ -153,12 +155,8 @@ def to_log(document: Document, header: LogHeader, report: FieldReport, where: st
     log.usage = _usage(sample.get("model_usage"))
     log.timing = make_timing(sample.get("started_at"), sample.get("total_time"))
     _set_end(log, sample)
-    scores = sample.get("scores") or {}
-    if not isinstance(scores, dict):
-        raise ConfigError(f"{where}: scores: expected an object, got {scores!r:.60}; fix the log")
-    for name, score in scores.items():
-        if not isinstance(score, dict):
-            raise ConfigError(f"{where}: scores.{name}: expected an object, got {score!r:.60}; fix the log")
+    for name, value in as_mapping(sample.get("scores"), f"{where}: scores").items():
+        score = as_mapping(value, f"{where}: scores.{name}")
         report.add_unknown("score", score, ("value", "explanation"))
         log.scores += _scores(str(name), score)
     return log
@@ -386,6 +384,13 @@ def _model_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     counts = {name: int(usage[key]) for key, name in _USAGE.items() if usage.get(key) is not None}
     cost = {"total_cost": usage["cost"]} if usage.get("cost") is not None else {}
     return {"input_tokens": prompt - read - written, **counts, "total_tokens": prompt + completion, **cost}
+
+
+def lost_fields(record: Mapping[str, Any], score: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the fields of an episode and its score that a sample does not contain."""
+    yield from records.lost_fields(record, score)
+    if ((score or {}).get("result") or {}).get("step_outputs"):
+        yield "score.step_outputs"
 
 
 class InspectWriter:

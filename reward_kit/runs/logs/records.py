@@ -25,6 +25,13 @@ from reward_kit.validation import describe_validation_error
 LOG = "log"
 """The key in an episode's `custom_data` for the origin of an imported episode, and for its additional fields."""
 _MISSING = object()
+_PLACED = frozenset(
+    {
+        *("schema_version", "rollout_id", "sample_id", "group_id", "rollout_index", "attempt", "policy", "stop_reason"),
+        *("failure", "terminated", "truncated", "num_steps", "usage", "messages", "steps", "final", "sample", "timing"),
+        *("ground_truth", "custom_data"),
+    }
+)
 
 
 @dataclass(slots=True)
@@ -41,9 +48,11 @@ class LogEpisode:
         failure: the error that ended the episode, if any.
         usage: the tokens and the cost, with the keys of an episode's `usage`.
         timing: the start time and the duration.
-        scores: the scores and metrics, in order.
+        scores: the scores, in order. All of them are metrics of the episode's score.
+        metrics: values that are not scores, so one is the score of the episode only if it is selected.
         tool_errors: the errors of tool calls, keyed by the index of the tool message.
         extra: fields without another place in an episode, which are stored with it.
+        episode: the whole episode, if the format stores more than messages, such as tokens. `messages` is then empty.
     """
 
     sample_id: str
@@ -56,8 +65,10 @@ class LogEpisode:
     usage: dict[str, float] = field(default_factory=dict)
     timing: dict[str, Any] | None = None
     scores: list[LogScore] = field(default_factory=list)
+    metrics: list[LogScore] = field(default_factory=list)
     tool_errors: dict[int, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    episode: SingleAgentEpisode | None = None
 
 
 class LogScore(NamedTuple):
@@ -162,9 +173,12 @@ def to_episode(log: LogEpisode, index: int, origin: Mapping[str, Any], where: st
     group_id = make_group_id(0, log.sample_id, log.policy)
     if is_nested_too_deeply([log.messages, log.sample, log.ground_truth, log.extra]):
         raise ConfigError(f"{where}: a value is nested more than {NESTING} levels deep; simplify it in the log")
-    episode = episode_from_messages(make_rollout_id(group_id, index), to_chat_messages(log.messages, where))
     stop = StopReason.ERROR if log.failure else log.stop_reason
-    episode.is_terminated, episode.is_truncated = stop.is_terminal, not stop.is_terminal
+    if log.episode is not None:
+        episode, episode.id_ = log.episode, make_rollout_id(group_id, index)
+    else:
+        episode = episode_from_messages(make_rollout_id(group_id, index), to_chat_messages(log.messages, where))
+        episode.is_terminated, episode.is_truncated = stop.is_terminal, not stop.is_terminal
     turns = episode.assistant_turns.tolist()
     for position, message in log.tool_errors.items():
         step = sum(turn < position for turn in turns)
@@ -205,18 +219,19 @@ def score_line(log: LogEpisode, rollout_id: str, form: str, scorer: str | None) 
         log: the episode.
         rollout_id: the id of the episode.
         form: the name of the format.
-        scorer: the name of the score to use. By default, the first score with a number is used.
+        scorer: the name of the score or metric to use. By default, the first score with a number is used.
     """
-    if not log.scores or log.failure is not None:
+    if not (log.scores or log.metrics) or log.failure is not None:
         return None
-    named = [score for score in log.scores if scorer in (None, score.name)]
+    values = [*log.scores, *log.metrics]
+    named = log.scores if scorer is None else [score for score in values if score.name == scorer]
     chosen = next((score for score in named if score.value is not None), named[0] if named else None)
     metrics = {
         score.name: MetricResult(
             score=0.0 if score.value is None else score.value, is_score_valid=score.value is not None,
             reason=score.reason,
         )
-        for score in log.scores
+        for score in values
     }  # fmt: skip
     value = chosen.value if chosen is not None else None
     result = EvaluateResult(
@@ -227,6 +242,7 @@ def score_line(log: LogEpisode, rollout_id: str, form: str, scorer: str | None) 
     )
     name = chosen.name if chosen is not None else scorer
     problem = f"the log has no number for the score {name!r}"
+    problem += f": {chosen.reason}" if chosen is not None and chosen.reason else ""
     return {
         "rollout_id": rollout_id,
         "attempt": 0,
@@ -239,7 +255,25 @@ def score_line(log: LogEpisode, rollout_id: str, form: str, scorer: str | None) 
     }
 
 
-# Restoration
+# Export
+
+
+def lost_fields(record: Mapping[str, Any], score: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the fields of an episode, and of its steps, for which a log of messages has no place."""
+    yield from (key for key, value in record.items() if key not in _PLACED and not is_empty(value))
+    custom = record.get("custom_data") or {}
+    yield from (f"custom_data.{key}" for key, value in custom.items() if key != LOG and not is_empty(value))
+    is_rewarded = record.get("environment_return") is not None
+    for step in record["steps"]:
+        info = {key: value for key, value in (step.get("info") or {}).items() if not is_empty(value)}
+        is_lost = {
+            "reward": is_rewarded and step.get("reward") is not None,
+            "observation": not isinstance(step.get("observation"), str | None),
+            "state_key": step.get("state_key") is not None,
+            "info": bool(info),
+            "outputs": bool(step.get("outputs")),
+        }
+        yield from (f"steps.{key}" for key, lost in is_lost.items() if lost)
 
 
 def restore(original: Any, base: Any, current: Any) -> Any:
@@ -276,6 +310,17 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return len(one) == len(other) and all(map(is_same, one, other))
     return bool(one == other) or (isinstance(one, float) and math.isnan(one) and math.isnan(other))
+
+
+def as_mapping(value: Any, where: str) -> Mapping[str, Any]:
+    """Return an object; null is an empty one.
+
+    Raises:
+        ConfigError: the value is not an object.
+    """
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(f"{where}: expected an object, got {value!r:.60}; fix the log")
+    return value or {}
 
 
 def as_mappings(value: Any, where: str) -> Iterator[Mapping[str, Any]]:

@@ -26,7 +26,8 @@ from reward_kit.integrations.trl.rollouts import Rollouts
 from reward_kit.integrations.trl.trainer import StepCreditTrainer
 from reward_kit.models import EvaluateResult, Message
 from reward_kit.reward_agent.scoring import Scored
-from reward_kit.rl.ppo import PPOConfig, PPOLearner
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens import TokenBatch, build_rows
 from reward_kit.typed_interface import reward_function

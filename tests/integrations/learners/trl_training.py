@@ -27,20 +27,20 @@ def make_trainer(folder: str, **options: Any) -> GRPOTrainer:
         folder: model and tokenizer, in the format of `transformers`.
         options: of `GRPOConfig`.
     """
+    defaults = {
+        "output_dir": tempfile.gettempdir(),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "num_generations": 2,
+        "gradient_checkpointing": False,
+        "lr_scheduler_type": "constant",
+        "model_init_kwargs": {"dtype": "float32"},
+    }
     made = GRPOTrainer(
         folder,
         reward_funcs=lambda completions, **columns: [0.0] * len(completions),
-        args=GRPOConfig(
-            output_dir=tempfile.gettempdir(),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            num_generations=2,
-            gradient_checkpointing=False,
-            lr_scheduler_type="constant",
-            model_init_kwargs={"dtype": "float32"},
-            **options,
-        ),
+        args=GRPOConfig(**{**defaults, **options}),
         train_dataset=Dataset.from_dict({"prompt": ["1"] * 8}),
     )
     made.create_optimizer_and_scheduler(num_training_steps=1000)
@@ -89,7 +89,7 @@ def optimizer_step(trainer: GRPOTrainer, parts: list[Inputs]) -> tuple[float, fl
         parts: the micro-batches.
     """
     trainer.current_gradient_accumulation_steps = len(parts)
-    loss = torch.zeros(())
+    loss = torch.zeros((), device=parts[0]["prompt_ids"].device)
     for place, part in enumerate(parts):
         trainer.accelerator.gradient_state._set_sync_gradients(place == len(parts) - 1)
         loss += trainer.training_step(trainer.model, part, None)

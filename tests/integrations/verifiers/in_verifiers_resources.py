@@ -17,9 +17,9 @@ from reward_kit.environments import SokobanResource
 from reward_kit.environments.base import StateSnapshot
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verifiers.tasksets import ResourceState, ResourceTaskset, TaskFileConfig, _record
-from reward_kit.integrations.verifiers.traces import trace_to_episode
 from reward_kit.models import Message
 from reward_kit.reward_agent import ScoringRequest
+from reward_kit.runs.logs.verifiers_traces import trace_to_episode
 from tests.chat_server import Behavior, ChatServer, answer, tool_calls
 from tests.integrations.verifiers.in_verifiers_tasksets import key, rollouts
 

@@ -13,11 +13,11 @@ import verifiers.v1 as vf
 from reward_kit import EvaluateResult, MetricResult, reward_function
 from reward_kit.errors import ConfigError
 from reward_kit.integrations.verifiers.tasksets import TaskFileConfig, TaskFileTaskset, as_verifiers_reward, loaded
-from reward_kit.integrations.verifiers.traces import trace_score, trace_to_episode
 from reward_kit.models import Message
 from reward_kit.process_guardian import MARK, find_processes
 from reward_kit.processes import child_environment
 from reward_kit.reward_agent.scoring import ScoringRequest
+from reward_kit.runs.logs.verifiers_traces import trace_score, trace_to_episode
 from tests.chat_server import Behavior, ChatServer, answer
 
 REWARDS = """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import sys
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -10,12 +13,19 @@ import pytest
 import verifiers.v1 as vf
 from verifiers.v1 import graph
 from verifiers.v1.types import TurnTokens
+from verifiers.v1.utils.trace_store import read_episodes
 
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.integrations.verifiers.traces import episode_to_trace, trace_advantages, trace_score, trace_to_episode
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored
+from reward_kit.runs.export import Selection, selected
+from reward_kit.runs.logs.exporting import export_logs
+from reward_kit.runs.logs.importing import import_logs
+from reward_kit.runs.logs.verifiers_traces import episode_to_trace, trace_advantages, trace_score, trace_to_episode
+from reward_kit.runs.run_folder import RunHeader
 from tests.integrations.verifiers.episodes import random_episode
+from tests.integrations.verifiers.make_verifiers_log import main as make_log
+from tests.runs.stored_run import make_run, score
 
 SEEDS = range(150)
 
@@ -125,3 +135,33 @@ def test_imported_trace_is_exported_with_equal_branches() -> None:
     _same_rows(again, episode)
     assert trace_advantages(again) == [[1.0, 1.0], None, [-1.0]]
     assert trace_to_episode(again) == episode
+
+
+def export(run: Path, target: Path) -> None:
+    results = selected(run, Selection(1.0))
+    export_logs(run, RunHeader.read(run), results, "verifiers", target, is_private=False)
+
+
+def test_log_of_vf_eval_is_equal_after_import_and_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["vf-eval"])
+    make_log(tmp_path / "traces.jsonl")
+    run = import_logs([tmp_path / "traces.jsonl"], tmp_path / "runs")
+    [policy] = run.policies
+    assert (policy.episodes, policy.scored, policy.errors) == (10, 6, {"provider_error": 2, "invalid_result": 2})
+    (tmp_path / "out").mkdir()
+    export(run.path, tmp_path / "out" / "traces.jsonl")
+    texts = [(folder / "traces.jsonl").read_text() for folder in (tmp_path, tmp_path / "out")]
+    lines, written = ([json.loads(line) for line in text.splitlines()] for text in texts)
+    assert written == lines
+
+
+def test_exported_run_is_read_by_verifiers(tmp_path: Path) -> None:
+    made = [random_episode(seed) for seed in range(10)]
+    for episode in made:
+        episode.custom_data |= {"failure": None, "stop_reason": "answered"}
+    run = make_run(tmp_path, made, [score(episode.id_, 0.25) for episode in made])
+    export(run, tmp_path / "traces.jsonl")
+    episodes = read_episodes(tmp_path, vf.WireTrace)
+    assert [(one.ok, one.traces[0].reward, one.traces[0].num_turns) for one in episodes] == [
+        (True, 0.25, len(episode)) for episode in made
+    ]

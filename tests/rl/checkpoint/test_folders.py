@@ -264,3 +264,11 @@ def test_malformed_manifest_counts_as_incomplete(tmp_path: Path, manifest: objec
     assert latest(tmp_path) == best(tmp_path) == path
     with pytest.raises(StoreError, match="manifest"):
         load_checkpoint(newer)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_random_states_are_restored_with_fewer_gpus() -> None:
+    states = random_states()
+    expected = torch.rand(3, device="cuda")
+    restore_random_states({**states, "cuda": [*states["cuda"], *states["cuda"]]})
+    assert torch.equal(torch.rand(3, device="cuda"), expected)

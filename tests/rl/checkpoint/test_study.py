@@ -13,7 +13,8 @@ import pytest
 from reward_kit.episodes.allowed_ids import AllowedIds
 from reward_kit.errors import TrainingError
 from reward_kit.rl.checkpoint import load_batch_for_study, save_batch_for_study
-from reward_kit.rl.ppo import PPOConfig, PPOLearner
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch
 from tests.rl.checkpoint.state_values import same
 from tests.rl.learner.cases import a_model, some_rows

@@ -12,9 +12,10 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from reward_kit.episodes.allowed_ids import AllowedIds
 from reward_kit.rl.learner import forward
+from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.forward import LogprobModel
 from reward_kit.rl.learner.training_rows import Restriction, TrainingRows
-from reward_kit.rl.ppo import PPOConfig, PPOLearner
+from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch
 from tests.devices import DEVICE
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows

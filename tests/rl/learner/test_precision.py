@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from reward_kit.agent.policies.hf.model import PolicyWithValue
-from reward_kit.rl.learner.config import LoRAOptions
+from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
 from reward_kit.rl.model_kit.sft import SFTConfig, fit
-from reward_kit.rl.ppo import PPOConfig, PPOLearner
+from reward_kit.rl.ppo import PPOLearner
 from tests.rl.learner.cases import a_model, some_rows
 
 pytestmark = pytest.mark.device

@@ -16,7 +16,8 @@ from reward_kit.agent.samples import Sample
 from reward_kit.episodes.record import get_facts
 from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
-from reward_kit.rl.ppo import PPOConfig, PPOLearner
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.branching import Branching
 from reward_kit.rl.training.plan import load_plan

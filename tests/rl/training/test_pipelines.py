@@ -20,8 +20,8 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import TaskDefinitionModel
 from reward_kit.reward_agent import AsyncRewardAgent
 from reward_kit.rl.learner.config import PPOConfig
-from reward_kit.rl.overlap import Schedule
 from reward_kit.rl.ppo import PPOLearner
+from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.config import DynamicSamplingModel
 from reward_kit.rl.training.figures import merge_updates

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from reward_kit.errors import ConfigError
-from reward_kit.rl.overlap import Schedule
+from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.training.description import describe_plan
 from reward_kit.rl.training.plan import load_plan
 from reward_kit.rl_helpers import ESTIMATORS

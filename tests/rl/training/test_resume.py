@@ -7,14 +7,18 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from reward_kit.errors import ConfigError
 from reward_kit.rl.checkpoint import checkpoints
+from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import load_plan
 from reward_kit.rl.training.resume import Changes, changes_since
+from reward_kit.runs.plan import Control
 from reward_kit.runs.run_folder import RunHeader
 from tests import command_line
 from tests.rl.training.frozen_lake import (
@@ -147,3 +151,22 @@ async def test_lockstep_language_model_resumes_bit_for_bit(tmp_path: Path) -> No
     assert not same(dict(model.state_dict().items()), trained_weights)
     assert max(line.get("learner/logprob_gap", 0.0) for line in metrics_of(tmp_path / "straight")) < 1e-4
     assert load_model(tmp_path / "straight" / "model").tokenizer is not None
+
+
+async def test_resume_on_another_device_is_reported(tmp_path: Path) -> None:
+    plan, run, lines = load_plan(lake_folder(tmp_path)), tmp_path / "run", list[str]()
+    await train(plan, run, interrupted_after(1))
+    for path in checkpoints(run / "checkpoints"):
+        manifest = json.loads((path / "manifest.json").read_text())
+        assert manifest["facts"]["device"] == "cpu"
+        manifest["facts"]["device"] = "NVIDIA H200"
+        (path / "manifest.json").write_text(json.dumps(manifest))
+
+    @asynccontextmanager
+    async def keep_lines(control: Control, display: TrainingDisplay) -> AsyncIterator[None]:
+        display.say = lines.append  # type: ignore[method-assign]
+        yield
+
+    assert (await train(plan, run, keep_lines)).status == "complete"
+    (line,) = [line for line in lines if "bitwise identical" in line]
+    assert "device was NVIDIA H200, is cpu" in line

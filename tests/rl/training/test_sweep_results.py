@@ -86,7 +86,7 @@ def test_one_seed_has_neither_intervals_nor_tests() -> None:
     summary = summarize_sweep(facts(evaluations))
     assert summary["arms"]["other"]["differences"]["T=1"].keys() == {"mean", "low", "high", "seeds"}
     assert summary["notes"] == [
-        "One seed says nothing about the spread between seeds, so there are no intervals or tests.",
+        "One seed does not show the spread between seeds, so there are no intervals or tests.",
         f"Each score is the mean of {evaluations[0].episodes} episodes.",
     ]
     tables = sweep_tables(summary)

@@ -105,7 +105,7 @@ def test_command_compares_training_runs_and_rejects_mixed_kinds(tmp_path: Path) 
     make_run(tmp_path / "evaluated", {"a": [0.5]})
     done = command_line.call("compare", "one", "two", "--json", cwd=tmp_path)
     assert done.returncode == 0 and json.loads(done.stdout)["differences"][0]["run"] == "two"
-    assert "note: one run per setting says nothing about other seeds" in done.stderr
+    assert "note: one run per setting does not show the results of other seeds" in done.stderr
     done = command_line.call("compare", "one", "two", cwd=tmp_path)
     assert "held-out score" in done.stdout and "+0.200  [" in done.stdout
     done = command_line.call("compare", "one", "two", "--markdown", cwd=tmp_path)

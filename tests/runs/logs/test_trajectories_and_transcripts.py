@@ -207,7 +207,7 @@ class TestTranscripts:
         [
             ({"messages": [{"role": "robot", "content": ""}]}, "messages: .*role"),
             ({"messages": 3}, "unknown format"),
-            ({"output": [{"type": "message", "role": "assistant"}]}, "document 1"),
+            ({"output": [{"type": "message", "role": "assistant"}]}, "line 1"),
             ({"answer": 1}, "unknown format; pass --format"),
         ],
     )

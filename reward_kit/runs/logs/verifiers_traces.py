@@ -1,31 +1,52 @@
-"""Conversion between episodes and verifiers (v1) traces. Traces are dictionaries, so verifiers is not imported.
+"""verifiers (v1) traces: conversion of episodes, and logs (`traces.jsonl`). verifiers is not imported.
 
 A trace is a tree of messages. Each message has the tokens that it adds. A path from the root to a leaf is one of the
 model's contexts and corresponds to one training row. For each action of an episode, the trace contains the tokens since
 the previous action and the sampled tokens. If the context was rewritten, a new branch starts. It repeats earlier
 messages without their tokens, so every sampled token occurs only once in the trace. `info["reward_kit"]` contains the
 data for which a trace has no field.
+
+A line of a log is an episode of verifiers, which contains the traces of its agents, or a single trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pydantic
 
 from reward_kit.agent.message_actions import parse_action
 from reward_kit.agent.models import StopReason
 from reward_kit.agent.samples import make_group_id
 from reward_kit.episodes.allowed_ids import AllowedTrack
 from reward_kit.episodes.json_codec import to_json_value
-from reward_kit.episodes.record import EpisodeFacts, get_facts
+from reward_kit.episodes.record import EpisodeFacts, episode_from_record, get_facts
 from reward_kit.episodes.segments import REWRITTEN, UNKNOWN_VERSION, EpisodeTokens
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
-from reward_kit.errors import EpisodeError, Failure, boundary
-from reward_kit.models import FunctionCall, Message, ToolCall
+from reward_kit.errors import ConfigError, EpisodeError, Failure, boundary
+from reward_kit.models import EvaluateResult, FunctionCall, Message, ToolCall
 from reward_kit.reward_agent.scoring import Scored
+from reward_kit.runs.logs.documents import Document, read_documents
+from reward_kit.runs.logs.formats import LogHeader
+from reward_kit.runs.logs.records import (
+    LOG,
+    FieldReport,
+    LogEpisode,
+    LogScore,
+    as_mapping,
+    as_mappings,
+    finite,
+    is_empty,
+    stored_fields,
+    tokens,
+)
+from reward_kit.validation import describe_validation_error
 
+NAME = "verifiers"
 INFO = "reward_kit"
 REWARD = "reward"
 _STATE_VERSION = 1
@@ -51,6 +72,22 @@ _STOPS = {
     StopReason.RUN_LIMIT: "max_total_tokens",
     StopReason.WALL_TIME_LIMIT: "agent_timeout",
 }
+_PLACED = frozenset(
+    {
+        *("id", "task", "agent", "nodes", "calls", "rewards", "metrics", "errors", "ok", "stop_condition", "timing"),
+        *("info", "root_reply", "is_completed", "version"),
+    }
+)
+_NODE_KEYS = frozenset({"parent", "message", "sampled", "token_ids", "mask", "logprobs"})
+_MESSAGE_KEYS = frozenset({"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name"})
+_CALL_KEYS = frozenset({"node", "model", "finish_reason", "usage"})
+_EPISODE_KEYS = frozenset({"task", "traces", "ok", "errors"})
+_USAGE = {
+    "completion_tokens": "completion_tokens",
+    "cached_tokens": "cached_input_tokens",
+    "reasoning_tokens": "reasoning_tokens",
+}
+_TOTAL = "reward"  # the score of an imported trace; its items are the rewards
 Credit = float | Sequence[float] | None
 
 
@@ -120,14 +157,23 @@ def _read_conversation(nodes: Sequence[Mapping[str, Any]]) -> Conversation:
     seen: list[tuple[Any, ...]] = []  # The content of each message
     resume: list[int] = []  # for each node, the position in `seen` from which its children may repeat messages
     for number, node in enumerate(nodes):
+        parent = node.get("parent")
+        if parent is not None and not (isinstance(parent, int) and 0 <= parent < number):
+            raise EpisodeError(f"node {number} of the trace: parent: expected the index of an earlier node")
         for link in node.get("semantic_parents") or ():
             if str(link["type"]).startswith("subagent"):
                 raise EpisodeError(
                     f"node {number} of the trace belongs to a different agent "
                     f"({link['type']}) and cannot be part of the episode"
                 )
-        message, parent = node["message"], node.get("parent")
-        calls = tuple((call["id"], call["name"], call["arguments"]) for call in message.get("tool_calls") or ())
+        with boundary(EpisodeError, f"node {number} of the trace: message"):
+            message = node["message"]
+            try:
+                chat = from_verifiers(message)
+            except pydantic.ValidationError as error:
+                problems = "; ".join(describe_validation_error(error, Message))
+                raise EpisodeError(f"node {number} of the trace: message: {problems}") from None
+            calls = tuple((call["id"], call["name"], call["arguments"]) for call in message.get("tool_calls") or ())
         # The reasoning is not compared, because rewritten contexts omit it.
         contents = (message["role"], message.get("content") or "", message.get("tool_call_id") or None, calls)
         position = len(seen)
@@ -136,7 +182,7 @@ def _read_conversation(nodes: Sequence[Mapping[str, Any]]) -> Conversation:
             position = next((index for index in repeated if seen[index] == contents), position)
         if position == len(seen):
             seen.append(contents)
-            messages.append(from_verifiers(message))
+            messages.append(chat)
         resume.append(position + 1)
         if node.get("sampled"):
             turns.append(len(messages) - 1)
@@ -368,9 +414,11 @@ def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> S
         episode.add_env_step(observation(episode.answers_to(t)), parse_action(conversation.messages[index]), None)
     for step, turn in conversation.token_turns.items():
         episode.tokens.add_turn(step, *turn)
-    task, agent = record["task"], record.get("agent") or {}
+    task, agent = record.get("task") or {}, record.get("agent") or {}
     data = dict(task.get("data") or {})
-    names = (data.get("id"), data.get("name"), data.get("idx"), task.get("key"), record["id"])
+    name, idx = data.get("name"), data.get("idx")  # names may be equal, so the index is added
+    named = f"{name}-{idx}" if None not in (name, idx) else None
+    names = (data.get("id"), named, name, idx, task.get("key"), record["id"])
     sample_id = str(next(name for name in names if name is not None))
     failure, errors = None, record.get("errors") or ()
     # An error in a retried attempt or in scoring is not a failure of the rollout.
@@ -383,7 +431,7 @@ def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> S
         calls = [call for call in record.get("calls") or () if call.get("error") is None]
         is_cut = bool(calls) and calls[-1].get("finish_reason") == "length"
         stop = StopReason.OUTPUT_LIMIT if is_cut else StopReason.RECORDED
-    episode.is_terminated, episode.is_truncated = stop.is_terminal, stop.is_limit
+    episode.is_terminated, episode.is_truncated = stop.is_terminal, not stop.is_terminal
     episode.custom_data.update(
         EpisodeFacts(
             sample_id=sample_id,
@@ -422,3 +470,223 @@ def trace_score(trace: Any) -> float | None:
     if not record.get("ok") or not rewards or None in rewards:
         return None
     return float(sum(reward["score"] * reward.get("weight", 1.0) for reward in rewards))
+
+
+# Logs
+
+
+def read_header(path: Path) -> LogHeader:
+    """Return the name of the environment and the model of the first trace."""
+    for document in read_traces(path):
+        parent, trace = document.parent or {}, document.data
+        env = parent.get("env")
+        model = _model(trace)
+        return LogHeader(str(env["id"]) if isinstance(env, dict) and env.get("id") else None, model, {"model": model})
+    return LogHeader()
+
+
+def read_traces(path: Path) -> Iterator[Document]:
+    """Yield the traces of a log. An episode without traces yields a trace without messages.
+
+    Raises:
+        ConfigError: a line is not an object, or its `traces` is not a list of objects.
+    """
+    for document in read_documents(path):
+        line, where = document.data, document.where
+        if not isinstance(line, dict):
+            raise ConfigError(f"{path}: {where}: expected an object, got {line!r:.60}; fix the log")
+        if "traces" not in line:
+            yield document
+            continue
+        traces = list(as_mappings(line["traces"], f"{path}: {where}: traces"))
+        for index, trace in enumerate(traces):
+            yield Document(f"{where}: traces[{index}]", trace, line)
+        if not traces:
+            failed = {key: line[key] for key in ("id", "task", "errors") if key in line}
+            yield Document(where, {**failed, "nodes": []}, line)
+
+
+def _model(trace: Any) -> str | None:
+    """Return the model of a trace, with the name of its agent if the environment has several."""
+    agent = trace.get("agent") if isinstance(trace, dict) else None
+    config = agent.get("config") if isinstance(agent, dict) else None
+    if not isinstance(agent, dict) or not isinstance(config, dict):
+        return None
+    model, name = str(config.get("model") or NAME), agent.get("name")
+    return model if name in (None, "agent") else f"{model} ({name})"
+
+
+def to_log(document: Document, header: LogHeader, report: FieldReport, where: str) -> LogEpisode:
+    """Convert a trace.
+
+    Raises:
+        ConfigError: a field is missing or invalid, or the trace has subagents.
+    """
+    trace = document.data
+    if not isinstance(trace, dict) or not isinstance(trace.get("nodes"), list):
+        raise ConfigError(f"{where}: nodes: a trace must have a list of nodes; fix the log, or pass its --format")
+    _check_fields(document, report, where)
+    try:
+        episode = trace_to_episode(trace)
+    except EpisodeError as error:
+        raise ConfigError(f"{where}: {error}; fix the log") from None
+    facts, model = get_facts(episode), _model(trace)
+    failure, is_own = facts.get("failure"), INFO in (trace.get("info") or {})
+    log = LogEpisode(
+        str(facts["sample_id"]),
+        str(header.model if model is not None and model == header.data.get("model") else model or facts["policy"]),
+        [],
+        dict(facts["sample"] or {}),
+        facts["ground_truth"],
+        StopReason(facts["stop_reason"]),
+        Failure.from_json(dict(failure)) if failure else None,
+        usage=dict(facts.get("usage") or {}) if is_own else _sum_usage(trace),
+        timing=facts.get("timing") if is_own else _timing(trace.get("timing")),
+        episode=episode,
+    )
+    own = {key: value for key, value in (trace.get("info") or {}).items() if key != INFO}
+    for key, value in {"info": own, "root_reply": trace.get("root_reply")}.items():
+        if not is_empty(value):
+            log.extra[key] = value
+            report.extra[f"trace.{key}"] += 1
+    _add_scores(log, trace, where)
+    return log
+
+
+def _check_fields(document: Document, report: FieldReport, where: str) -> None:
+    """Check the types of the fields that are read, and count the others."""
+    trace, parents = document.data, {"task": ("data",), "agent": ("config",), "info": (), "timing": ()}
+    for key, inner in parents.items():
+        value = as_mapping(trace.get(key), f"{where}: {key}")
+        for name in inner:
+            as_mapping(value.get(name), f"{where}: {key}.{name}")
+    for error in as_mappings(trace.get("errors"), f"{where}: errors"):
+        if "type" not in error or "message" not in error:
+            raise ConfigError(f"{where}: errors: an error must have a type and a message; fix the log")
+    report.add_unknown("episode", document.parent or {}, _EPISODE_KEYS)
+    report.add_unknown("trace", trace, _PLACED)
+    for index, node in enumerate(as_mappings(trace["nodes"], f"{where}: nodes")):
+        report.add_unknown("node", node, _NODE_KEYS)
+        report.add_unknown(
+            "message", as_mapping(node.get("message"), f"{where}: nodes[{index}].message"), _MESSAGE_KEYS
+        )
+    for call in as_mappings(trace.get("calls"), f"{where}: calls"):
+        report.add_unknown("call", call, _CALL_KEYS)
+
+
+def _sum_usage(trace: Mapping[str, Any]) -> dict[str, float]:
+    usage: dict[str, float] = {}
+    for call in trace.get("calls") or ():
+        one = call.get("usage")
+        if not isinstance(one, dict):
+            continue
+        prompt = tokens(one.get("prompt_tokens")) + tokens(one.get("cached_input_tokens"))
+        usage["prompt_tokens"] = usage.get("prompt_tokens", 0) + prompt
+        for key, name in _USAGE.items():
+            if one.get(name) is not None:
+                usage[key] = usage.get(key, 0) + tokens(one[name])
+        if (cost := finite(one.get("cost"))) is not None:
+            usage["cost"] = usage.get("cost", 0.0) + cost
+    return usage
+
+
+def _timing(timing: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    start = finite((timing or {}).get("start"))
+    if start is None or not 0 <= start < 1e11:
+        return None
+    agent = (timing or {}).get("agent")
+    end = finite(agent.get("end")) if isinstance(agent, dict) else None
+    began = datetime.datetime.fromtimestamp(start, datetime.UTC)
+    return {"started_at": began.isoformat(timespec="microseconds"), "duration_s": max((end or start) - start, 0.0)}
+
+
+def _add_scores(log: LogEpisode, trace: Mapping[str, Any], where: str) -> None:
+    """Add the weighted sum of the rewards as the score. The rewards and the metrics of the trace are its metrics."""
+    rewards, metrics = (as_mapping(trace.get(key), f"{where}: {key}") for key in ("rewards", "metrics"))
+    for name in rewards:
+        reward = as_mapping(rewards[name], f"{where}: rewards.{name}")
+        value, weight = (finite(reward.get(key, default)) for key, default in (("score", None), ("weight", 1.0)))
+        if reward and weight is None:
+            raise ConfigError(f"{where}: rewards.{name}.weight: expected a number; fix the log")
+        if (name, weight) == (_TOTAL, 1.0) and len(rewards) == 1:  # it is the score itself
+            continue
+        reason = f"weight {weight:g}" if reward else "the reward was not computed"
+        log.metrics.append(LogScore(f"{_TOTAL}/{name}", value, reason))
+    log.metrics += [LogScore(str(name), finite(value), "") for name, value in metrics.items()]
+    if not rewards and not metrics:
+        return
+    is_scored = all(isinstance(reward, dict) and finite(reward.get("score")) is not None for reward in rewards.values())
+    total = finite(trace_score(trace)) if is_scored else None
+    reason = "the weighted sum of the rewards" if rewards else "the trace has no rewards"
+    if total is None and trace.get("errors"):
+        reason = str(trace["errors"][-1]["message"])
+    log.scores.append(LogScore(_TOTAL, total, reason))
+
+
+def to_trace(record: Mapping[str, Any], score: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Convert an episode to a trace.
+
+    Args:
+        record: the line of `episodes.jsonl`.
+        score: the line of `scores.jsonl`, or None.
+    """
+    episode = episode_from_record(record)
+    episode.custom_data.pop("final_state", None)
+    if (episode.custom_data.get(LOG) or {}).get("format") == NAME:
+        del episode.custom_data[LOG]
+    scored = None
+    if score is not None:
+        result, failure = score.get("result"), score.get("failure")
+        scored = Scored(
+            episode.id_,
+            EvaluateResult.model_validate(result) if result is not None else None,
+            Failure.from_json(failure) if failure is not None else None,
+        )
+    trace = episode_to_trace(episode, scored=scored)
+    # Reading the record restarted the episode's clock.
+    trace["info"][INFO]["state"]["duration_s"] = (record.get("timing") or {}).get("duration_s") or 0.0
+    trace["info"] |= stored_fields(record, NAME).get("info") or {}
+    if score is not None and _is_imported(score):
+        metrics = ((score.get("result") or {}).get("metrics") or {}).items()
+        values = {name: metric["score"] if metric.get("is_score_valid", True) else None for name, metric in metrics}
+        prefix = f"{_TOTAL}/"
+        rewards = {
+            name.removeprefix(prefix): None if value is None else {"score": value, "weight": 1.0}
+            for name, value in values.items()
+            if name.startswith(prefix)
+        }
+        trace["rewards"] = rewards or trace["rewards"]
+        trace["metrics"] = {
+            name: value for name, value in values.items() if name != _TOTAL and not name.startswith(prefix)
+        }
+    return trace
+
+
+def _is_imported(score: Mapping[str, Any] | None) -> bool:
+    return str(((score or {}).get("scorer") or {}).get("id")).startswith(f"{NAME}:")
+
+
+def lost_fields(record: Mapping[str, Any], score: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the fields of an episode and its score that a trace does not contain."""
+    if record.get("final_state"):
+        yield "final_state"
+    if _is_imported(score):  # its reasons are not from the trace
+        return
+    result = (score or {}).get("result") or {}
+    yield from (f"score.{key}" for key in ("reason", "step_outputs") if not is_empty(result.get(key)))
+    for metric in (result.get("metrics") or {}).values():
+        if not is_empty(metric.get("reason")):
+            yield "metric.reason"
+
+
+def make_line(trace: Mapping[str, Any], task: str, group: str) -> dict[str, Any]:
+    """Return the line of a trace that was not imported: an episode of verifiers with one agent."""
+    return {
+        "id": trace["id"],
+        "env": {"id": task},
+        "task": trace["task"],
+        "group": {"id": group},
+        "ok": trace["ok"],
+        "errors": [],
+        "traces": [trace],
+    }

@@ -1,0 +1,263 @@
+"""The stages about the speed of training: updates of models of two sizes, attention kernels, and compilation."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import Qwen2ForCausalLM
+
+from benchmarks.gpu_campaign.context import StageContext
+from benchmarks.gpu_campaign.models import (
+    SHAPES,
+    Shape,
+    epsilon,
+    is_importable,
+    matmul_rate,
+    parameters,
+    peak_memory_gb,
+    qwen2,
+    random_rows,
+    reset_peak_memory,
+    timed,
+)
+from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.learner.training_rows import TrainingRows
+from reward_kit.rl.ppo import PPOLearner
+from reward_kit.tokens import TokenBatch
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 2
+PROMPT = 20
+"""The number of tokens that TRL receives as prompts; no action begins before."""
+
+
+class Case(NamedTuple):
+    """A model, a number of rows and their length, and whether activations are recomputed."""
+
+    shape: str
+    rows: int
+    length: int
+    has_checkpointing: bool
+
+    @property
+    def label(self) -> str:
+        """The beginning of the names of the figures."""
+        return f"{self.shape}_{self.length}{'_checkpointing' if self.has_checkpointing else ''}"
+
+
+CASES = {
+    "full": [
+        Case("0.5B", 16, 2048, has_checkpointing=False),
+        Case("0.5B", 16, 2048, has_checkpointing=True),
+        Case("0.5B", 4, 8192, has_checkpointing=False),
+        Case("0.5B", 4, 8192, has_checkpointing=True),
+        Case("1.5B", 16, 2048, has_checkpointing=False),
+        Case("1.5B", 4, 8192, has_checkpointing=True),
+    ],
+    "tiny": [Case("tiny", 4, 128, has_checkpointing=False), Case("tiny", 4, 128, has_checkpointing=True)],
+}
+
+
+def ppo_step(context: StageContext) -> None:
+    """Measure updates: tokens/s, the share of the matrix product rate, and memory; and TRL's for the first case."""
+    device = context.device
+    side, dtype = (8192, torch.bfloat16) if context.is_full else (256, torch.float32)
+    rate = matmul_rate(device, dtype, side)
+    context.record(matmul_tflops=rate / 1e12)
+    for index, case in enumerate(CASES[context.size]):
+        rows = random_rows(case.rows, case.length, SHAPES[case.shape].vocabulary)
+        try:
+            tokens_per_s = _our_update(context, case, rows, rate)
+        except torch.OutOfMemoryError:
+            context.record(**{f"{case.label}_tokens_per_s": "out of memory"})
+            context.check(False, f"{case.label}: out of memory")
+            continue
+        finally:
+            gc.collect()
+        if index == 0:
+            try:
+                _trl_update(context, case, rows, tokens_per_s)
+            except torch.OutOfMemoryError:
+                context.record(**{f"{case.label}_trl_tokens_per_s": "out of memory"})
+
+
+def _our_update(context: StageContext, case: Case, rows: TokenBatch, rate: float) -> float:
+    device, shape = context.device, SHAPES[case.shape]
+    reset_peak_memory(device)
+    model = qwen2(shape, device)
+    config = PPOConfig(
+        lr=1e-8, precision="bfloat16" if context.is_full else None, gradient_checkpointing=case.has_checkpointing
+    )
+    learner = PPOLearner(model, config, device=device)
+    figures: dict[str, float] = {}
+
+    def update() -> None:
+        figures.update(learner.update(rows, version=0))
+
+    seconds = timed(update, device, ROUNDS)
+    flat = TrainingRows.of(rows)
+    tokens = int(flat.lengths_B.sum())
+    work = flops(shape, model, flat)
+    context.check(
+        np.isfinite(figures["loss"]) and figures["grad_norm"] > 0, f"{case.label}: the loss is {figures['loss']}"
+    )
+    context.record(
+        **{
+            f"{case.label}_tokens_per_s": tokens / seconds,
+            f"{case.label}_share_of_matmul_rate": work / seconds / rate,
+            f"{case.label}_peak_memory_gb": peak_memory_gb(device),
+            f"{case.label}_padding": 1 - tokens / flat_cells(learner, flat),
+        }
+    )
+    return tokens / seconds
+
+
+def flops(shape: Shape, model: Qwen2ForCausalLM, flat: TrainingRows) -> float:
+    """Return the operations of a forward and backward pass: 6 for each weight and token, and those of attention.
+
+    The head only computes the tokens in the loss. Recomputed activations do not count.
+    """
+    body = parameters(model) - shape.vocabulary * shape.width * (1 if shape.is_tied else 2)
+    tokens, head = int(flat.lengths_B.sum()), shape.vocabulary * shape.width * flat.count
+    attention = shape.layers * shape.width * float((flat.lengths_B.astype(np.float64) ** 2).sum())
+    return 6.0 * body * tokens + 6.0 * head + 6.0 * attention
+
+
+def flat_cells(learner: PPOLearner, flat: TrainingRows) -> int:
+    """Return the number of tokens, with padding, that pass through the module."""
+    parts = learner._context.split(flat, np.flatnonzero(flat.counts_B))
+    return sum(int(flat.lengths_B[part].max()) * len(part) for part in parts)
+
+
+def _trl_update(context: StageContext, case: Case, rows: TokenBatch, ours: float) -> None:
+    """Measure an optimizer step of TRL's `GRPOTrainer` on the same rows, in the same micro-batches."""
+    if not is_importable("trl"):
+        context.skip_part("trl", "not installed")
+        return
+    sys.path.insert(0, str(ROOT / "tests" / "integrations" / "learners"))
+    trl_training = importlib.import_module("trl_training")
+    device, shape, folder = context.device, SHAPES[case.shape], str(context.work / "trl")
+    model = qwen2(shape, device)
+    flat = TrainingRows.of(rows)
+    learner = PPOLearner(model, PPOConfig(lr=1e-8), device=device)
+    parts = learner._context.split(flat, np.flatnonzero(flat.counts_B))
+    model.save_pretrained(folder)
+    trl_training.save_tokenizer(folder, shape.vocabulary)
+    del model, learner
+    reset_peak_memory(device)
+    trainer = trl_training.make_trainer(
+        folder,
+        use_cpu=device == "cpu",
+        bf16=context.is_full,
+        max_completion_length=case.length,
+        loss_type="dapo",
+        learning_rate=1e-8,
+        max_grad_norm=1.0,
+        gradient_accumulation_steps=len(parts),
+        steps_per_generation=len(parts),
+    )
+    inputs = [trl_inputs(rows, part, flat.count, device) for part in parts]
+    seconds = timed(lambda: trl_training.optimizer_step(trainer, inputs), device, ROUNDS)
+    tokens_per_s = int(flat.lengths_B.sum()) / seconds
+    context.record(
+        **{
+            f"{case.label}_trl_tokens_per_s": tokens_per_s,
+            f"{case.label}_trl_peak_memory_gb": peak_memory_gb(device),
+            f"{case.label}_ratio_to_trl": ours / tokens_per_s,
+        }
+    )
+
+
+def trl_inputs(rows: TokenBatch, chosen: Any, loss_tokens: int, device: str) -> dict[str, torch.Tensor]:
+    """Return rows as `GRPOTrainer` has them after its rollouts."""
+    part = rows[chosen].trim()
+    tensors = {key: torch.from_numpy(values).to(device) for key, values in part.batch.items()}
+    ids, mask = tensors["input_ids"].long(), tensors["attention_mask"].long()
+    return {
+        "prompt_ids": ids[:, :PROMPT],
+        "prompt_mask": mask[:, :PROMPT],
+        "completion_ids": ids[:, PROMPT:],
+        "completion_mask": mask[:, PROMPT:],
+        "tool_mask": torch.where(mask == 0, 1, tensors["action_mask"].long())[:, PROMPT:],
+        "advantages": tensors["advantages"][:, PROMPT:].float(),
+        "old_per_token_logps": tensors["logprobs"][:, PROMPT:].float(),
+        "num_items_in_batch": torch.tensor(loss_tokens, device=device),
+    }
+
+
+def compile(context: StageContext) -> None:  # noqa: A001 - the name of the stage
+    """Compare results and speed with other attention, with `ppo.compile`, and with a CUDA graph."""
+    shape = SHAPES["0.5B" if context.is_full else "tiny"]
+    rows = random_rows(8, 2048 if context.is_full else 64, shape.vocabulary)
+    expected, seconds = _gradients(context, shape, rows)
+    context.record(seconds=seconds)
+    for attention in ("eager", "flash_attention_2"):
+        if attention == "flash_attention_2" and not is_importable("flash_attn"):
+            context.skip_part(attention, "flash_attn is not installed")
+            continue
+        found, seconds = _gradients(context, shape, rows, attention=attention)
+        context.record(**{f"{attention}_seconds": seconds})
+        _check_close(context, attention, shape, expected, found)
+    began = time.perf_counter()
+    found, seconds = _gradients(context, shape, rows, is_compiled=True)
+    context.record(compiled_seconds=seconds, compilation_s=time.perf_counter() - began)
+    _check_close(context, "compiled", shape, expected, found)
+    if context.device == "cuda":
+        _cuda_graph(context, shape)
+    else:
+        context.skip_part("cuda_graph", "a CPU has none")
+
+
+def _gradients(
+    context: StageContext, shape: Shape, rows: TokenBatch, *, attention: str = "sdpa", is_compiled: bool = False
+) -> tuple[dict[str, torch.Tensor], float]:
+    """Return the gradients of a batch, and the seconds that they take."""
+    precision = "bfloat16" if context.is_full else "float32"
+    config = PPOConfig(precision=precision, compile=is_compiled)  # type: ignore[arg-type]
+    learner = PPOLearner(qwen2(shape, context.device, attention=attention), config, device=context.device)
+    if is_compiled:
+        layers = [one for one in learner.module.modules() if getattr(one, "_compiled_call_impl", None) is not None]
+        context.record(compiled_layers=len(layers))
+        context.check(len(layers) == shape.layers - 1, "the layers were not compiled; see the log")
+    seconds = timed(lambda: learner.gradients(rows), context.device, ROUNDS)
+    return {name: one.grad for name, one in learner.module.named_parameters() if one.grad is not None}, seconds
+
+
+def _check_close(
+    context: StageContext, label: str, shape: Shape, expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor]
+) -> None:
+    """Compare gradients as in the stage `fsdp2`: by the independent roundings of eight operations in each layer."""
+    dtype = torch.bfloat16 if context.is_full else torch.float32
+    sums = 1.0 if context.is_full else shape.hidden**0.5  # float32 sums are rounded too
+    tolerance = 4 * (8 * shape.layers) ** 0.5 * sums * epsilon(dtype) / 2
+    largest = max(float(one.abs().max()) for one in expected.values())
+    difference = max(float((one - found[name]).abs().max()) for name, one in expected.items()) / largest
+    context.record(**{f"{label}_difference": difference, f"{label}_tolerance": tolerance})
+    context.check(difference <= tolerance, f"{label}: gradients differ by {difference:.2g}")
+
+
+@torch.no_grad()
+def _cuda_graph(context: StageContext, shape: Shape) -> None:
+    """Replay a forward pass of one token in each of 32 rows as a CUDA graph, which launches all kernels at once."""
+    model = qwen2(shape, context.device, torch.bfloat16)
+    ids = torch.ones(32, 1, dtype=torch.long, device=context.device)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        expected = model(input_ids=ids, use_cache=False).logits.clone()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = model(input_ids=ids, use_cache=False).logits
+    graph.replay()
+    context.check(torch.equal(logits, expected), "a CUDA graph changes the logits")
+    plain = timed(lambda: model(input_ids=ids, use_cache=False), context.device, rounds=10)
+    replayed = timed(graph.replay, context.device, rounds=10)
+    context.record(forward_ms=1e3 * plain, cuda_graph_ms=1e3 * replayed)
