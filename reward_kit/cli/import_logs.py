@@ -55,6 +55,8 @@ def command(
         for converted in tasks:
             echo(f"{converted.path}: {pluralize(converted.samples, 'sample')}", err=True)
             _report_fields("Not in the task", converted.dropped)
+        judge = " -T reward_options.model=JUDGE" if tasks[0].is_judged else ""
+        echo(f"Run it:  reward-kit run {tasks[0].path} --model PROVIDER/MODEL{judge}", err=True)
         return
     if output is not None:
         raise click.UsageError("-o applies only to an eval of OpenAI Evals; the run is written to --log-dir")

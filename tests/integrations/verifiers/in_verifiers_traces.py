@@ -150,8 +150,9 @@ def test_log_of_vf_eval_is_equal_after_import_and_export(tmp_path: Path, monkeyp
     assert (policy.episodes, policy.scored, policy.errors) == (10, 6, {"provider_error": 2, "invalid_result": 2})
     (tmp_path / "out").mkdir()
     export(run.path, tmp_path / "out" / "traces.jsonl")
-    lines = [[json.loads(line) for line in (folder / "traces.jsonl").open()] for folder in (tmp_path, tmp_path / "out")]
-    assert lines[0] == lines[1]
+    texts = [(folder / "traces.jsonl").read_text() for folder in (tmp_path, tmp_path / "out")]
+    lines, written = ([json.loads(line) for line in text.splitlines()] for text in texts)
+    assert written == lines
 
 
 def test_exported_run_is_read_by_verifiers(tmp_path: Path) -> None:
