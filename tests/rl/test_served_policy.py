@@ -17,8 +17,8 @@ from reward_kit.models import Message
 from reward_kit.rl.losses import token_logprobs
 from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, save_model
 from reward_kit.rl.served_policy import ServedPolicy
-from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.rollouts import evaluation_policy
+from reward_kit.rl.training.trainer import trainable
 from tests.rl.model_server import Kind, ModelServer
 
 HELLO = [Message(role="user", content="where is the key")]
