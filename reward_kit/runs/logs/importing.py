@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import zipfile
@@ -94,11 +95,8 @@ def import_logs(
     name = name or sources[0].path.name.partition(".")[0] or "log"
     path = new_run_path(log_dir, name)
     part = path.with_name(f".{path.name}.part")
-    header = RunHeader(
-        run_id=path.name,
-        task_name=name,
-        data=str(sources[0].path.resolve()),
-    )
+    name, data = _encodable([name, str(sources[0].path.resolve())])
+    header = RunHeader(run_id=path.name, task_name=name, data=data)
     folder = RunFolder.create(part, header, Redaction(known_secrets()))
     try:
         imported = _import_into(folder, sources, len(tasks) > 1, scorer)
@@ -137,6 +135,11 @@ def _open_sources(files: Sequence[Path], form: str | None) -> list[_Source]:
         else source
         for source in sources
     ]
+
+
+def _encodable(value: Any) -> Any:
+    """Return a JSON value in which lone surrogates are replaced, because `run.json` cannot contain them."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _facts(source: _Source, sha256: str) -> dict[str, Any]:
@@ -187,7 +190,7 @@ def _import_into(folder: RunFolder, sources: Sequence[_Source], has_tasks: bool,
             _facts(source, digest) | {"episodes": counts[source.copy]}
             for source, digest in zip(sources, digests, strict=True)
         ]
-        imported = {"files": listed, "fields": fields, "scores": list(names)}
+        imported = _encodable({"files": listed, "fields": fields, "scores": list(names)})
         folder.write_header(folder.header.replace(total=len(rows), imported=imported))
         folder.update_status(status="complete", worked_s=0.0)
     return ImportedRun(folder.path, policies, report)
