@@ -21,6 +21,7 @@ from reward_kit.runs.logs.records import (
     as_mapping,
     as_mappings,
     is_empty,
+    require_string,
     timing_between,
     tokens,
 )
@@ -122,14 +123,12 @@ def response_to_log(document: Document, header: LogHeader, report: FieldReport, 
 def _check_part(part: Mapping[str, Any], where: str) -> None:
     """Check the types of the fields of an item or a content part that are read."""
     kind = part.get("type")
-    if not isinstance(kind, str):
-        raise ConfigError(f"{where}.type: expected a string, got {kind!r:.60}; fix the log")
-    for key in _STRINGS.get(kind, ()):
-        if not isinstance(part.get(key), str):
-            raise ConfigError(f"{where}.{key}: expected a string, got {part.get(key)!r:.60}; fix the log")
-    if kind == "message" and part.get("content") is None:
-        raise ConfigError(f"{where}.content: is missing; fix the log")
-    for key in _LISTS.get(kind, ()):
+    for key in ("type", *_STRINGS.get(str(kind), ())):
+        require_string(part, key, where)
+    required = {"message": "content", "tool_use": "input"}.get(str(kind))
+    if required is not None and part.get(required) is None:
+        raise ConfigError(f"{where}.{required}: is missing; fix the log")
+    for key in _LISTS.get(str(kind), ()):
         if not isinstance(part.get(key), str):
             for index, inner in enumerate(as_mappings(part.get(key), f"{where}.{key}")):
                 _check_part(inner, f"{where}.{key}[{index}]")
