@@ -14,6 +14,7 @@ import io
 import json
 import re
 import shlex
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,8 @@ _PROGRAM = Program(
     imports=(_WORKER, "subprocess", "base64"),
 )
 _ENOUGH = 0.5
-_MOST_SECONDS = 60.0
+_ATTEMPT_S = 60.0
+"""The time limit of the agent and of the tests in an attempt, unless the solution takes more than half of it."""
 _FEW_RUNS, _MANY_RUNS = 3, 12
 _MOST_SHORTER = 8
 _CHANCE = re.compile(rb"\b(random|RANDOM|shuf|uuid|time|date|sleep|threading|urandom)\b")
@@ -101,11 +103,26 @@ class _Runner(ABC):
     """Runs attempts on a task, each from the initial files of its environment."""
 
     def __init__(self, task: HarborTask) -> None:
-        self.task, self.runs = task, 0
+        self.task, self.runs, self._attempt_s = task, 0, _ATTEMPT_S
+
+    async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
+        """Write the files, run the script of the agent, and run the tests.
+
+        The solution has the time limits of the task, and later attempts have at least twice the time that it took.
+        """
+        self.runs += 1
+        agent_s, test_s = self.task.config.agent_s, self.task.config.verifier.timeout_sec
+        if not is_solution:
+            return await self._run(files, script, min(agent_s, self._attempt_s), min(test_s, self._attempt_s))
+        began = time.monotonic()
+        attempt = await self._run(files, script, agent_s, test_s, is_solution=True)
+        self._attempt_s = max(self._attempt_s, 2.0 * (time.monotonic() - began))
+        return attempt
 
     @abstractmethod
-    async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
-        """Write the files, run the script of the agent, and run the tests."""
+    async def _run(
+        self, files: Mapping[str, bytes], script: str, agent_s: float, test_s: float, *, is_solution: bool = False
+    ) -> _Attempt: ...
 
     async def attack(self, attack: Attack) -> _Attempt:
         return await self.run(attack.files, attack.script)
@@ -117,22 +134,20 @@ class _SandboxRunner(_Runner):
     def __init__(self, task: HarborTask, sandbox: Sandbox) -> None:
         super().__init__(task)
         self._sandbox = sandbox
-        self._agent_s = min(task.config.agent_s, _MOST_SECONDS)
-        self._test_s = min(task.config.verifier.timeout_sec, _MOST_SECONDS)
-        seconds = self._agent_s + self._test_s + 5.0
-        sizes = {"memory_mb": 1024, "processes": 32, "open_files": 256, "disk_mb": 64, "result_kb": 4096}
-        self._limits = Limits(wall_s=seconds, cpu_s=seconds, **sizes)
 
-    async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
-        task = self.task
-        self.runs += 1
+    async def _run(
+        self, files: Mapping[str, bytes], script: str, agent_s: float, test_s: float, *, is_solution: bool = False
+    ) -> _Attempt:
+        task, seconds = self.task, agent_s + test_s + 5.0
         request = {
             **{"workdir": task.workdir, "setup": task.setup, "script": script, "test": "bash /tests/test.sh"},
             **{"environment": _encoded(task.environment), "tests": _encoded(task.tests), "agent": _encoded(files)},
             **{"solution": _encoded(task.solution) if is_solution else {}},
-            **{"env": task.config.verifier.env, "agent_s": self._agent_s, "test_s": self._test_s},
+            **{"env": task.config.verifier.env, "agent_s": agent_s, "test_s": test_s},
         }
-        outcome = await self._sandbox.call(_PROGRAM, request, limits=self._limits)
+        sizes = {"memory_mb": 1024, "processes": 32, "open_files": 256, "disk_mb": 64, "result_kb": 4096}
+        limits = Limits(wall_s=seconds, cpu_s=seconds, **sizes)
+        outcome = await self._sandbox.call(_PROGRAM, request, limits=limits)
         if outcome.failure is not None or not isinstance(outcome.value, dict):
             message = outcome.failure.message if outcome.failure else "invalid result"
             return _Attempt(None, message, {})
@@ -144,19 +159,20 @@ class _SandboxRunner(_Runner):
 class _ContainerRunner(_Runner):
     """Runs attempts in containers, each in a new one."""
 
-    async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
+    async def _run(
+        self, files: Mapping[str, bytes], script: str, agent_s: float, test_s: float, *, is_solution: bool = False
+    ) -> _Attempt:
         task, log = self.task, ""
-        self.runs += 1
         container, has_tests = await start_task_container(task, has_network=needs_network(task))
         try:
             await container.copy({**(task.solution if is_solution else {}), **files})
             if script:
                 env = task.config.environment.env | (task.config.solution.env if is_solution else {})
                 user = task.config.agent.user
-                log = (await container.run(script, seconds=task.config.agent_s, env=env, user=user)).output
+                log = (await container.run(script, seconds=agent_s, env=env, user=user)).output
             changed = await container.changed_files(task.workdir)
             env = task.config.environment.env | task.config.verifier.env
-            result = await run_tests(container, task, env, keeps_tests=has_tests)
+            result = await run_tests(container, task, env, seconds=test_s, keeps_tests=has_tests)
         finally:
             await container.close()
         return _Attempt(result.get("reward"), log + result["log"], changed)
@@ -166,7 +182,7 @@ async def _image_workdir(task: HarborTask) -> str:
     """Return the working directory of a task's image."""
     container, _ = await start_task_container(task, has_network=False)
     try:
-        return (await container.run("pwd", seconds=_MOST_SECONDS)).output.strip()
+        return (await container.run("pwd", seconds=_ATTEMPT_S)).output.strip()
     finally:
         await container.close()
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import anyio
 import pytest
 
 from reward_kit.checks.findings import FIXES
@@ -101,3 +102,20 @@ def test_command_prints_the_report_and_exits_with_1(tmp_path: Path) -> None:
     assert [(one["code"], one["reproduction"]) for one in report["findings"] if one["severity"] == "error"] == [
         ("empty-files-earn", ": > /app/count.txt")
     ]
+
+
+async def test_slow_solution_has_the_time_limits_of_the_task(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reward_kit.checks.harbor._ATTEMPT_S", 0.5)
+    solution = task / "solution" / "solve.sh"
+    solution.write_text(f"sleep 1\n{solution.read_text()}")
+    report = await check_harbor_task(task)
+    assert not report.findings, "\n".join(report.lines())
+
+
+async def test_time_of_an_attempt_is_limited(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reward_kit.checks.harbor._ATTEMPT_S", 0.5)
+    tests = task / "tests" / "test.sh"
+    tests.write_text(f"[ -e /app/count.txt ] || sleep 20\n{tests.read_text()}")
+    with anyio.fail_after(60):  # many attempts write no such file
+        report = await check_harbor_task(task)
+    assert report.facts["rewards"] == {"solution": 1.0, "nothing": 0.0}
