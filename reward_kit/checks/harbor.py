@@ -19,7 +19,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from reward_kit.checks.code_exploits import TEXTS as CODE_TEXTS
 from reward_kit.checks.code_exploits import code_exploits
@@ -47,7 +46,9 @@ _FEW_RUNS, _MANY_RUNS = 3, 12
 _MOST_SHORTER = 8
 _CHANCE = re.compile(rb"\b(random|RANDOM|shuf|uuid|time|date|sleep|threading|urandom)\b")
 _REFERENCE = re.compile(r"(?i)(expected|solution|solve|reference|gold|answer|oracle|truth|secret)")
-_MISSING = re.compile(r"command not found|No module named|Operation not permitted|Permission denied")
+_MISSING = re.compile(
+    r"command not found|No module named|Operation not permitted|Permission denied|/dev/fd/\d+: No such"
+)
 _CONFTEST = b"""import pytest
 
 
@@ -95,6 +96,7 @@ class _Attempt:
     """The outcome of an attempt."""
 
     score: float | None  # None if the tests wrote no valid reward
+    problem: str  # the reason why there is no score
     log: str
     changed: dict[str, bytes]
 
@@ -150,10 +152,16 @@ class _SandboxRunner(_Runner):
         outcome = await self._sandbox.call(_PROGRAM, request, limits=limits)
         if outcome.failure is not None or not isinstance(outcome.value, dict):
             message = outcome.failure.message if outcome.failure else "invalid result"
-            return _Attempt(None, message, {})
+            return _Attempt(None, message, "", {})
         value = outcome.value
         changed = {str(k): base64.b64decode(v) for k, v in dict(value.get("changed") or {}).items()}
-        return _Attempt(_reward(value), str(value.get("log")), changed)
+        log = str(value.get("log"))
+        if value.get("status") is None:
+            return _Attempt(None, f"the tests did not end within {test_s:g} s", log, changed)
+        try:
+            return _Attempt(main_reward(parse_rewards(str(value["json"]), str(value["text"]))), "", log, changed)
+        except (KeyError, ValueError, RecursionError) as error:
+            return _Attempt(None, str(error), log, changed)
 
 
 class _ContainerRunner(_Runner):
@@ -175,7 +183,7 @@ class _ContainerRunner(_Runner):
             result = await run_tests(container, task, env, seconds=test_s, keeps_tests=has_tests)
         finally:
             await container.close()
-        return _Attempt(result.get("reward"), log + result["log"], changed)
+        return _Attempt(result.get("reward"), result.get("problem", ""), log + result["log"], changed)
 
 
 async def _image_workdir(task: HarborTask) -> str:
@@ -191,20 +199,10 @@ def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
     return {path: base64.b64encode(data).decode() for path, data in files.items()}
 
 
-def _reward(value: Mapping[str, Any]) -> float | None:
-    """Return the reward that an attempt received, or None if the tests wrote no valid reward."""
-    text, table = str(value.get("reward") or ""), str(value.get("rewards") or "")
-    try:
-        # An agent's reward.json must not hide the reward.txt of the tests.
-        return main_reward(parse_rewards("" if text.strip() else table, text))
-    except (ValueError, RecursionError):
-        return None
-
-
-async def will_use_container(folder: Path) -> bool:
-    """Return True if the tests of a task cannot run in the sandbox, but can run in a container on this machine."""
+async def can_use_container(folder: Path) -> bool:
+    """Return True if the tests of a task can run in a container on this machine."""
     task = read_harbor_task(folder)
-    if not task.needs_container or task.unsupported:
+    if task.unsupported:
         return False
     try:
         await find_engine()
@@ -266,7 +264,8 @@ class _Check:
         else:
             self.report.cannot("the reference solution, and exploits that use its output", "solution/ is missing")
             self.outputs = {path: b"x" for path in self._mentioned() if path not in self.task.environment}
-        self.report.facts["rewards"] = {"solution": self.best, "nothing": self.floor}
+        rewards = {"solution": self.best, "nothing": self.floor}
+        self.report.facts["rewards"] = rewards if self.task.solution else {"nothing": self.floor}
         if self.floor > LITTLE and self.floor >= _ENOUGH * self.best:
             self._note(Attack("nothing-earns", "no change"), nothing)
         elif self.floor < self.best:
@@ -298,7 +297,10 @@ class _Check:
             line = next(line for line in attempt.log.splitlines() if match[0] in line)
             _not_run(self.report, (f"the reference solution does not pass here: {line.strip()[:200]}",))
             return False
-        lines = [f"reward {scores[0]}", *attempt.log.strip().splitlines()[-3:]]
+        lines = [
+            f"reward {scores[0]}" if attempt.score is not None else attempt.problem,
+            *attempt.log.strip().splitlines()[-3:],
+        ]
         self.report.note("gold-below-one", "error", "the reference solution does not get a reward of 1", lines)
         return self.best > self.floor + LITTLE
 
@@ -343,7 +345,8 @@ class _Check:
 
     def _note(self, attack: Attack, attempt: _Attempt) -> None:
         commands = attack.commands()
-        lines = [f"{attack.name}: reward {attempt.score:.4g} (solution {self.best:.4g}, nothing {self.floor:.4g})"]
+        solution = f"solution {self.best:.4g}, " if self.task.solution else ""
+        lines = [f"{attack.name}: reward {attempt.score:.4g} ({solution}nothing {self.floor:.4g})"]
         self.report.note(attack.kind, "error", _ATTACK_TEXTS[attack.kind], lines, reproduction=commands)
 
     def _mentioned(self) -> list[str]:

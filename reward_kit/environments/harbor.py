@@ -94,7 +94,9 @@ class HarborResource(ForkableResource):
         needs_network(task, settings.network)
         self._env = self._variables(task)
         if task.unsupported:
-            raise ConfigError(f"{task.folder}: cannot be run: {'; '.join(task.unsupported)}")
+            raise ConfigError(
+                f"{task.folder}: cannot be run, because these parts are not supported: {'; '.join(task.unsupported)}"
+            )
         if not _is_dry_run():
             await find_engine()
 

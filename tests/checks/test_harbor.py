@@ -87,6 +87,27 @@ async def test_exploit_is_reported_with_its_commands_and_a_fix() -> None:
     assert finding.reproduction == "printf %s 1 > /logs/verifier/reward.txt"
 
 
+async def test_leftover_reward_file_does_not_replace_the_one_that_the_tests_write(task: Path) -> None:
+    test = task / "tests" / "test.sh"
+    as_json = 'cd /logs/verifier; echo "{\\"reward\\": $(cat reward.txt)}" > reward.json; rm reward.txt'
+    test.write_text(f"{test.read_text()}\n{as_json}\n")
+    report = await check_harbor_task(task)
+    assert not report.findings, "\n".join(report.lines())
+
+
+async def test_reason_for_a_missing_reward_is_reported(task: Path) -> None:
+    (task / "tests" / "test.sh").write_text("echo '{reward: 1}' > /logs/verifier/reward.json\n")
+    (finding,) = (await check_harbor_task(task)).findings
+    assert finding.kind == "gold-below-one" and "reward.json is not valid JSON: " in finding.evidence[0]
+
+
+async def test_facts_of_a_task_without_a_solution_name_no_reward_of_a_solution(task: Path) -> None:
+    shutil.rmtree(task / "solution")
+    report = await check_harbor_task(task)
+    assert report.facts["rewards"] == {"nothing": 0.0}
+    assert not any("(solution" in line for finding in report.findings for line in finding.evidence)
+
+
 async def test_files_of_this_machine_are_not_readable_by_a_task(task: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
