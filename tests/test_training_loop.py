@@ -26,7 +26,7 @@ from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl.losses import token_logprobs
 from reward_kit.rl.ppo import PPOLearner
-from reward_kit.rl.trainer import Trainer
+from reward_kit.rl.training.trainer import Trainer
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens import build_rows
 from reward_kit.typed_interface import reward_function, reward_spec

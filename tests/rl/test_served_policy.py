@@ -21,8 +21,8 @@ from reward_kit.rl.losses import token_logprobs
 from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, load_model, save_model
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.served_policy import ServedPolicy
-from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.rollouts import evaluation_policy
+from reward_kit.rl.training.trainer import trainable
 from reward_kit.tokens import TokenBatch
 from tests.rl.model_server import Kind, ModelServer
 
