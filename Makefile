@@ -119,6 +119,11 @@ gpu-campaign: $(VENV)/.dev  ## Run everything that depends on a GPU (DEVICE=cuda
 	@$(BIN)/python benchmarks/gpu_campaign/campaign.py --device $(DEVICE) --size $(SIZE) --out $(OUT) \
 		$(if $(STAGES),--stages $(STAGES)) $(if $(AGAIN),--again $(AGAIN)) $(if $(BUDGET),--budget $(BUDGET))
 
+GPU_PYTHON ?=
+gpu-wheels: $(VENV)/.dev  ## Collect the wheels that gpu-campaign needs on a machine without network (GPU_PYTHON=3.12, HAVE=numpy, TRL=1)
+	@$(BIN)/python benchmarks/gpu_campaign/wheels.py $(if $(GPU_PYTHON),--python $(GPU_PYTHON)) \
+		$(if $(HAVE),--have $(HAVE)) $(if $(TRL),--trl)
+
 PEERS := mcp agents endpoints learners verifiers openenv ray serve earlier axolotl
 test-integrations: $(VENV)/.dev $(PEERS:%=.integrations/.%)  ## Test against trainers, engines, servers and environments of other projects (requires npm, 8 GB)
 	@$(BIN)/python -m pytest -m campaign tests/integrations
@@ -131,7 +136,7 @@ packaging: $(VENV)/.packaging  ## Build, install and test the wheel (VERSIONS=ne
 	@$(BIN)/python -m pytest -m campaign tests/distribution $(ONLY_$(VERSIONS))
 
 clean:  ## Remove virtual environments and build outputs
-	rm -rf $(VENV) .peers .integrations site dist build .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .peers .integrations gpu-wheels site dist build .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.made:
 	@echo "Creating a virtual environment in $(VENV)"

@@ -42,9 +42,9 @@ from reward_kit.rl.overlap import PipelineSettings, lower_bound, simulate_overla
 from reward_kit.rl.overlap_published import FITTED
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.schedule import Schedule
-from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
 from reward_kit.rl.training.rollouts import Collector, HeldOutEvaluation, SampleStream
+from reward_kit.rl.training.trainer import Trainer
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens import build_rows
 from reward_kit.typed_interface import reward_function, reward_spec

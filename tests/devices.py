@@ -12,7 +12,7 @@ import os
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ def _load_standin() -> None:
     from torch.utils.cpp_extension import load
 
     torch.utils.rename_privateuse1_backend("standin")
+    # `Module.to` keeps parameters and their ties, as on a GPU.
+    torch.__future__.set_swap_module_params_on_conversion(True)
     source = str(Path(__file__).with_name("standin_device.cpp"))
     load("standin_device", [source], extra_cflags=["-O0"]).register()
     module = types.ModuleType("torch.standin")
@@ -41,6 +43,7 @@ def _load_standin() -> None:
         is_initialized=lambda: True,
         device_count=lambda: 1,
         current_device=lambda: 0,
+        device=lambda device: nullcontext(),
         synchronize=lambda device=None: None,
         manual_seed_all=lambda seed: None,
         _is_in_bad_fork=lambda: False,
@@ -59,6 +62,13 @@ def _load() -> torch.device:
 
 
 DEVICE = _load()
+
+
+def randomize(weight: torch.Tensor, seed: int = 0) -> None:
+    """Set a weight to normal random numbers, which are the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        weight.copy_(torch.randn(weight.shape, dtype=weight.dtype, generator=generator))
 
 
 class _TestTensorsOnDevice(TorchFunctionMode):

@@ -26,10 +26,11 @@ from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl.losses import token_logprobs
 from reward_kit.rl.ppo import PPOLearner
-from reward_kit.rl.trainer import Trainer
+from reward_kit.rl.training.trainer import Trainer
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens import build_rows
 from reward_kit.typed_interface import reward_function, reward_spec
+from tests.devices import DEVICE, randomize
 from tests.tiny_policy import PAD, TinyPolicy
 
 pytestmark = pytest.mark.device
@@ -92,10 +93,11 @@ async def test_training_is_determined_by_the_seed() -> None:
 async def test_sampled_logprobs_equal_model_logprobs_on_the_recorded_tokens() -> None:
     policy = make_policy()
     # Weights far from the uniform start, so that a shifted or foreign token could not go unnoticed.
-    torch.nn.init.normal_(policy.module.head.weight, generator=torch.Generator().manual_seed(0))
+    randomize(policy.module.head.weight)
     await policy.publish(7)
     episodes = await collect_group(RLRolloutWorker(TASK, policy), LAKE[0], 16)
     rows = to_tensors(build_rows(episodes, pad_token_id=PAD))
+    rows = {key: values.to(DEVICE) for key, values in rows.items()}
     is_action = rows["action_mask"].bool()
     with torch.no_grad():
         recomputed = token_logprobs(policy.module(rows["input_ids"], rows["attention_mask"]), rows["input_ids"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -24,7 +23,7 @@ from benchmarks.gpu_campaign.models import (
 from reward_kit.agent.policies.hf.forward import RowModel
 from reward_kit.agent.policies.hf.model import merged_state_dict
 from reward_kit.rl.checkpoint import load_checkpoint, save_checkpoint
-from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
+from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from tests.rl.loss_cases import AGGREGATIONS, LOSSES, Case, random_case, whole_of
@@ -104,7 +103,15 @@ def resume(context: StageContext) -> None:
     """
     shape = SHAPES["small" if context.is_full else "tiny"]
     batches = [random_rows(8, 512 if context.is_full else 24, shape.vocabulary, seed) for seed in range(4)]
-    options: dict[str, Any] = {"lr": 1e-4, "minibatches": 2, "epochs": 2, "kl_coefficient": 0.05, "warmup": 2}
+    limits = OffPolicyLimits(logprob_gap_mean=None)  # the rows were not sampled by this model
+    options: dict[str, Any] = {
+        "limits": limits,
+        "lr": 1e-4,
+        "minibatches": 2,
+        "epochs": 2,
+        "kl_coefficient": 0.05,
+        "warmup": 2,
+    }
 
     def learner(seed: int = 0, weights: int = 0) -> PPOLearner:
         model, reference = qwen2(shape, context.device, seed=weights), qwen2(shape, context.device, seed=5)
@@ -158,7 +165,8 @@ def lora(context: StageContext) -> None:
     reset_peak_memory(device)
     model = qwen2(shape, device, dtype)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    config = PPOConfig(lr=1e-2, lora=LoRAOptions(rank=8, alpha=16.0), kl_coefficient=0.01)
+    limits = OffPolicyLimits(logprob_gap_mean=None)
+    config = PPOConfig(lr=1e-2, lora=LoRAOptions(rank=8, alpha=16.0), kl_coefficient=0.01, limits=limits)
     learner = PPOLearner(model, config, device=device)
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
     context.record(trained_share=trained / parameters(model))
@@ -168,8 +176,10 @@ def lora(context: StageContext) -> None:
     for name, value in model.state_dict().items():
         if (plain := name.replace(".base_layer", "")) in before:
             context.check(torch.equal(value, before[plain]), f"{plain} changed, but only adapters are trained")
-    acting = qwen2(shape, device, dtype)
-    RowModel(acting, 1, 64).load(merged_state_dict(model))
+    acting = qwen2(shape, device, dtype, seed=1)
+    rows_of_acting = RowModel(acting, 1, 64)
+    rows_of_acting.load(merged_state_dict(model))
+    rows_of_acting.close()
     merged = PPOLearner(acting, PPOConfig(), device=device).logprobs(rows)
     own = learner.logprobs(rows)
     plain = PPOLearner(qwen2(shape, device, dtype), PPOConfig(), device=device).logprobs(rows)
@@ -186,4 +196,4 @@ def lora(context: StageContext) -> None:
 def _logit_scale(model: Any, rows: Any, device: str) -> float:
     """Return the standard deviation of the logits on a row."""
     ids = torch.from_numpy(rows.batch["input_ids"][:1, :64].astype(np.int64)).to(device)
-    return float(copy.copy(model)(input_ids=ids).logits.float().std())
+    return float(model(input_ids=ids).logits.float().std())

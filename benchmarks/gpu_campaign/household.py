@@ -84,8 +84,8 @@ def household(context: StageContext) -> None:
     stop_at = context.ends - END_S
 
     @asynccontextmanager
-    async def until_time_is_up(control: Control, shown: TrainingDisplay) -> AsyncIterator[None]:
-        updated = shown.updated
+    async def until_time_is_up(control: Control) -> AsyncIterator[None]:
+        updated = display.updated
 
         def look(figures: Any, progress: Any) -> None:
             updated(figures, progress)
@@ -93,7 +93,7 @@ def household(context: StageContext) -> None:
             if time.monotonic() > stop_at:
                 control.finish("time is up")
 
-        shown.updated = look  # type: ignore[method-assign]
+        display.updated = look  # type: ignore[method-assign]
         yield
 
     train_into(path, plan, display, until_time_is_up, is_new=True, on_end=lambda run: None)

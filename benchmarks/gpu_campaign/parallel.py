@@ -64,13 +64,22 @@ def fsdp2(context: StageContext) -> None:
     """
     large = "small" if context.is_full else "tiny"
     kinds = [Kind("tiny", "float64", "float32"), Kind(large, "float32", "bfloat16")]
-    alone = [outcome(kind, context.device) for kind in kinds]
     for group in groups(context.device):
         if group.backend == "nccl" and not dist.is_nccl_available():
             context.skip_part(f"{group.processes} with nccl", "torch was built without NCCL")
             continue
-        for kind, expected, found in zip(kinds, alone, _in_processes(context, group, kinds), strict=False):
-            _compare(context, f"{group.processes}_{group.backend}_{kind.label}", kind, expected, found)
+        device = context.device
+        found = _in_processes(context, group, kinds, device)
+        if not found and (device, group.backend) == ("cuda", "gloo"):
+            context.skip_part(
+                "two processes on one GPU", "gloo did not exchange its tensors, see the log; they use the CPU"
+            )
+            device = "cpu"
+            found = _in_processes(context, group, kinds, device)
+        context.check(bool(found), f"{group.processes} processes with {group.backend} failed; see the log")
+        for kind, one in zip(kinds, found, strict=False):
+            label = f"{group.processes}_{group.backend}_{device}_{kind.label}"
+            _compare(context, label, kind, outcome(kind, device), one)
 
 
 def _compare(context: StageContext, label: str, kind: Kind, alone: dict[str, Any], found: dict[str, Any]) -> None:
@@ -116,13 +125,13 @@ def outcome(kind: Kind, device: str) -> dict[str, Any]:
     return {"gradients": gradients, "losses": losses, "peak_memory_gb": peak_memory_gb(device)}
 
 
-def _in_processes(context: StageContext, group: Group, kinds: list[Kind]) -> list[dict[str, Any]]:
-    """Run `outcome` for each kind in several processes, and return what the first process found."""
+def _in_processes(context: StageContext, group: Group, kinds: list[Kind], device: str) -> list[dict[str, Any]]:
+    """Run `outcome` for each kind in several processes, and return what the first found, or [] if one failed."""
     with socket.socket() as asked:
         asked.bind(("localhost", 0))
         port = asked.getsockname()[1]
-    path = context.work / f"{group.processes}_{group.backend}.pt"
-    command = [sys.executable, str(Path(__file__).resolve()), group.backend, context.device, str(path)]
+    path = context.work / f"{group.processes}_{group.backend}_{device}.pt"
+    command = [sys.executable, str(Path(__file__).resolve()), group.backend, device, str(path)]
     command.append(json.dumps(kinds))
     started = []
     for rank in range(group.processes):
@@ -133,14 +142,13 @@ def _in_processes(context: StageContext, group: Group, kinds: list[Kind]) -> lis
     codes: list[int | None] = []
     for process in started:
         try:
-            codes.append(process.wait(max(context.left_s - 5, 1)))
+            codes.append(process.wait(max(context.left_s / 2, 1)))
         except subprocess.TimeoutExpired:
             codes.append(None)
     for process in started:
         process.kill()
-    label = f"{group.processes} processes with {group.backend}"
-    context.check(not any(code is None or code for code in codes), f"{label}: exit statuses {codes}; see the log")
-    return torch.load(path, weights_only=True) if path.is_file() else []
+    print(f"  {group.processes} processes with {group.backend}: exit statuses {codes}", flush=True)
+    return torch.load(path, weights_only=True) if codes == [0] * group.processes else []
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from benchmarks.gpu_campaign.models import (
     Shape,
     epsilon,
     is_importable,
+    logit_error,
     matmul_rate,
     parameters,
     peak_memory_gb,
@@ -27,7 +28,7 @@ from benchmarks.gpu_campaign.models import (
     reset_peak_memory,
     timed,
 )
-from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.learner.config import OffPolicyLimits, PPOConfig
 from reward_kit.rl.learner.training_rows import TrainingRows
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch
@@ -93,7 +94,10 @@ def _our_update(context: StageContext, case: Case, rows: TokenBatch, rate: float
     reset_peak_memory(device)
     model = qwen2(shape, device)
     config = PPOConfig(
-        lr=1e-8, precision="bfloat16" if context.is_full else None, gradient_checkpointing=case.has_checkpointing
+        lr=1e-8,
+        precision="bfloat16" if context.is_full else None,
+        gradient_checkpointing=case.has_checkpointing,
+        limits=OffPolicyLimits(logprob_gap_mean=None),  # the rows were not sampled by this model
     )
     learner = PPOLearner(model, config, device=device)
     figures: dict[str, float] = {}
@@ -195,7 +199,7 @@ def trl_inputs(rows: TokenBatch, chosen: Any, loss_tokens: int, device: str) -> 
 def compile(context: StageContext) -> None:  # noqa: A001 - the name of the stage
     """Compare results and speed with other attention, with `ppo.compile`, and with a CUDA graph."""
     shape = SHAPES["0.5B" if context.is_full else "tiny"]
-    rows = random_rows(8, 2048 if context.is_full else 64, shape.vocabulary)
+    rows = random_rows(4, 2048 if context.is_full else 64, shape.vocabulary)
     expected, seconds = _gradients(context, shape, rows)
     context.record(seconds=seconds)
     for attention in ("eager", "flash_attention_2"):
@@ -210,7 +214,10 @@ def compile(context: StageContext) -> None:  # noqa: A001 - the name of the stag
     context.record(compiled_seconds=seconds, compilation_s=time.perf_counter() - began)
     _check_close(context, "compiled", shape, expected, found)
     if context.device == "cuda":
-        _cuda_graph(context, shape)
+        try:
+            _cuda_graph(context, shape)
+        except RuntimeError as error:  # The model's code may not be capturable.
+            context.skip_part("cuda_graph", str(error).partition("\n")[0])
     else:
         context.skip_part("cuda_graph", "a CPU has none")
 
@@ -257,7 +264,9 @@ def _cuda_graph(context: StageContext, shape: Shape) -> None:
     with torch.cuda.graph(graph):
         logits = model(input_ids=ids, use_cache=False).logits
     graph.replay()
-    context.check(torch.equal(logits, expected), "a CUDA graph changes the logits")
+    difference = float((logits - expected).abs().max())
+    tolerance = logit_error(torch.bfloat16, shape.layers, shape.width, float(expected.float().std()))
+    context.check(difference <= tolerance, f"a CUDA graph changes logits by {difference:.2g}")
     plain = timed(lambda: model(input_ids=ids, use_cache=False), context.device, rounds=10)
     replayed = timed(graph.replay, context.device, rounds=10)
     context.record(forward_ms=1e3 * plain, cuda_graph_ms=1e3 * replayed)

@@ -159,7 +159,7 @@ GROUPS = (
             "The loop": (
                 "reward_kit.rl.training.train_file:train",
                 "reward_kit.rl.training.sweep:sweep",
-                "reward_kit.rl.trainer:Trainer",
+                "reward_kit.rl.training.trainer:Trainer",
                 "reward_kit.rl.training.pipelines:Pipeline",
                 "reward_kit.rl.served_policy:ServedPolicy",
             ),

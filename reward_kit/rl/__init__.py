@@ -49,10 +49,10 @@ if TYPE_CHECKING:
         load_reward_manager,
     )
     from reward_kit.rl.served_policy import ServedPolicy
-    from reward_kit.rl.trainer import Trainer
     from reward_kit.rl.training.pipelines import Pipeline
     from reward_kit.rl.training.plan import load_plan
     from reward_kit.rl.training.train_file import train
+    from reward_kit.rl.training.trainer import Trainer
 
 __all__ = [
     "TERSE_TEMPLATE",
@@ -109,9 +109,9 @@ _MODULES = {
     "reward_manager": "BatchRewardManager DAPORewardManager EpisodeRewardManager NaiveRewardManager PrimeRewardManager "
     "load_reward_manager",
     "served_policy": "ServedPolicy",
-    "trainer": "Trainer",
     "training.pipelines": "Pipeline",
     "training.plan": "load_plan",
     "training.train_file": "train",
+    "training.trainer": "Trainer",
 }
 __getattr__, __dir__ = lazy_modules(__name__, _MODULES)

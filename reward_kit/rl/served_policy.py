@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import anyio
 
+from reward_kit.agent.policies.hf.model import merged_model, parse_device
 from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PastTurn, PolicyOutput
@@ -96,6 +97,7 @@ class ServedPolicy(AgentPolicy):
         model: the name of the model on the server. If None, `published` is used.
         temperature: the sampling temperature. Filters such as top_p are rejected, because they are not recorded. At
             temperatures other than 1, a vLLM server must have been started with `--logprobs-mode processed_logprobs`.
+        device: the device on which the weights are trained. "auto" selects the accelerator, if there is one.
         publish_timeout_s: the maximum time, in seconds, that the server may take to answer each request of a
             publication.
         api_key: the API key; see `OpenAIAgentPolicy`. The key is also sent when weights are published.
@@ -116,6 +118,7 @@ class ServedPolicy(AgentPolicy):
         base_url: str,
         model: str | None = None,
         temperature: float = 1.0,
+        device: str = "auto",
         publish_timeout_s: float = 600.0,
         api_key: str | None = None,
         **options: Any,
@@ -127,10 +130,10 @@ class ServedPolicy(AgentPolicy):
                 f"{refused[0]!r} is not allowed for a policy that is being trained, because it is not recorded; "
                 "remove it"
             )
-        self.module, tokenizer = load_model(Path(folder))
+        self.module, tokenizer = load_model(Path(folder), device=parse_device(device))
         if tokenizer is None:
             raise ConfigError(f"{folder} has no tokenizer, but the server requires one; save it next to the weights")
-        self.tokenizer = tokenizer
+        self.tokenizer, self._dtype = tokenizer, self.module.dtype
         self.published, self.sampling = Path(published).resolve(), Sampling(temperature=temperature)
         settings = resolve_endpoint(base_url, api_key, options.get("api_key_env"))
         extra |= {**_UNFILTERED, "return_token_ids": True}
@@ -193,7 +196,8 @@ class ServedPolicy(AgentPolicy):
         await self._link.publish(self._write, self.published, version)
 
     def _write(self) -> None:
-        save_model(self.published, self.module, self.tokenizer)
+        # Training widens the weights to float32, which the server does not need.
+        save_model(self.published, merged_model(self.module, self._dtype), self.tokenizer)
 
     async def close(self) -> None:
         """Close the connections to the server. The server keeps running."""

@@ -23,10 +23,10 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pydantic
 
@@ -72,6 +72,9 @@ class RunTiming(pydantic.BaseModel):
 
     started_at: pydantic.AwareDatetime
     worked_s: float = 0.0
+
+
+Header = TypeVar("Header", bound=pydantic.BaseModel)
 
 
 class TrainingHeader(pydantic.BaseModel):
@@ -158,18 +161,7 @@ class RunHeader(pydantic.BaseModel):
     @classmethod
     def read(cls, run: Path) -> RunHeader:
         """Read the header of a run."""
-        refuse_links_out(run)
-        data = read_json(run / FILE)
-        if data.get("schema_version") != SCHEMA_VERSION:
-            version_there = data.get("schema_version")
-            raise StoreError(
-                f"{run / FILE} has schema version {version_there!r}, but this release reads only version "
-                f"{SCHEMA_VERSION}"
-            )
-        try:
-            return cls.model_validate(data)
-        except pydantic.ValidationError as error:
-            raise StoreError(f"{run / FILE}: {'; '.join(describe_validation_error(error))}") from None
+        return read_header(run / FILE, cls, SCHEMA_VERSION)
 
     @classmethod
     def read_folder(cls, run: Path) -> RunHeader:
@@ -223,6 +215,37 @@ class RunHeader(pydantic.BaseModel):
     def replace(self, **changes: Any) -> RunHeader:
         """Return a copy in which some keys are changed."""
         return self.model_copy(update=changes)
+
+
+def read_header(file: Path, model: type[Header], version: int) -> Header:
+    """Read the header of a directory.
+
+    Raises:
+        StoreError: If the file is invalid or has another schema version, or a link leaves the directory.
+    """
+    refuse_links_out(file.parent)
+    data = read_json(file)
+    if (found := data.get("schema_version")) != version:
+        raise StoreError(f"{file} has schema version {found!r}, but this release reads only version {version}")
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise StoreError(f"{file}: {'; '.join(describe_validation_error(error))}") from None
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Prevent other processes from writing to a directory during the block. Raise a StoreError if one already does."""
+    with wrap_os_errors("open", folder / ".lock"):
+        descriptor = private_opener(folder / ".lock", os.O_CREAT | os.O_RDWR)
+    try:
+        try:
+            lock_file(descriptor)
+        except OSError:
+            raise StoreError(f"{folder} is open in another process; wait for that process to end") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 GENERATED_NAME = re.compile(r"-\d{8}T\d{6}Z-[0-9a-f]{6}$")
@@ -328,11 +351,7 @@ class RunFolder:
         """Lock the directory and set the status to "running"."""
         refuse_links_out(self.path)
         with ExitStack() as opened:
-            lock = self._open(".lock", os.O_RDWR, opened)
-            try:
-                lock_file(lock)
-            except OSError:
-                raise StoreError(f"{self.path} is open in another process; wait for that process to end") from None
+            opened.enter_context(lock_folder(self.path))
             header = RunHeader.read(self.path)
             for name in ("episodes.jsonl", "scores.jsonl") if header.training is None else ():
                 with wrap_os_errors("open", self.path / name):

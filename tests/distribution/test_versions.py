@@ -27,7 +27,7 @@ USES = {
     "languages": "import py3langid; assert py3langid.classify('This is an English sentence.')[0] == 'en'",
     "mcp": "import reward_kit.environments.mcp; import mcp",
     "similarity": "from rapidfuzz import fuzz; assert fuzz.ratio('a', 'a') == 100",
-    "train": "from reward_kit.cli import main; main.program.get_command(None, 'train'); import reward_kit.rl.trainer",
+    "train": "from reward_kit.cli.main import program; program.get_command(None, 'train'); import reward_kit.rl.ppo",
     "lora": "import peft; peft.LoraConfig()",
     "constrained": "import llguidance",
     "export": "import pyarrow.parquet",

@@ -25,8 +25,8 @@ from reward_kit.integrations.trl.rollouts import as_rollout_func, check_trainer,
 from reward_kit.integrations.trl.rows import ADVANTAGES, RowOutcome, rollout_output
 from reward_kit.models import EvaluateResult, Message, TaskDefinitionModel
 from reward_kit.reward_agent.scoring import Scored
-from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.rollouts import Collector
+from reward_kit.rl.training.trainer import trainable
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.tasks import load_task
 from reward_kit.tokens import build_rows

@@ -22,6 +22,7 @@ from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl.losses import ppo_clip_loss
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.tokens import TokenBatch, build_rows, pack_rows, row_columns, verl_batch
+from tests.devices import DEVICE
 from tests.profiles import examples
 from tests.rl.reward_cases import WordTokenizer, answers, proto
 
@@ -51,12 +52,12 @@ def batches(draw: st.DrawFn) -> tuple[Any, np.ndarray]:
     batch = {
         "prompts": torch.zeros((size, prompt), dtype=torch.int64),
         "responses": torch.zeros((size, width), dtype=draw(st.sampled_from([torch.int64, torch.int32]))),
-        "attention_mask": torch.from_numpy(attention),
+        "attention_mask": torch.as_tensor(attention),
     }
     valid = attention[:, prompt:] != 0
     if (mask := draw(st.sampled_from(["response_mask", "action_mask", None]))) is not None:
         acts = generator.random((size, width)) < density
-        batch[mask] = torch.from_numpy(acts.astype(np.int64))
+        batch[mask] = torch.as_tensor(acts.astype(np.int64))
         valid &= acts
     scores = draw(st.lists(st.none() | st.just(math.nan) | st.floats(-8, 8, width=32), min_size=size, max_size=size))
     others: dict[str, Any] = {}
@@ -90,7 +91,7 @@ def test_reward_positions_match_a_reference_loop(case: tuple[Any, np.ndarray]) -
     rewards, info = found["reward_tensor"], found["reward_extra_info"]
     assert rewards.dtype == torch.float32 and rewards.shape == data.batch["responses"].shape
     assert rewards.device == data.batch["responses"].device
-    np.testing.assert_array_equal(rewards.numpy(), one_by_one(data, valid))
+    np.testing.assert_array_equal(rewards.cpu().numpy(), one_by_one(data, valid))
     assert rewards.sum().item() == pytest.approx(np.nansum(info["score"]), abs=1e-4)
     np.testing.assert_array_equal(info["is_empty"], ~valid.any(axis=1))
     assert {len(values) for values in info.values()} == {len(valid)}
@@ -102,16 +103,16 @@ def test_last_token_search_agrees_in_blocks_and_on_devices(rows: int, width: int
     drawn = np.random.default_rng(seed).random((rows, width)) < share
     expected = [max(np.flatnonzero(row), default=-1) for row in drawn]
     for kind in (torch.int64, torch.int8, torch.uint8, torch.bool, torch.float32):
-        mask = torch.from_numpy(drawn).to(kind)
+        mask = torch.as_tensor(drawn, device="cpu").to(kind)
         assert reward_batches._by_blocks(mask).tolist() == expected
-        assert reward_batches._by_columns(mask).tolist() == expected
+        assert reward_batches._by_columns(mask.to(DEVICE)).tolist() == expected
     if width > 1:
         assert reward_batches._by_blocks(mask.T.contiguous().T).tolist() == expected
 
 
 def test_numpy_arrays_and_tensors_give_equal_rewards() -> None:
     data = answers([[4, 5], [6]], episode_rewards=[1.0, 2.0])
-    arrays = {key: values.numpy().copy() for key, values in data.batch.items()}
+    arrays = {key: values.cpu().cpu().numpy().copy() for key, values in data.batch.items()}
     for values in arrays.values():
         values.flags.writeable = False
     rewards = manager()(TokenBatch(arrays, data.non_tensor_batch))
@@ -150,13 +151,13 @@ def test_token_batches_are_rewarded_in_every_layout(per: Any, form: str, padding
     data: Any = verl_batch(rows) if form == "verl" else rows
     if form == "tensors":
         data = SimpleNamespace(batch=to_tensors(rows), non_tensor_batch=rows.non_tensor_batch)
-    rewards = manager()(data).numpy()
+    rewards = manager()(data).cpu().numpy()
     assert rewards.sum() == 3.0
     row, column = np.argwhere(rewards).tolist()[0]
     assert row == (1 if per == "action" else 0)
     mask = data.batch["response_mask" if form == "verl" else "action_mask"]
     assert column == np.flatnonzero(np.asarray(mask[row]))[-1]
-    hybrid = manager(step_rewards=True)(data).numpy()
+    hybrid = manager(step_rewards=True)(data).cpu().numpy()
     assert sorted(hybrid[hybrid != 0].tolist()) == [0.25, 3.5]
     if per == "segment":
         shown: list[str] = []
@@ -270,7 +271,7 @@ def test_failed_call_does_not_update_statistics() -> None:
 def test_an_unscored_episode_is_not_a_zero() -> None:
     data = answers([[4], [5], [6]], episode_rewards=[2.0, None, 4.0])
     found = full(data, normalization_type="variance")
-    np.testing.assert_allclose(found["reward_tensor"].flatten(), [-1.0, 0.0, 1.0])  # mean 3, not 2
+    np.testing.assert_allclose(found["reward_tensor"].flatten().cpu(), [-1.0, 0.0, 1.0])  # mean 3, not 2
     assert found["reward_extra_info"]["is_scored"].tolist() == [True, False, True]
 
 
@@ -295,7 +296,7 @@ def test_running_statistics_cover_all_batches(given_batches: list[list[float]]) 
     running, seen = manager(normalization_type="variance"), []
     for scores in given_batches:
         seen += scores
-        rewards = running(answers([[4]] * len(scores), episode_rewards=np.array(scores))).flatten().numpy()
+        rewards = running(answers([[4]] * len(scores), episode_rewards=np.array(scores))).flatten().cpu().numpy()
         if np.std(seen or [0.0]) > 1e-3:
             np.testing.assert_allclose(rewards, (np.array(scores) - np.mean(seen)) / np.std(seen), rtol=1e-4, atol=1e-4)
         elif len(set(seen)) <= 1:

@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import numpy as np
 import pytest
 import torch
 
+from reward_kit.agent.policies.hf.model import merged_state_dict
 from reward_kit.agent.policy_interface import EpisodeContext
 from reward_kit.errors import ConfigError, PolicyError
 from reward_kit.models import Message
+from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
 from reward_kit.rl.losses import token_logprobs
-from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, save_model
+from reward_kit.rl.model_kit.models import build_decoder, build_tokenizer, load_model, save_model
+from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.served_policy import ServedPolicy
-from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.rollouts import evaluation_policy
+from reward_kit.rl.training.trainer import trainable
+from reward_kit.tokens import TokenBatch
 from tests.rl.model_server import Kind, ModelServer
 
 HELLO = [Message(role="user", content="where is the key")]
@@ -126,6 +131,37 @@ def _without(value: Any, published: str) -> Any:
     if isinstance(value, dict):
         return {key: _without(one, published) for key, one in value.items()}
     return "PUBLISHED" if value == published else value
+
+
+async def test_trained_weights_are_published_in_the_type_of_the_model(folder: Path) -> None:
+    """Training converts the weights to float32 and adds adapters; the server loads neither."""
+    policy = ServedPolicy(folder, folder.parent / "published", server="vllm", base_url="http://127.0.0.1:9/v1")
+    names = policy.module.state_dict().keys()
+    policy._dtype = torch.bfloat16
+    learner = PPOLearner(policy.module, PPOConfig(lr=0.1, lora=LoRAOptions(rank=2)))
+    learner.update(a_sampled_row(), version=0)
+    policy._write()
+    loaded = load_model(policy.published).model
+    assert loaded.state_dict().keys() == names
+    assert {value.dtype for value in loaded.state_dict().values()} == {torch.bfloat16}
+    for name, value in merged_state_dict(policy.module).items():
+        torch.testing.assert_close(loaded.state_dict()[name], value.bfloat16())
+    before = load_model(folder).model.state_dict()
+    assert any((value.float() - before[name]).abs().max() > 0.01 for name, value in loaded.state_dict().items())
+    await policy.close()
+
+
+def a_sampled_row() -> TokenBatch:
+    """Return a row whose last two tokens were sampled."""
+    mask = np.array([[0, 0, 1, 1]], dtype=np.int8)
+    return TokenBatch(
+        {
+            "input_ids": np.array([[3, 4, 5, 6]], dtype=np.int32),
+            "attention_mask": np.ones((1, 4), dtype=np.int8),
+            **{"action_mask": mask, "loss_mask": mask},
+            **{"logprobs": np.full((1, 4), -3.0), "advantages": np.ones((1, 4))},
+        }
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

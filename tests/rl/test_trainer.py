@@ -21,7 +21,7 @@ from reward_kit.reward_agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
-from reward_kit.rl.trainer import TrainablePolicy, Trainer
+from reward_kit.rl.training.trainer import TrainablePolicy, Trainer
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.typed_interface import reward_function, reward_spec
 from tests.tiny_policy import TinyPolicy

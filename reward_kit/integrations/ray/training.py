@@ -41,7 +41,6 @@ from reward_kit.providers.session import ProviderSession
 from reward_kit.report.run_page import write_page
 from reward_kit.reward_agent.scoring import Scorer
 from reward_kit.rl.learner.sharding import open_process_group
-from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.resume import changes_since, new_run_header
@@ -55,6 +54,7 @@ from reward_kit.rl.training.setup import (
     use_threads,
 )
 from reward_kit.rl.training.train_file import check_resources, train_into
+from reward_kit.rl.training.trainer import trainable
 from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader
 from reward_kit.runs.tasks import LoadedTask, load_tools
 from reward_kit.task_parts import PolicyModel

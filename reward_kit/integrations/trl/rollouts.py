@@ -33,8 +33,8 @@ from reward_kit.reward_agent.custom_rewards import build_spec
 from reward_kit.reward_agent.loading import make_scorer
 from reward_kit.reward_agent.scoring import Reward, Scored, ScoringRequest
 from reward_kit.reward_agent.tickets import Ticket
-from reward_kit.rl.trainer import TrainablePolicy, trainable
 from reward_kit.rl.training.rollouts import Collector, LockstepBarrier
+from reward_kit.rl.training.trainer import TrainablePolicy, trainable
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.plan import make_user
 from reward_kit.runs.tasks import LoadedTask, load_task, make_assigner

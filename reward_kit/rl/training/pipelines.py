@@ -39,10 +39,10 @@ from reward_kit.rl.checkpoint import (
 )
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.rl.schedule import Schedule
-from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.config import DynamicSamplingModel
 from reward_kit.rl.training.figures import SCORING, WAIT, Figures, merge_updates
 from reward_kit.rl.training.rollouts import GroupRequest, SampleStream
+from reward_kit.rl.training.trainer import Trainer
 from reward_kit.rl_processing import AlignedEpisode, CreditBatch
 
 

@@ -22,8 +22,8 @@ from reward_kit.models import TaskDefinitionModel
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.optimizer import add_adapters, check_critic, parameter_groups
 from reward_kit.rl.schedule import Schedule
-from reward_kit.rl.trainer import trainable
 from reward_kit.rl.training.config import TrainModel, unknown_keys
+from reward_kit.rl.training.trainer import trainable
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.runs.inputs import credit_files, file_of_code, hash_path, own_modules
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook

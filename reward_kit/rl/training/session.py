@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import sys
@@ -14,16 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from reward_kit.agent.policies.hf.model import merged_state_dict, remember
+from reward_kit.agent.policies.hf.model import merged_model, remember
 from reward_kit.agent.policy_interface import AgentPolicy
 from reward_kit.blocking import allow_threads
 from reward_kit.display_text import pluralize
 from reward_kit.errors import TrainingError
 from reward_kit.private_files import make_private_folder
 from reward_kit.rl.checkpoint import load_latest
-from reward_kit.rl.learner.optimizer import has_adapters
 from reward_kit.rl.training.figures import Figures, UpdateRecorder, prefixed
 from reward_kit.rl.training.logs import Logs, TrainingDisplay
 from reward_kit.rl.training.pipelines import Progress, restore_state, save_state, why_not_reproducible
@@ -342,12 +338,5 @@ def save_weights(folder: Path, policy: AgentPolicy) -> bool:
     tokenizer: Any = getattr(policy, "tokenizer", None)
     if tokenizer is not None:
         remember(tokenizer, **getattr(policy, "taught", {}))
-    if has_adapters(model):
-        with torch.device("meta"):
-            plain = type(model)(copy.deepcopy(model.config))
-        plain.load_state_dict(merged_state_dict(model), assign=True)
-        plain.tie_weights()
-        plain.generation_config = model.generation_config
-        model = plain
-    save_model(folder, model, tokenizer, is_private=True)
+    save_model(folder, merged_model(model), tokenizer, is_private=True)
     return True

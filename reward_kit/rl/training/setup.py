@@ -29,7 +29,6 @@ from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.sharding import ProcessGroup, ShardedLearner, follow
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.reward_manager import EpisodeRewardManager
-from reward_kit.rl.trainer import Learner, Trainer, trainable
 from reward_kit.rl.training.branching import Branching
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
 from reward_kit.rl.training.plan import TrainingPlan, load_plan, with_temperature
@@ -41,6 +40,7 @@ from reward_kit.rl.training.rollouts import (
     TrainingWorker,
     evaluation_policy,
 )
+from reward_kit.rl.training.trainer import Learner, Trainer, trainable
 from reward_kit.runs.plan import make_user
 from reward_kit.runs.tasks import LoadedTask
 from reward_kit.tokens import TokenBatch

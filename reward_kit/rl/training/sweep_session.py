@@ -15,12 +15,12 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from reward_kit.blocking import run_blocking
 from reward_kit.errors import ConfigError, RewardKitError, StoreError, TrainingError, boundary
-from reward_kit.private_files import make_private_folder, private_opener
-from reward_kit.processes import LOG_FOLDER, ChildProcess, lock_file, start_process
+from reward_kit.private_files import make_private_folder
+from reward_kit.processes import LOG_FOLDER, ChildProcess, start_process
 from reward_kit.report.sweep_page import write_sweep_page
 from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.resume import changes_since, new_run_header, stored_config, value_differences
@@ -40,18 +40,14 @@ from reward_kit.rl.training.train_file import check_resources
 from reward_kit.runs.comparison_table import markdown_table
 from reward_kit.runs.files import (
     cut_torn_line,
-    read_json,
-    refuse_links_out,
     report_store_errors,
-    wrap_os_errors,
     write_atomically,
 )
 from reward_kit.runs.inputs import hash_path
 from reward_kit.runs.plan import INTERRUPTED, Control, Interruptible
 from reward_kit.runs.redaction import without_secrets
-from reward_kit.runs.run_folder import RunHeader, new_run_path, software_versions
+from reward_kit.runs.run_folder import RunHeader, lock_folder, new_run_path, read_header, software_versions
 from reward_kit.runs.task_file import overrides_from
-from reward_kit.validation import describe_validation_error
 
 FILE = "sweep.json"
 CHANGEABLE = ("processes",)
@@ -217,17 +213,7 @@ class SweepHeader(BaseModel):
         """Read the header of a sweep."""
         if not (folder / FILE).is_file():
             raise ConfigError(f"{folder} is not a sweep: it has no {FILE}")
-        refuse_links_out(folder)
-        data = read_json(folder / FILE)
-        if data.get("schema_version") != _SCHEMA_VERSION:
-            raise StoreError(
-                f"{folder / FILE} has schema version {data.get('schema_version')!r}, but this release reads only "
-                f"version {_SCHEMA_VERSION}"
-            )
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            raise StoreError(f"{folder / FILE}: {'; '.join(describe_validation_error(error))}") from None
+        return read_header(folder / FILE, cls, _SCHEMA_VERSION)
 
     def write(self, folder: Path, plan: SweepPlan) -> None:
         """Replace `sweep.json`."""
@@ -274,22 +260,6 @@ def changed_inputs(header: SweepHeader, plan: SweepPlan, folder: Path) -> list[s
     return changed
 
 
-@contextmanager
-def _opened(folder: Path) -> Iterator[None]:
-    """Lock the directory of a sweep, and remove incomplete lines."""
-    with wrap_os_errors("open", folder / ".lock"):
-        descriptor = private_opener(folder / ".lock", os.O_CREAT | os.O_RDWR)
-    try:
-        try:
-            lock_file(descriptor)
-        except OSError:
-            raise StoreError(f"{folder} is open in another process; wait for that process to end") from None
-        cut_torn_line(folder / EVALUATIONS)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 # Running
 
 Listener = Callable[[str, Mapping[str, Any]], None]
@@ -327,7 +297,8 @@ def sweep_into(
             LOG_FOLDER.reset(token)
         return control.stop_reason
 
-    with _opened(folder):
+    with lock_folder(folder):
+        cut_torn_line(folder / EVALUATIONS)
         header = SweepHeader.read(folder).model_copy(update={"status": "running"})
         header.write(folder, plan)
         status = "failed"

@@ -33,6 +33,7 @@ from reward_kit.rl.checkpoint import (
 )
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
+from tests.devices import DEVICE
 from tests.rl.checkpoint.state_values import same
 from tests.rl.learner.cases import a_model, some_rows
 
@@ -44,7 +45,7 @@ class Run:
 
     def __init__(self) -> None:
         torch.manual_seed(1)
-        self.module = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, 1)).bfloat16()
+        self.module = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, 1)).bfloat16().to(DEVICE)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=0.1, amsgrad=True)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 20)
         self.generator = torch.Generator().manual_seed(2)
@@ -138,7 +139,7 @@ def test_kill_while_writing_keeps_the_previous_checkpoint(tmp_path: Path) -> Non
     newest = checkpoints(tmp_path)[-1]
     assert latest(tmp_path) == newest
     found = load_checkpoint(newest)
-    assert torch.equal(found.state["weights"], torch.full((3_000_000,), float(found.step)))
+    assert torch.equal(found.state["weights"], torch.full((3_000_000,), float(found.step), device="cpu"))
     save_checkpoint(tmp_path, found.step + 1, {})
     assert not list(tmp_path.glob(".*"))
 

@@ -104,9 +104,9 @@ def test_head_computes_only_allowed_logits_with_the_same_scores_and_gradient(max
 
     logprobs, entropies = [], []
     for row, allowed in enumerate(rows.non_tensor_batch["allowed_ids"]):
-        ids = torch.from_numpy(rows.batch["input_ids"][row][rows.batch["attention_mask"][row] > 0].astype(np.int64))
+        ids = torch.as_tensor(rows.batch["input_ids"][row][rows.batch["attention_mask"][row] > 0].astype(np.int64))
         logits_MV = reference(input_ids=ids[None]).logits[0, allowed.places - 1]
-        logprobs_MV = logits_MV.masked_fill(~torch.from_numpy(allowed.mask(VOCABULARY)), -1e9).log_softmax(dim=-1)
+        logprobs_MV = logits_MV.masked_fill(~torch.as_tensor(allowed.mask(VOCABULARY)), -1e9).log_softmax(dim=-1)
         logprobs.append(logprobs_MV.gather(1, ids[allowed.places, None])[:, 0])
         entropies.append(-(logprobs_MV.exp() * logprobs_MV).sum(dim=-1))
     torch.testing.assert_close(scores.logprobs_N, torch.cat(logprobs), rtol=1e-4, atol=1e-5)

@@ -16,7 +16,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch
-from tests.devices import DEVICE
+from tests.devices import DEVICE, randomize
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
 from tests.tolerances import rounding_error
 
@@ -49,7 +49,7 @@ def tokens_of(module: nn.Module, rows: TokenBatch, temperature: float = 1.0) -> 
     found = []
     for row, is_token in enumerate(rows.batch["attention_mask"] == 1):
         columns = np.flatnonzero(is_token)
-        ids = torch.from_numpy(rows.batch["input_ids"][row, columns]).long()[None]
+        ids = torch.as_tensor(rows.batch["input_ids"][row, columns]).long()[None]
         output = module(ids, output_hidden_states=True)
         for t, column in enumerate(columns):
             if rows.batch["loss_mask"][row, column]:
@@ -222,7 +222,7 @@ def test_newer_losses_match_the_reference_loop(loss: str) -> None:
 @pytest.mark.parametrize("clip", [0.1, None])
 def test_value_loss_matches_the_reference_loop(clip: float | None) -> None:
     model = PolicyWithValue(a_model(dtype=torch.float64))
-    nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
+    randomize(model.value_head.weight)
     rows = some_rows()
     found = learner_of(model, value_coefficient=0.7, value_clip=clip, max_tokens_per_micro_batch=50).gradients(rows)
     tokens, errors = tokens_of(model, rows), []
@@ -246,7 +246,7 @@ def test_gradient_does_not_depend_on_the_number_of_micro_batches(aggregation: st
     # A gradient is a sum over the tokens of all rows, which micro-batches make in parts.
     share = rounding_error(rows.batch["input_ids"].size, str(dtype).removeprefix("torch."))
     model = PolicyWithValue(a_model(dtype=dtype))
-    nn.init.normal_(model.value_head.weight, generator=torch.Generator().manual_seed(0))
+    randomize(model.value_head.weight)
     found = {}
     for parts, budget in ((1, 1_000), (3, 60), (7, 24)):
         learner = learner_of(

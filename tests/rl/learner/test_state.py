@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
 from reward_kit.rl.ppo import PPOLearner
+from tests.devices import randomize
 from tests.rl.learner.cases import a_model, some_rows
 
 pytestmark = pytest.mark.device
@@ -86,7 +87,7 @@ def test_critic_warmup_trains_only_the_value_head() -> None:
 def test_critic_learns_the_returns() -> None:
     module = PolicyWithValue(a_model())
     # Returns that the hidden state knows: this module's own first values, of a random head.
-    nn.init.normal_(module.value_head.weight, generator=torch.Generator().manual_seed(0))
+    randomize(module.value_head.weight)
     rows = some_rows()
     learner = PPOLearner(
         module, PPOConfig(lr=0.02, critic_warmup=200, old_values="recomputed", value_clip=None, max_grad_norm=None)

@@ -20,6 +20,7 @@ from reward_kit.rl.model_kit.models import (
     parameter_count,
     save_model,
 )
+from tests.devices import DEVICE
 
 pytestmark = pytest.mark.device
 
@@ -46,7 +47,7 @@ def test_weights_depend_only_on_the_seed() -> None:
 
 
 def test_initial_token_distribution_is_nearly_uniform() -> None:
-    model = build_decoder(500, **SIZES)
+    model = build_decoder(500, **SIZES).to(DEVICE)
     ids = torch.randint(500, (4, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         logprobs = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
@@ -54,7 +55,7 @@ def test_initial_token_distribution_is_nearly_uniform() -> None:
 
 
 def test_layers_start_as_identity_and_receive_gradients() -> None:
-    model = build_decoder(TOKENIZER, **SIZES)
+    model = build_decoder(TOKENIZER, **SIZES).to(DEVICE)
     ids = torch.arange(10)[None]
     hidden = model(ids, output_hidden_states=True).hidden_states
     torch.testing.assert_close(hidden[1], hidden[0])
@@ -91,7 +92,7 @@ def test_multi_word_token_embedding_starts_near_its_words() -> None:
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_model_has_the_requested_sizes(tie: bool) -> None:
-    model = build_decoder(100, **{**SIZES, "width": 36, "heads": 6}, kv_heads=2, hidden=40, tie=tie)
+    model = build_decoder(100, **{**SIZES, "width": 36, "heads": 6}, kv_heads=2, hidden=40, tie=tie).to(DEVICE)
     head_dim, norms = 6, 2 * 36 + 2 * 6
     per_layer = 36 * head_dim * (6 + 2 + 2 + 6) + 3 * 36 * 40 + norms
     tables = 100 * 36 * (1 if tie else 2)
@@ -136,7 +137,7 @@ def test_saved_model_loads_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> No
 
 
 def test_a_saved_model_generates_and_stops(tmp_path: Path) -> None:
-    model = build_decoder(TOKENIZER, **SIZES)
+    model = build_decoder(TOKENIZER, **SIZES).to(DEVICE)
     with torch.no_grad():
         model.model.norm.weight.zero_()  # all logits are 0, and the first of all, the padding, is the likeliest
     ids = model.generate(torch.tensor([[5, 6]]), max_new_tokens=3, do_sample=False)

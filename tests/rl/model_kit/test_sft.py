@@ -33,7 +33,7 @@ def loss_by_hand(model: torch.nn.Module, rows: TokenBatch) -> float:
     losses = []
     for row in range(len(rows)):
         real = rows.batch["attention_mask"][row] == 1
-        ids = torch.from_numpy(rows.batch["input_ids"][row][real].astype(np.int64))
+        ids = torch.as_tensor(rows.batch["input_ids"][row][real].astype(np.int64))
         with torch.no_grad():
             logprobs = model(ids[None]).logits[0].log_softmax(-1)
         for place in np.flatnonzero(rows.batch["action_mask"][row][real]):
@@ -57,7 +57,7 @@ def test_accuracies_count_tokens_and_whole_actions() -> None:
         places = np.flatnonzero(rows.batch["action_mask"][row])
         first = places[: np.flatnonzero(np.diff(places, append=99) > 1)[0] + 1]
         for place in first:
-            ids = torch.from_numpy(rows.batch["input_ids"][row, :place].astype(np.int64))
+            ids = torch.as_tensor(rows.batch["input_ids"][row, :place].astype(np.int64))
             rows.batch["input_ids"][row, place] = model(ids[None]).logits[0, -1].argmax().item()
     found = evaluate(model, rows)
     assert found.action_accuracy >= 4 / found.actions
@@ -146,16 +146,14 @@ def smoothed_by_hand(model: torch.nn.Module, rows: TokenBatch, smoothing: float)
     losses = []
     for row in range(len(rows)):
         real = rows.batch["attention_mask"][row] == 1
-        ids = torch.from_numpy(rows.batch["input_ids"][row][real].astype(np.int64))
+        ids = torch.as_tensor(rows.batch["input_ids"][row][real].astype(np.int64))
         allowed = rows.non_tensor_batch["allowed_ids"][row]
         sets = {int(place): allowed.at(m) for m, place in enumerate(allowed.places)}
         for place in np.flatnonzero(rows.batch["action_mask"][row][real]):
             logits, could = model(ids[None]).logits[0, place - 1], sets.get(int(place), np.arange(VOCABULARY))
             if len(could) == 1:
                 continue
-            logprobs = {
-                one: (logits[one] - logits[torch.from_numpy(could).long()].logsumexp(0)).item() for one in could
-            }
+            logprobs = {one: (logits[one] - logits[torch.as_tensor(could).long()].logsumexp(0)).item() for one in could}
             spread = sum(logprobs.values()) / len(logprobs)
             losses.append(-(1 - smoothing) * logprobs[int(ids[place])] - smoothing * spread)
     return sum(losses) / len(losses)

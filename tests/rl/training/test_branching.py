@@ -18,9 +18,9 @@ from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
-from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.branching import Branching
 from reward_kit.rl.training.plan import load_plan
+from reward_kit.rl.training.trainer import Trainer
 from reward_kit.rl_processing import CreditAssigner
 from tests.rl.training.frozen_lake import lake_folder, train
 from tests.tiny_policy import TinyPolicy, cell_of

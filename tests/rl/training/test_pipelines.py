@@ -22,11 +22,11 @@ from reward_kit.reward_agent import AsyncRewardAgent
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.rl.schedule import Schedule
-from reward_kit.rl.trainer import Trainer
 from reward_kit.rl.training.config import DynamicSamplingModel
 from reward_kit.rl.training.figures import merge_updates
 from reward_kit.rl.training.pipelines import Pipeline, PipelineOptions
 from reward_kit.rl.training.rollouts import SampleStream
+from reward_kit.rl.training.trainer import Trainer
 from reward_kit.rl_processing import CreditAssigner
 from reward_kit.tokens import TokenBatch
 from reward_kit.typed_interface import reward_spec

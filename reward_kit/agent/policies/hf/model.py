@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Iterator
@@ -238,6 +239,24 @@ def merged_state_dict(module: nn.Module) -> dict[str, Tensor]:
         delta = sum((layer.get_delta_weight(name) for name in names), torch.zeros_like(weight))
         state[f"{path}.weight"] = (weight + delta.to(weight.dtype)).detach()
     return state
+
+
+def merged_model(model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Return a model for saving: without adapters, which are merged, and with its weights in `dtype`.
+
+    Weights that do not change share their memory with `model`. If nothing changes, the result is `model` itself.
+    """
+    dtype = dtype or model.dtype
+    merged = merged_state_dict(model)
+    if dtype == model.dtype and merged.keys() == model.state_dict().keys():
+        return model
+    with torch.device("meta"):
+        plain = type(model)(copy.deepcopy(model.config))
+    weights = {name: value.to(dtype) if value.is_floating_point() else value for name, value in merged.items()}
+    plain.load_state_dict(weights, assign=True)
+    plain.tie_weights()
+    plain.generation_config = model.generation_config
+    return plain
 
 
 class PolicyWithValue(nn.Module):

@@ -19,6 +19,7 @@ from reward_kit.agent.policies.hf.engine import Engine, Generated
 from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.errors import ConfigError, LimitError, PolicyError
 from tests.agent.policies.hf.tiny_models import VOCABULARY, full_logits, tiny_model
+from tests.devices import DEVICE
 
 pytestmark = pytest.mark.device
 
@@ -278,7 +279,7 @@ async def test_mismatched_weights_are_rejected_and_change_nothing() -> None:
 
 
 async def test_value_is_computed_at_the_last_prompt_token() -> None:
-    model, head = tiny_model(), nn.Linear(32, 1)
+    model, head = tiny_model(), nn.Linear(32, 1).to(DEVICE)
     async with running(copy.deepcopy(model), value_head=head) as engine:
         episodes = await asyncio.gather(*(play(engine, number) for number in range(6)))
     for played in episodes:

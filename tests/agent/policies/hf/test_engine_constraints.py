@@ -15,6 +15,7 @@ from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.errors import PolicyError
 from tests.agent.policies.hf.test_engine import GREEDY, STOP, Counting, running
 from tests.agent.policies.hf.tiny_models import full_logits, tiny_model
+from tests.devices import DEVICE
 
 pytestmark = pytest.mark.device
 
@@ -94,7 +95,7 @@ async def test_forced_tokens_cost_no_forward_pass() -> None:
 
 
 async def test_value_is_recorded_if_every_token_is_forced() -> None:
-    head = torch.nn.Linear(32, 1)
+    head = torch.nn.Linear(32, 1).to(DEVICE)
     async with running(tiny_model(), value_head=head) as engine:
         free = await engine.generate(engine.open("a", 0), [1, 2], max_new_tokens=1, sampling=GREEDY)
         turn = await engine.generate(

@@ -11,13 +11,14 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from reward_kit.agent.policies.hf.sampling import Draws, Sampling, allowed_mask, draw
 from reward_kit.errors import ConfigError
+from tests.devices import DEVICE
 from tests.profiles import examples
 
 pytestmark = pytest.mark.device
 
 
 def logits_of(seed: int, rows: int, vocabulary: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(0, 2, (rows, vocabulary))).float()
+    return torch.as_tensor(np.random.default_rng(seed).normal(0, 2, (rows, vocabulary))).float()
 
 
 def probabilities(logits_V: torch.Tensor, sampling: Sampling, allowed: list[int] | None = None) -> torch.Tensor:
@@ -33,6 +34,11 @@ def probabilities(logits_V: torch.Tensor, sampling: Sampling, allowed: list[int]
     if sampling.top_p < 1:
         scores = TopPLogitsWarper(sampling.top_p)(None, scores)
     return scores[0].softmax(-1)
+
+
+def device_mask(allowed: list[np.ndarray | None], vocabulary: int) -> torch.Tensor | None:
+    mask_BV = allowed_mask(allowed, vocabulary)
+    return None if mask_BV is None else mask_BV.to(DEVICE)
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -51,7 +57,7 @@ def test_evenly_spaced_uniforms_reproduce_the_distribution(
     allowed = (
         sorted(np.random.default_rng(seed).choice(vocabulary, 6, replace=False).tolist()) if is_restricted else None
     )
-    mask = allowed_mask([None if allowed is None else np.array(allowed)] * count, vocabulary)
+    mask = device_mask([None if allowed is None else np.array(allowed)] * count, vocabulary)
     uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     drawn = draw(logits_V.expand(count, -1), uniforms, sampling, mask)
     expected_V = probabilities(logits_V, sampling, allowed)
@@ -70,13 +76,13 @@ def test_extreme_uniforms_draw_tokens_with_positive_probability(uniform: float) 
 
 def test_greedy_draws_the_most_likely_allowed_token() -> None:
     logits_BV = torch.tensor([[0.0, 3.0, 2.0], [0.0, 3.0, 2.0]])
-    drawn = draw(logits_BV, torch.zeros(2), Sampling(temperature=0), allowed_mask([None, np.array([0, 2])], 3))
+    drawn = draw(logits_BV, torch.zeros(2), Sampling(temperature=0), device_mask([None, np.array([0, 2])], 3))
     assert drawn.ids_B.tolist() == [1, 2]
     assert drawn.logprobs_B.tolist() == [0.0, 0.0]
 
 
 def test_only_allowed_token_has_logprob_zero() -> None:
-    drawn = draw(logits_of(0, 1, 9), torch.zeros(1), Sampling(temperature=0.3), allowed_mask([np.array([4])], 9))
+    drawn = draw(logits_of(0, 1, 9), torch.zeros(1), Sampling(temperature=0.3), device_mask([np.array([4])], 9))
     assert (drawn.ids_B.item(), drawn.logprobs_B.item()) == (4, 0.0)
 
 

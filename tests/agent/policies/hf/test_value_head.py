@@ -9,15 +9,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from reward_kit.agent.policies.hf.model import PolicyWithValue
 from reward_kit.errors import ConfigError
+from tests.devices import DEVICE
 
 pytestmark = pytest.mark.device
 
-IDS = torch.tensor([[1, 2, 3]])
+IDS = torch.tensor([[1, 2, 3]], device=DEVICE)
 
 
 def a_model(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=11, **shape)).to(dtype).eval()
+    return LlamaForCausalLM(LlamaConfig(vocab_size=11, **shape)).to(DEVICE, dtype).eval()
 
 
 def test_forward_equals_the_wrapped_model() -> None:
