@@ -22,6 +22,7 @@ from reward_kit.rl.learner.training_rows import to_tensors
 from reward_kit.rl.losses import ppo_clip_loss
 from reward_kit.rl.reward_manager import EpisodeRewardManager
 from reward_kit.tokens import TokenBatch, build_rows, pack_rows, row_columns, verl_batch
+from tests.devices import DEVICE
 from tests.profiles import examples
 from tests.rl.reward_cases import WordTokenizer, answers, proto
 
@@ -102,9 +103,9 @@ def test_last_token_search_agrees_in_blocks_and_on_devices(rows: int, width: int
     drawn = np.random.default_rng(seed).random((rows, width)) < share
     expected = [max(np.flatnonzero(row), default=-1) for row in drawn]
     for kind in (torch.int64, torch.int8, torch.uint8, torch.bool, torch.float32):
-        mask = torch.as_tensor(drawn).to(kind)
+        mask = torch.as_tensor(drawn, device="cpu").to(kind)
         assert reward_batches._by_blocks(mask).tolist() == expected
-        assert reward_batches._by_columns(mask).tolist() == expected
+        assert reward_batches._by_columns(mask.to(DEVICE)).tolist() == expected
     if width > 1:
         assert reward_batches._by_blocks(mask.T.contiguous().T).tolist() == expected
 

@@ -289,9 +289,8 @@ def folder(tmp_path_factory):
 
 
 async def test_model_folder_is_loaded_and_its_module_can_be_trained(folder):
-    policy = make_policy(
-        "hf", {"model": "small", "max_new_tokens": 4, "action_format": "plain", "device": str(DEVICE)}, folder.parent
-    )
+    options = {"model": "small", "max_new_tokens": 4, "action_format": "plain"}
+    policy = make_policy("hf", {**options, "device": str(DEVICE), "dtype": "float32"}, folder.parent)
     assert isinstance(policy, HFAgentPolicy)
     episodes = await episodes_of(policy, LAKE, size=1)
     assert gap(policy, episodes, "right") < 1e-4

@@ -1,0 +1,59 @@
+"""Test that the tests run on the device that REWARD_KIT_TEST_DEVICE names, or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.devices import DEVICE, randomize
+
+pytestmark = pytest.mark.device
+ROOT = Path(__file__).parents[1]
+
+
+def run_tests(device: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run tests on another device in a process of their own."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "REWARD_KIT_TEST_DEVICE": device, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_tensors_of_tests_are_on_the_device() -> None:
+    weight = torch.zeros(3)
+    randomize(weight)
+    assert weight.device.type == torch.arange(3).device.type == torch.randn(3).device.type == DEVICE.type
+    assert torch.zeros(3, device="cpu").device.type == "cpu"
+
+
+def test_unavailable_device_is_one_error() -> None:
+    done = run_tests("abacus", "tests/test_devices.py")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.startswith("ERROR: REWARD_KIT_TEST_DEVICE: device: 'abacus' cannot be used; on this machine")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(DEVICE.type != "standin", reason="another device has tests of its own")
+def test_two_devices_are_an_error() -> None:
+    torch.nn.Linear(3, 2).to(DEVICE)(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        torch.ones(2, 3) @ torch.ones(3, 2, device="cpu")
+    with pytest.raises(RuntimeError, match="for generator but found 'cpu'"):
+        torch.ones(3).normal_(generator=torch.Generator())
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="runs on the stand-in device in another process")
+@pytest.mark.skipif(not (shutil.which("c++") and shutil.which("ninja")), reason="needs a C++ compiler and ninja")
+def test_standin_device_rejects_tensors_of_two_devices() -> None:
+    done = run_tests("standin", "tests/test_devices.py", "-k", "two_devices_are_an_error or tensors_of_tests")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "skipped" not in done.stdout
