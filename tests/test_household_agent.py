@@ -86,12 +86,6 @@ def won(asked: Problem, acts: Sequence[Any]) -> bool:
     return [engine.step(act.command).won for act in acts][-1]
 
 
-def test_share_of_two_object_problems_can_be_raised(script: ModuleType) -> None:
-    plain, more = (Counter(one.task_type for one in script.problems(600, 1, twos)) for twos in (0.0, 0.4))
-    assert set(plain.values()) == {100}
-    assert 0.45 < more[TaskType.PICK_TWO] / 600 < 0.55  # 0.4 and a sixth of the rest
-
-
 def test_rare_types_are_almost_absent_from_the_problems(script: ModuleType) -> None:
     rare = {TaskType.HEAT, TaskType.COOL}
     made = list(script.problems(2_000, 1, rare=rare))
@@ -119,7 +113,7 @@ class DemonstrationPolicy(AgentPolicy):
 
 async def test_demonstration_rows_equal_rows_of_recorded_episodes(script: ModuleType) -> None:
     """Rows from the script's text lookup equal the framework's rows of the same episodes."""
-    asked, draws = list(script.problems(12, seed=3, twos=0.3)), random.Random(5)
+    asked, draws = list(script.problems(12, seed=3)), random.Random(5)
     played = [(one, script.demonstration(one, draws)) for one in asked]
     writes = Demonstrations(LOADED.tokenizer, action_format="bare", tools_in_prompt=False, constrain=True)
     episodes = []

@@ -159,13 +159,12 @@ def demonstration(problem: Problem, draws: random.Random, slips: float = SLIPS) 
     return acts
 
 
-def problems(total: int, seed: int, twos: float = 0.0, rare: Collection[TaskType] = ()) -> Iterator[Problem]:
+def problems(total: int, seed: int, rare: Collection[TaskType] = ()) -> Iterator[Problem]:
     """Yield training problems of alternating types.
 
     Args:
         total: number of problems.
         seed: of the problems.
-        twos: share of additional problems with two objects.
         rare: types of which only `RARE_SHARE` is kept.
     """
     draws, types, made = random.Random(f"types {seed}"), list(TaskType), 0
@@ -174,7 +173,7 @@ def problems(total: int, seed: int, twos: float = 0.0, rare: Collection[TaskType
             return
         if types[index % len(types)] in rare and draws.random() >= RARE_SHARE:
             continue
-        yield generate_problem("train", index, seed, TaskType.PICK_TWO if draws.random() < twos else None)
+        yield generate_problem("train", index, seed)
         made += 1
 
 
@@ -237,13 +236,12 @@ def demonstrations(
     total: int,
     *,
     seed: int,
-    twos: float = 0.0,
     slips: float = SLIPS,
     rare: Collection[TaskType] = (),
 ) -> TokenBatch:
     """Return rows of `total` demonstrations, without those that consist of random commands only."""
     draws = random.Random(f"slips {seed}")
-    played = [(problem, demonstration(problem, draws, slips)) for problem in problems(total, seed, twos, rare)]
+    played = [(problem, demonstration(problem, draws, slips)) for problem in problems(total, seed, rare)]
     return Scribe(tokenizer).rows([one for one in played if not all(act.is_slip for act in one[1])])
 
 
@@ -312,7 +310,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=HERE / "warm_start", help="the folder to write")
     parser.add_argument("--episodes", type=int, default=32_000, help="demonstrations")
-    parser.add_argument("--twos", type=float, default=0.0, help="share of additional problems with two objects")
     kept = f"chores of which a share of {RARE_SHARE:g} of the demonstrations is kept"
     parser.add_argument("--rare", nargs="+", choices=CHORES, default=(), help=kept)
     parser.add_argument("--seed", type=int, default=0, help="random seed")
@@ -324,7 +321,7 @@ def main() -> None:
     compose_embeddings(model, tokenizer, seed=options.seed)
     print(f"{len(tokenizer)} tokens; {describe(model)}")
     rare = {CHORES[name] for name in options.rare}
-    rows = demonstrations(tokenizer, options.episodes, seed=options.seed, twos=options.twos, rare=rare)
+    rows = demonstrations(tokenizer, options.episodes, seed=options.seed, rare=rare)
     print(f"{len(rows)} demonstrations after {time.process_time() - began:.0f} s of CPU time", flush=True)
 
     def report(progress: SFTProgress) -> None:

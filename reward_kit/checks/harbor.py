@@ -14,11 +14,11 @@ import io
 import json
 import re
 import shlex
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from reward_kit.checks.code_exploits import TEXTS as CODE_TEXTS
 from reward_kit.checks.code_exploits import code_exploits
@@ -40,12 +40,15 @@ _PROGRAM = Program(
     imports=(_WORKER, "subprocess", "base64"),
 )
 _ENOUGH = 0.5
-_MOST_SECONDS = 60.0
+_ATTEMPT_S = 60.0
+"""The time limit of the agent and of the tests in an attempt, unless the solution takes more than half of it."""
 _FEW_RUNS, _MANY_RUNS = 3, 12
 _MOST_SHORTER = 8
 _CHANCE = re.compile(rb"\b(random|RANDOM|shuf|uuid|time|date|sleep|threading|urandom)\b")
 _REFERENCE = re.compile(r"(?i)(expected|solution|solve|reference|gold|answer|oracle|truth|secret)")
-_MISSING = re.compile(r"command not found|No module named|Operation not permitted|Permission denied")
+_MISSING = re.compile(
+    r"command not found|No module named|Operation not permitted|Permission denied|/dev/fd/\d+: No such"
+)
 _CONFTEST = b"""import pytest
 
 
@@ -93,6 +96,7 @@ class _Attempt:
     """The outcome of an attempt."""
 
     score: float | None  # None if the tests wrote no valid reward
+    problem: str  # the reason why there is no score
     log: str
     changed: dict[str, bytes]
 
@@ -101,11 +105,26 @@ class _Runner(ABC):
     """Runs attempts on a task, each from the initial files of its environment."""
 
     def __init__(self, task: HarborTask) -> None:
-        self.task, self.runs = task, 0
+        self.task, self.runs, self._attempt_s = task, 0, _ATTEMPT_S
+
+    async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
+        """Write the files, run the script of the agent, and run the tests.
+
+        The solution has the time limits of the task, and later attempts have at least twice the time that it took.
+        """
+        self.runs += 1
+        agent_s, test_s = self.task.config.agent_s, self.task.config.verifier.timeout_sec
+        if not is_solution:
+            return await self._run(files, script, min(agent_s, self._attempt_s), min(test_s, self._attempt_s))
+        began = time.monotonic()
+        attempt = await self._run(files, script, agent_s, test_s, is_solution=True)
+        self._attempt_s = max(self._attempt_s, 2.0 * (time.monotonic() - began))
+        return attempt
 
     @abstractmethod
-    async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
-        """Write the files, run the script of the agent, and run the tests."""
+    async def _run(
+        self, files: Mapping[str, bytes], script: str, agent_s: float, test_s: float, *, is_solution: bool = False
+    ) -> _Attempt: ...
 
     async def attack(self, attack: Attack) -> _Attempt:
         return await self.run(attack.files, attack.script)
@@ -117,56 +136,61 @@ class _SandboxRunner(_Runner):
     def __init__(self, task: HarborTask, sandbox: Sandbox) -> None:
         super().__init__(task)
         self._sandbox = sandbox
-        self._agent_s = min(task.config.agent_s, _MOST_SECONDS)
-        self._test_s = min(task.config.verifier.timeout_sec, _MOST_SECONDS)
-        seconds = self._agent_s + self._test_s + 5.0
-        sizes = {"memory_mb": 1024, "processes": 32, "open_files": 256, "disk_mb": 64, "result_kb": 4096}
-        self._limits = Limits(wall_s=seconds, cpu_s=seconds, **sizes)
 
-    async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
-        task = self.task
-        self.runs += 1
+    async def _run(
+        self, files: Mapping[str, bytes], script: str, agent_s: float, test_s: float, *, is_solution: bool = False
+    ) -> _Attempt:
+        task, seconds = self.task, agent_s + test_s + 5.0
         request = {
             **{"workdir": task.workdir, "setup": task.setup, "script": script, "test": "bash /tests/test.sh"},
             **{"environment": _encoded(task.environment), "tests": _encoded(task.tests), "agent": _encoded(files)},
             **{"solution": _encoded(task.solution) if is_solution else {}},
-            **{"env": task.config.verifier.env, "agent_s": self._agent_s, "test_s": self._test_s},
+            **{"env": task.config.verifier.env, "agent_s": agent_s, "test_s": test_s},
         }
-        outcome = await self._sandbox.call(_PROGRAM, request, limits=self._limits)
+        sizes = {"memory_mb": 1024, "processes": 32, "open_files": 256, "disk_mb": 64, "result_kb": 4096}
+        limits = Limits(wall_s=seconds, cpu_s=seconds, **sizes)
+        outcome = await self._sandbox.call(_PROGRAM, request, limits=limits)
         if outcome.failure is not None or not isinstance(outcome.value, dict):
             message = outcome.failure.message if outcome.failure else "invalid result"
-            return _Attempt(None, message, {})
+            return _Attempt(None, message, "", {})
         value = outcome.value
         changed = {str(k): base64.b64decode(v) for k, v in dict(value.get("changed") or {}).items()}
-        return _Attempt(_reward(value), str(value.get("log")), changed)
+        log = str(value.get("log"))
+        if value.get("status") is None:
+            return _Attempt(None, f"the tests did not end within {test_s:g} s", log, changed)
+        try:
+            return _Attempt(main_reward(parse_rewards(str(value["json"]), str(value["text"]))), "", log, changed)
+        except (KeyError, ValueError, RecursionError) as error:
+            return _Attempt(None, str(error), log, changed)
 
 
 class _ContainerRunner(_Runner):
     """Runs attempts in containers, each in a new one."""
 
-    async def run(self, files: Mapping[str, bytes], script: str, *, is_solution: bool = False) -> _Attempt:
+    async def _run(
+        self, files: Mapping[str, bytes], script: str, agent_s: float, test_s: float, *, is_solution: bool = False
+    ) -> _Attempt:
         task, log = self.task, ""
-        self.runs += 1
         container, has_tests = await start_task_container(task, has_network=needs_network(task))
         try:
             await container.copy({**(task.solution if is_solution else {}), **files})
             if script:
                 env = task.config.environment.env | (task.config.solution.env if is_solution else {})
                 user = task.config.agent.user
-                log = (await container.run(script, seconds=task.config.agent_s, env=env, user=user)).output
+                log = (await container.run(script, seconds=agent_s, env=env, user=user)).output
             changed = await container.changed_files(task.workdir)
             env = task.config.environment.env | task.config.verifier.env
-            result = await run_tests(container, task, env, keeps_tests=has_tests)
+            result = await run_tests(container, task, env, seconds=test_s, keeps_tests=has_tests)
         finally:
             await container.close()
-        return _Attempt(result.get("reward"), log + result["log"], changed)
+        return _Attempt(result.get("reward"), result.get("problem", ""), log + result["log"], changed)
 
 
 async def _image_workdir(task: HarborTask) -> str:
     """Return the working directory of a task's image."""
     container, _ = await start_task_container(task, has_network=False)
     try:
-        return (await container.run("pwd", seconds=_MOST_SECONDS)).output.strip()
+        return (await container.run("pwd", seconds=_ATTEMPT_S)).output.strip()
     finally:
         await container.close()
 
@@ -175,20 +199,10 @@ def _encoded(files: Mapping[str, bytes]) -> dict[str, str]:
     return {path: base64.b64encode(data).decode() for path, data in files.items()}
 
 
-def _reward(value: Mapping[str, Any]) -> float | None:
-    """Return the reward that an attempt received, or None if the tests wrote no valid reward."""
-    text, table = str(value.get("reward") or ""), str(value.get("rewards") or "")
-    try:
-        # An agent's reward.json must not hide the reward.txt of the tests.
-        return main_reward(parse_rewards("" if text.strip() else table, text))
-    except (ValueError, RecursionError):
-        return None
-
-
-async def will_use_container(folder: Path) -> bool:
-    """Return True if the tests of a task cannot run in the sandbox, but can run in a container on this machine."""
+async def can_use_container(folder: Path) -> bool:
+    """Return True if the tests of a task can run in a container on this machine."""
     task = read_harbor_task(folder)
-    if not task.needs_container or task.unsupported:
+    if task.unsupported:
         return False
     try:
         await find_engine()
@@ -250,7 +264,8 @@ class _Check:
         else:
             self.report.cannot("the reference solution, and exploits that use its output", "solution/ is missing")
             self.outputs = {path: b"x" for path in self._mentioned() if path not in self.task.environment}
-        self.report.facts["rewards"] = {"solution": self.best, "nothing": self.floor}
+        rewards = {"solution": self.best, "nothing": self.floor}
+        self.report.facts["rewards"] = rewards if self.task.solution else {"nothing": self.floor}
         if self.floor > LITTLE and self.floor >= _ENOUGH * self.best:
             self._note(Attack("nothing-earns", "no change"), nothing)
         elif self.floor < self.best:
@@ -282,7 +297,10 @@ class _Check:
             line = next(line for line in attempt.log.splitlines() if match[0] in line)
             _not_run(self.report, (f"the reference solution does not pass here: {line.strip()[:200]}",))
             return False
-        lines = [f"reward {scores[0]}", *attempt.log.strip().splitlines()[-3:]]
+        lines = [
+            f"reward {scores[0]}" if attempt.score is not None else attempt.problem,
+            *attempt.log.strip().splitlines()[-3:],
+        ]
         self.report.note("gold-below-one", "error", "the reference solution does not get a reward of 1", lines)
         return self.best > self.floor + LITTLE
 
@@ -327,7 +345,8 @@ class _Check:
 
     def _note(self, attack: Attack, attempt: _Attempt) -> None:
         commands = attack.commands()
-        lines = [f"{attack.name}: reward {attempt.score:.4g} (solution {self.best:.4g}, nothing {self.floor:.4g})"]
+        solution = f"solution {self.best:.4g}, " if self.task.solution else ""
+        lines = [f"{attack.name}: reward {attempt.score:.4g} ({solution}nothing {self.floor:.4g})"]
         self.report.note(attack.kind, "error", _ATTACK_TEXTS[attack.kind], lines, reproduction=commands)
 
     def _mentioned(self) -> list[str]:

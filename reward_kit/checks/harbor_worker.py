@@ -73,10 +73,13 @@ def run_attempt(request: dict[str, Any]) -> dict[str, Any]:
         log += text
     changed = {name: data for name, data in _files(workdir).items() if before.get(name) != data}
     paths.write(request["tests"])
+    rewards = [f"{root}/logs/verifier/{name}" for name in ("reward.txt", "reward.json")]
+    earlier = {path: _stamp(path) for path in rewards}
     status, text = _run(paths.rewrite(request["test"]), workdir, variables | request["env"], request["test_s"])
+    # A reward file that the agent wrote counts only if the tests write none.
+    written = [path for path in rewards if _stamp(path) not in (None, earlier[path])] or rewards
     return {
-        "reward": _read(f"{root}/logs/verifier/reward.txt"),
-        "rewards": _read(f"{root}/logs/verifier/reward.json"),
+        **{name: _read(path) if path in written else "" for name, path in zip(("text", "json"), rewards, strict=True)},
         "status": status,
         "log": (log + text)[-_LOG_CHARS:].replace(root, ""),
         "changed": {
@@ -152,6 +155,15 @@ def _files(folder: str) -> dict[str, bytes]:
                 with open(path, "rb") as file:  # noqa: PTH123
                     found[path[len(folder) :]] = file.read()
     return found
+
+
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    """Return a value that changes whenever a file is written, or None if it is missing."""
+    try:
+        facts = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def _read(path: str) -> str:

@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from reward_kit.agent.actions import as_text
 from reward_kit.agent.policies import make_policy
 from reward_kit.checks.findings import FAIL_ON, Finding, Report
-from reward_kit.checks.harbor import check_harbor_task, will_use_container
+from reward_kit.checks.harbor import can_use_container, check_harbor_task
 from reward_kit.checks.resource import check_resource
 from reward_kit.checks.reward import Plan, TaskReport, check_reward, check_task, is_reward, load, why_not_free
 from reward_kit.checks.reward_bench import Given, quoted
@@ -173,11 +173,13 @@ def command(target: str, config: tuple[str, ...], steps: int, seed: int, **more:
         _check_task(Path(target), more, seed)
     elif is_task_folder(target):
         _reject_options_unless("Harbor task")
-        in_container = anyio.run(will_use_container, Path(target))
-        if in_container:
-            require_trust_in_file(Path(target))
+        folder = Path(target)
         with _status_line() as show_attempt:
-            findings = anyio.run(partial(check_harbor_task, Path(target), show_attempt, in_container=in_container))
+            findings = anyio.run(check_harbor_task, folder, show_attempt)
+        if any(one.kind == "not-run" for one in findings.findings) and anyio.run(can_use_container, folder):
+            require_trust_in_file(folder)
+            with _status_line() as show_attempt:
+                findings = anyio.run(partial(check_harbor_task, folder, show_attempt, in_container=True))
         _print_report(findings, more["fail_on"], more["as_json"])
     elif is_run(target):
         _reject_options_unless("run")

@@ -94,7 +94,9 @@ class HarborResource(ForkableResource):
         needs_network(task, settings.network)
         self._env = self._variables(task)
         if task.unsupported:
-            raise ConfigError(f"{task.folder}: cannot be run: {'; '.join(task.unsupported)}")
+            raise ConfigError(
+                f"{task.folder}: cannot be run, because these parts are not supported: {'; '.join(task.unsupported)}"
+            )
         if not _is_dry_run():
             await find_engine()
 
@@ -183,7 +185,11 @@ class HarborResource(ForkableResource):
             return None
         if self._result is None:
             self._result = await run_tests(
-                self._container, self._given, self._env["verifier"], keeps_tests=self._has_own_tests
+                self._container,
+                self._given,
+                self._env["verifier"],
+                seconds=self._given.config.verifier.timeout_sec,
+                keeps_tests=self._has_own_tests,
             )
         return StateSnapshot.from_json(self._result)
 
@@ -266,7 +272,7 @@ async def start_task_container(task: HarborTask, *, has_network: bool) -> tuple[
 
 
 async def run_tests(
-    container: Container, task: HarborTask, env: Mapping[str, str], *, keeps_tests: bool
+    container: Container, task: HarborTask, env: Mapping[str, str], *, seconds: float, keeps_tests: bool
 ) -> dict[str, Any]:
     """Run the tests of a task in a container.
 
@@ -280,10 +286,10 @@ async def run_tests(
     await container.run(stale, seconds=_USUAL_COMMAND_S, user="root")
     await container.copy(task.tests)
     verifier = task.config.verifier
-    result = await container.run("bash /tests/test.sh", seconds=verifier.timeout_sec, env=env, user=verifier.user)
+    result = await container.run("bash /tests/test.sh", seconds=seconds, env=env, user=verifier.user)
     found: dict[str, Any] = {"log": result.output[-_SHOWN_LOG:]}
     if result.status is None:
-        return {**found, "problem": f"the tests did not end within {verifier.timeout_sec:g} s"}
+        return {**found, "problem": f"the tests did not end within {seconds:g} s"}
     texts = []
     for name in ("reward.json", "reward.txt"):
         # Only a regular file counts. A longer one is invalid.

@@ -2,7 +2,7 @@
 
 The format is described at https://www.harborframework.com/docs/tasks: `task.toml` (schema 1.4), `instruction.md`,
 `environment/` (usually a Dockerfile), `tests/test.sh`, which writes `/logs/verifier/reward.txt` or `reward.json`, and
-`solution/solve.sh`. As in Harbor, unknown keys of `task.toml` are ignored.
+`solution/solve.sh`. As in Harbor, unknown keys of `task.toml` are ignored, unless they look like a known key.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BaseModel, Field
 
-from reward_kit.errors import ConfigError
+from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.validation import describe_validation_error
 
 TASK_FILE = "task.toml"
@@ -50,6 +50,13 @@ _IGNORED = {
     "VOLUME",
 }
 _PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*")
+_UNUSED = {
+    "": {"schema_version", "version", "task", "metadata", "source", "artifacts", "multi_step_reward_strategy"},
+    "environment": {"gpu_types", "skills_dir", "allowed_hosts"},
+    "agent": {"allowed_hosts"},
+    "verifier": {"allowed_hosts"},
+}
+"""The keys of Harbor's schema that have no effect here, by table."""
 
 
 Variables = dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], str]
@@ -188,20 +195,35 @@ def read_harbor_config(folder: Path) -> HarborConfig:
         ConfigError: If the file is invalid.
     """
     try:
-        return HarborConfig.model_validate(tomllib.loads((folder / TASK_FILE).read_text(encoding="utf-8")))
+        document = tomllib.loads((folder / TASK_FILE).read_text(encoding="utf-8"))
+        config = HarborConfig.model_validate(document)
     except pydantic.ValidationError as error:
         raise ConfigError(f"{folder / TASK_FILE}: {'; '.join(describe_validation_error(error))}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{folder / TASK_FILE}: {error}") from error
+    tables: dict[str, tuple[dict[str, Any], BaseModel]] = {"": (document, config)}
+    for name in ("agent", "verifier", "environment", "solution"):
+        tables[name] = document.get(name, {}), getattr(config, name)
+    for table, (keys, model) in tables.items():
+        known = type(model).model_fields.keys() | _UNUSED.get(table, set())
+        for key in sorted(keys.keys() - known):
+            if (advice := did_you_mean(key, known)).endswith("?"):
+                where = f"{table}.{key}" if table else key
+                raise ConfigError(f"{folder / TASK_FILE}: {where}: unknown key{advice}")
+    return config
 
 
 def read_harbor_task(folder: Path) -> HarborTask:
     """Read a task folder without running any of its code.
 
     Raises:
-        ConfigError: If `task.toml` is invalid, or if `tests/test.sh` is missing.
+        ConfigError: If `task.toml` is invalid, or if the instruction or `tests/test.sh` is missing.
     """
     config = read_harbor_config(folder)
+    instruction = folder / "instruction.md"
+    text = instruction.read_text(encoding="utf-8", errors="replace") if instruction.is_file() else ""
+    if not text.strip() and not config.steps:
+        raise ConfigError(f"{folder}: instruction.md is missing or empty, so the agent would have no task")
     if not (folder / "tests" / "test.sh").is_file():
         raise ConfigError(f"{folder}: tests/test.sh is missing, so nothing can score the task")
     unsupported = _unsupported(folder, config)
@@ -211,11 +233,10 @@ def read_harbor_task(folder: Path) -> HarborTask:
     if any("$" in value for value in config.verifier.env.values()):
         reasons.append("task.toml: verifier.env refers to variables of the host")
     built = _read_dockerfile(folder / "environment")
-    instruction = folder / "instruction.md"
     return HarborTask(
         folder=folder,
         config=config,
-        instruction=instruction.read_text(encoding="utf-8", errors="replace") if instruction.is_file() else "",
+        instruction=text,
         workdir=config.environment.workdir or built.workdir,
         environment=built.files,
         setup="\n".join(built.setup),
@@ -266,21 +287,27 @@ def fill_variables(given: Mapping[str, str], host: Mapping[str, str], where: str
 
 
 def parse_rewards(as_json: str, as_text: str) -> dict[str, float]:
-    """Return the rewards in `reward.json`, or else the reward in `reward.txt`.
+    """Return the rewards in `reward.json`, or else the reward in `reward.txt`. As in Harbor, true counts as 1.
 
     Raises:
         ValueError: If both are missing, or if the first one is not a finite number or a table of finite numbers.
     """
     if as_json.strip():
-        found: Any = json.loads(as_json)
+        try:
+            found: Any = json.loads(as_json)
+        except ValueError as error:
+            raise ValueError(f"reward.json is not valid JSON: {error}") from error
         table = found if isinstance(found, dict) else {"reward": found}
     elif as_text.strip():
-        table = {"reward": float(as_text)}
+        try:
+            table = {"reward": float(as_text)}
+        except ValueError:
+            raise ValueError(f"reward.txt is not a number: {as_text.strip()!r:.60}") from None
     else:
         raise ValueError("the tests wrote neither reward.json nor reward.txt")
     for name, value in table.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{name} is not a finite number: {value!r:.60}")
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"the reward {name} is not a finite number: {value!r:.60}")
     if not table:
         raise ValueError("reward.json has no rewards")
     return {str(name): float(value) for name, value in table.items()}

@@ -167,6 +167,12 @@ class ChatEndpoint:
                 call.usage = {key: value for key, value in dataclasses.asdict(completion.usage).items() if value}
             return completion
 
+    def record_cached_call(self, model: str, prompt_hash: str) -> None:
+        """Record a call that the caller answered from its own cache, without usage."""
+        if (calls := MODEL_CALLS.get()) is not None:
+            with recorded_call(calls, model, self._provider, self._server) as call:
+                call.prompt_hash, call.is_cached = prompt_hash, True
+
     async def _complete(self, request: Mapping[str, Any], scope: str) -> ChatCompletion:
         body = self.dialect.encode(request)
         facts = RequestFacts(self._url, str(request.get("model", "")), len(request.get("messages", ())), self._secrets)

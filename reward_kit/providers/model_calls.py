@@ -31,6 +31,7 @@ class ModelCall:
         error: the type of the error that ended the call, if there was one.
         reported_model: the model that answered, as the server reports it, if it does.
         prompt_hash: the beginning of the SHA-256 of the system message of a judge's request.
+        is_cached: whether the caller had the response already, so that there was no request.
     """
 
     model: str
@@ -45,6 +46,7 @@ class ModelCall:
     error: str | None = None
     reported_model: str | None = None
     prompt_hash: str | None = None
+    is_cached: bool = False
 
     def to_json(self, zero: float) -> dict[str, Any]:
         """Return the call as a JSON object. Times are in seconds since `zero`, and unknown values are omitted."""

@@ -460,6 +460,7 @@ class JudgeClient:
         answer, is_known = await self._answer(key, request)
         if is_known:
             usage.cached += 1
+            self._endpoint.record_cached_call(self._model, prompt_hash(messages[0]["content"]))
         else:
             usage.add_call(answer)
         if problem := _CUT.get(answer.finish_reason or ""):

@@ -40,7 +40,7 @@ def run_card(
         summaries: the summary of each policy.
         repeated_cost: the cost in US dollars of attempts that were replaced or are unfinished.
     """
-    task, is_task = header.task, header.task_path is not None
+    task, is_task = header.task, (header.task_path or (header.rescored_from or {}).get("task_path")) is not None
     limits: Mapping[str, Any] = task.get("limits") or {}
     default_steps = TaskDefinitionModel.model_fields["max_episode_steps"].default
     digests = {"dataset": header.digests.get("dataset"), "task_file": header.digests.get("task file")}

@@ -275,7 +275,8 @@ class Telemetry:
         started = self._rewards.pop((rollout_id, ids), None)
         maker = _SpanMaker(self, ids, nanoseconds(zero), {"reward": started} if started is not None else {})
         span = maker.span("reward", parent, began)
-        for i, call in enumerate(timing.get("model_calls") or ()):
+        calls = [call for call in timing.get("model_calls") or () if not call.get("is_cached")]
+        for i, call in enumerate(calls):
             self._make_model_call(maker, f"reward/model/{i}", "reward", call, {"gen_ai.conversation.id": rollout_id})
         result = score.get("result") or {}
         for metric, facts in ((name, result), *sorted((result.get("metrics") or {}).items())):

@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import anyio
 import pytest
 
 from reward_kit.checks.findings import FIXES
@@ -86,6 +87,27 @@ async def test_exploit_is_reported_with_its_commands_and_a_fix() -> None:
     assert finding.reproduction == "printf %s 1 > /logs/verifier/reward.txt"
 
 
+async def test_leftover_reward_file_does_not_replace_the_one_that_the_tests_write(task: Path) -> None:
+    test = task / "tests" / "test.sh"
+    as_json = 'cd /logs/verifier; echo "{\\"reward\\": $(cat reward.txt)}" > reward.json; rm reward.txt'
+    test.write_text(f"{test.read_text()}\n{as_json}\n")
+    report = await check_harbor_task(task)
+    assert not report.findings, "\n".join(report.lines())
+
+
+async def test_reason_for_a_missing_reward_is_reported(task: Path) -> None:
+    (task / "tests" / "test.sh").write_text("echo '{reward: 1}' > /logs/verifier/reward.json\n")
+    (finding,) = (await check_harbor_task(task)).findings
+    assert finding.kind == "gold-below-one" and "reward.json is not valid JSON: " in finding.evidence[0]
+
+
+async def test_facts_of_a_task_without_a_solution_name_no_reward_of_a_solution(task: Path) -> None:
+    shutil.rmtree(task / "solution")
+    report = await check_harbor_task(task)
+    assert report.facts["rewards"] == {"nothing": 0.0}
+    assert not any("(solution" in line for finding in report.findings for line in finding.evidence)
+
+
 async def test_files_of_this_machine_are_not_readable_by_a_task(task: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.txt"
     secret.write_text("secret")
@@ -101,3 +123,20 @@ def test_command_prints_the_report_and_exits_with_1(tmp_path: Path) -> None:
     assert [(one["code"], one["reproduction"]) for one in report["findings"] if one["severity"] == "error"] == [
         ("empty-files-earn", ": > /app/count.txt")
     ]
+
+
+async def test_slow_solution_has_the_time_limits_of_the_task(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reward_kit.checks.harbor._ATTEMPT_S", 0.5)
+    solution = task / "solution" / "solve.sh"
+    solution.write_text(f"sleep 1\n{solution.read_text()}")
+    report = await check_harbor_task(task)
+    assert not report.findings, "\n".join(report.lines())
+
+
+async def test_time_of_an_attempt_is_limited(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reward_kit.checks.harbor._ATTEMPT_S", 0.5)
+    tests = task / "tests" / "test.sh"
+    tests.write_text(f"[ -e /app/count.txt ] || sleep 20\n{tests.read_text()}")
+    with anyio.fail_after(60):  # many attempts write no such file
+        report = await check_harbor_task(task)
+    assert report.facts["rewards"] == {"solution": 1.0, "nothing": 0.0}

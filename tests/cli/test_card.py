@@ -99,6 +99,23 @@ async def test_equal_rules_give_no_warning(tmp_path: Path) -> None:
     assert warnings == []
 
 
+async def test_cached_verdicts_declare_their_judge(tmp_path: Path) -> None:
+    policy = {"type": "scripted", "actions": [{"type": "text", "content": "done"}]}
+    project = Project(tmp_path, reward_function_path="judge.py:judge", policy=policy, **rubric("It is polite."))
+    async with ChatServer(fair(grades(4))) as server:
+        text = JUDGE.format(model="judge", url=server.base_url)
+        (tmp_path / "judge.py").write_text(text.replace("base_url=", 'cache="judge.jsonl", base_url='))
+        for name in ("one", "two"):
+            options = ("run", "task.yaml", "--log-dir", name)
+            done = await asyncio.to_thread(project.call, *options, REWARD_KIT_RUN_SANDBOX="in_process")
+            assert done.returncode == 0, done.stderr
+        prompt = prompt_hash(server.bodies[0]["messages"][0]["content"])
+        assert len(server.bodies) == 3, "the second run calls no model"
+    cards = [json.loads(next((tmp_path / name).iterdir()).joinpath("card.json").read_text()) for name in ("one", "two")]
+    judges = [(card["judge"]["models"], card["judge"]["prompt_hashes"]) for card in cards]
+    assert judges == [(["judge"], [prompt])] * 2
+
+
 def test_card_counts_unscored_episodes_and_repeated_attempts(tmp_path: Path) -> None:
     project = Project(tmp_path, reward_function_path="reward.py:broken", policy={"type": "scripted", "actions": []})
     project.call("run", "task.yaml", "--log-dir", "runs")

@@ -95,7 +95,11 @@ def test_changes_are_shown_and_stored_in_a_new_run(project: Project) -> None:
     assert header["rescored_from"]["scorer"]["id"] == "lenient"
     assert json.loads((again / "summary.json").read_text())["changes"] == told["changes"]
     assert (again / "report.html").is_file()
-    (policy,) = json.loads((again / "card.json").read_text())["policies"].values()
+    card, before = (json.loads((path / "card.json").read_text()) for path in (again, run))
+    assert card["attempts"] == before["attempts"]
+    assert card["limits"] == before["limits"]
+    assert card["versions"]["dataset"] == before["versions"]["dataset"]
+    (policy,) = card["policies"].values()
     assert policy["type"] == "scripted", "the settings of the policy come from the first run"
 
 

@@ -66,12 +66,28 @@ def test_keys_of_older_schemas_are_read(task: Path) -> None:
         ("memory_mb = 512", 'memory = "much"', "expected a size such as '2G'"),
         ("cpus = 1", "cpus", r"task\.toml: .*line"),
         ("[verifier]", '[verifier]\nenv = {"A B" = "x"}', r"verifier\.env"),
+        ("network_mode", "network_mod", r"environment\.network_mod: unknown key; did you mean 'network_mode'"),
+        ("[agent]", "[agents]", "task.toml: agents: unknown key; did you mean 'agent'"),
     ],
 )
 def test_invalid_configuration_is_reported_on_one_line(task: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         read_harbor_task(edit(task, old, new))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", " \n", None])
+def test_task_without_an_instruction_is_rejected(task: Path, text: str | None) -> None:
+    file = task / "instruction.md"
+    file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(ConfigError, match=r"instruction\.md is missing or empty"):
+        read_harbor_task(task)
+
+
+def test_other_keys_of_harbor_are_ignored(task: Path) -> None:
+    edit(task, "[agent]", 'source = "x"\nartifacts = []\n[metadata]\ntags = []\n[agent]\nfuture = 1')
+    edit(task, "[environment]", '[environment]\ngpu_types = []\nskills_dir = "/skills"')
+    assert read_harbor_task(task).config.environment.gpus is None
 
 
 @pytest.mark.parametrize(
@@ -119,6 +135,7 @@ def test_variables_of_the_host_must_be_passed() -> None:
         ('{"a": 1, "b": 0}', "1", {"a": 1.0, "b": 0.0}, 0.5),
         ('{"a": 1, "reward": 0.25}', "", {"a": 1.0, "reward": 0.25}, 0.25),
         ("1", "", {"reward": 1.0}, 1.0),
+        ("true", "", {"reward": 1.0}, 1.0),
     ],
 )
 def test_rewards_are_read_as_in_harbor(as_json: str, as_text: str, rewards: dict[str, float], main: float) -> None:
@@ -135,7 +152,6 @@ def test_rewards_are_read_as_in_harbor(as_json: str, as_text: str, rewards: dict
         ('{"a": "1"}', "1"),
         ('{"a": 1e999}', "1"),
         ("{}", "1"),
-        ("true", ""),
     ],
 )
 def test_invalid_rewards_are_not_scores(as_json: str, as_text: str) -> None:

@@ -21,7 +21,7 @@ import aiohttp
 import anyio
 import pytest
 
-from reward_kit.checks.harbor import check_harbor_task, will_use_container
+from reward_kit.checks.harbor import can_use_container, check_harbor_task
 from reward_kit.environments.containers import (
     Container,
     ContainerEngine,
@@ -284,7 +284,7 @@ async def test_check_finds_a_planted_weakness_in_a_container(tmp_path: Path) -> 
     file.write_text(f"{text}\nRUN python3 -c 'print(1)'\n")
     toml = task / "task.toml"
     toml.write_text(re.sub(r"(?m)^network_mode.*\n|^allow_internet.*\n", "", toml.read_text()))
-    assert await will_use_container(task)
+    assert await can_use_container(task)
     report = await check_harbor_task(task, in_container=True)
     assert report.level == "container" and [one.kind for one in report.findings] == ["empty-files-earn"]
 

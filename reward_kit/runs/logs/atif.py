@@ -26,6 +26,7 @@ from reward_kit.runs.logs.records import (
     as_mappings,
     finite,
     is_empty,
+    require_string,
     stored_fields,
     timing_between,
     tokens,
@@ -118,7 +119,9 @@ def _add_step(log: LogEpisode, step: Mapping[str, Any], where: str, report: Fiel
     calls = list(as_mappings(step.get("tool_calls"), f"{where}.tool_calls"))
     if calls:
         message["content"] = message["content"] or None
-        for call in calls:
+        for number, call in enumerate(calls):
+            for key in ("tool_call_id", "function_name"):
+                require_string(call, key, f"{where}.tool_calls[{number}]")
             report.add_unknown("tool_call", call, _CALL_KEYS)
         message["tool_calls"] = [
             {
@@ -133,6 +136,8 @@ def _add_step(log: LogEpisode, step: Mapping[str, Any], where: str, report: Fiel
     results = observation.get("results") if isinstance(observation, dict) else None
     for result in as_mappings(results, f"{where}.observation.results"):
         report.add_unknown("observation", result, ("source_call_id", "content"))
+        if result.get("source_call_id") is not None:
+            require_string(result, "source_call_id", f"{where}.observation.results")
         content, call_id = _to_content(result.get("content"), where), result.get("source_call_id")
         if call_id in names:
             log.messages.append({"role": "tool", "tool_call_id": call_id, "name": names[call_id], "content": content})

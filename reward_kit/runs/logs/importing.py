@@ -18,7 +18,7 @@ from reward_kit.runs.files import LOG_COPIES, open_part, wrap_os_errors
 from reward_kit.runs.logs import atif, inspect_log, transcripts, verifiers_traces
 from reward_kit.runs.logs.documents import JsonText, open_text, read_documents
 from reward_kit.runs.logs.formats import LogFormat, LogHeader
-from reward_kit.runs.logs.records import FieldReport, score_line, to_episode
+from reward_kit.runs.logs.records import FieldReport, encodable, score_line, to_episode
 from reward_kit.runs.redaction import Redaction, known_secrets
 from reward_kit.runs.run_folder import RunFolder, RunHeader, new_run_path
 from reward_kit.runs.summary import EpisodeRow, PolicySummary, summarize, summary_to_json
@@ -94,11 +94,8 @@ def import_logs(
     name = name or sources[0].path.name.partition(".")[0] or "log"
     path = new_run_path(log_dir, name)
     part = path.with_name(f".{path.name}.part")
-    header = RunHeader(
-        run_id=path.name,
-        task_name=name,
-        data=str(sources[0].path.resolve()),
-    )
+    name, data = encodable([name, str(sources[0].path.resolve())])
+    header = RunHeader(run_id=path.name, task_name=name, data=data)
     folder = RunFolder.create(part, header, Redaction(known_secrets()))
     try:
         imported = _import_into(folder, sources, len(tasks) > 1, scorer)
@@ -161,6 +158,7 @@ def _import_into(folder: RunFolder, sources: Sequence[_Source], has_tasks: bool,
                 where = f"{source.path}: {document.where}"
                 with boundary(ConfigError, f"{where}: cannot be read as {source.form.name}"):
                     log = source.form.to_log(document, source.header, report, where)
+                    log.policy = encodable(log.policy)
                     if has_tasks and source.header.task is not None:
                         log.sample_id = f"{source.header.task}/{log.sample_id}"
                     index = indices[log.policy, log.sample_id]
@@ -187,7 +185,7 @@ def _import_into(folder: RunFolder, sources: Sequence[_Source], has_tasks: bool,
             _facts(source, digest) | {"episodes": counts[source.copy]}
             for source, digest in zip(sources, digests, strict=True)
         ]
-        imported = {"files": listed, "fields": fields, "scores": list(names)}
+        imported = encodable({"files": listed, "fields": fields, "scores": list(names)})
         folder.write_header(folder.header.replace(total=len(rows), imported=imported))
         folder.update_status(status="complete", worked_s=0.0)
     return ImportedRun(folder.path, policies, report)

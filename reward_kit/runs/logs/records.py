@@ -118,6 +118,11 @@ def tokens(value: Any) -> int:
     return int(number) if number is not None and 0 <= number < 2**53 else 0
 
 
+def encodable(value: Any) -> Any:
+    """Return a JSON value in which lone surrogates are replaced, for names and for files that cannot contain them."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
 def arguments_text(arguments: Any) -> str:
     """Return the arguments of a tool call as text."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -223,8 +228,9 @@ def score_line(log: LogEpisode, rollout_id: str, form: str, scorer: str | None) 
     """
     if not (log.scores or log.metrics) or log.failure is not None:
         return None
-    values = [*log.scores, *log.metrics]
-    named = log.scores if scorer is None else [score for score in values if score.name == scorer]
+    scores, others = ([LogScore(*encodable(score)) for score in group] for group in (log.scores, log.metrics))
+    values = [*scores, *others]
+    named = scores if scorer is None else [score for score in values if score.name == scorer]
     chosen = next((score for score in named if score.value is not None), named[0] if named else None)
     metrics = {
         score.name: MetricResult(
@@ -310,6 +316,12 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, list):
         return len(one) == len(other) and all(map(is_same, one, other))
     return bool(one == other) or (isinstance(one, float) and math.isnan(one) and math.isnan(other))
+
+
+def require_string(value: Mapping[str, Any], key: str, where: str) -> None:
+    """Raise a ConfigError unless a field is a string."""
+    if not isinstance(value.get(key), str):
+        raise ConfigError(f"{where}.{key}: expected a string, got {value.get(key)!r:.60}; fix the log")
 
 
 def as_mapping(value: Any, where: str) -> Mapping[str, Any]:

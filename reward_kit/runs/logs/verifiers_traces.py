@@ -121,7 +121,7 @@ def from_verifiers(message: Mapping[str, Any]) -> Message:
         for call in message.get("tool_calls") or ()
     ]
     return Message(
-        role=message["role"],
+        role=message.get("role"),
         content=[dict(part) for part in content] if isinstance(content, list) else content,
         name=message.get("name"),
         tool_call_id=message.get("tool_call_id"),
@@ -167,7 +167,7 @@ def _read_conversation(nodes: Sequence[Mapping[str, Any]]) -> Conversation:
                     f"({link['type']}) and cannot be part of the episode"
                 )
         with boundary(EpisodeError, f"node {number} of the trace: message"):
-            message = node["message"]
+            message = node.get("message") or {}
             try:
                 chat = from_verifiers(message)
             except pydantic.ValidationError as error:

@@ -202,13 +202,131 @@ class TestTranscripts:
         assert record["usage"]["completion_tokens"] == 4
         assert (record["policy"], record["num_steps"]) == ("claude-x", 2)
 
+    def test_real_chat_with_parallel_calls_and_an_image(self, tmp_path: Path) -> None:
+        calls = [{**CALL, "id": f"c{n}"} for n in (1, 2)]
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}}
+        answer = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "tool_calls": calls}
+        messages = [
+            {"role": "developer", "content": "Be short."},
+            {"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]},
+            answer,
+            {"role": "tool", "tool_call_id": "c2", "content": [{"type": "text", "text": "two"}]},
+            {"role": "tool", "tool_call_id": "c1", "content": "one"},
+        ]
+        last = {"role": "assistant", "content": "A pixel that", "refusal": None, "audio": None}
+        choice = {"index": 0, "message": last, "finish_reason": "length", "logprobs": None}
+        row = {"id": "chatcmpl-1", "object": "chat.completion", "model": "m", "messages": messages, "choices": [choice]}
+        record = only_episode(write(tmp_path / "c.jsonl", row), tmp_path)
+        assert record["messages"][1]["content"][1] == image
+        assert [call["id"] for call in record["messages"][2]["tool_calls"]] == ["c1", "c2"]
+        assert (record["num_steps"], record["stop_reason"]) == (2, "output_limit")
+
+    def test_real_response_with_reasoning_searches_and_an_image(self, tmp_path: Path) -> None:
+        given = [
+            {"role": "developer", "content": "Be short."},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "input_text", "text": "Where?"},
+                    {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"},
+                ],
+            },
+        ]
+        text = {"type": "output_text", "text": "In Rome", "annotations": [{"type": "url_citation"}], "logprobs": []}
+        output = [
+            {"id": "rs_1", "type": "reasoning", "summary": [{"type": "summary_text", "text": "Look."}]},
+            {"id": "ws_1", "type": "web_search_call", "status": "completed", "action": {"type": "search"}},
+            {"id": "fc_1", "type": "function_call", "call_id": "c1", "name": "find", "arguments": "{}"},
+            {"id": "fc_2", "type": "function_call", "call_id": "c2", "name": "find", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "a"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "b"}]},
+            {"id": "msg_1", "type": "message", "role": "assistant", "status": "incomplete", "content": [text]},
+        ]
+        details = {"cached_tokens": 3}
+        usage = {"input_tokens": 9, "input_tokens_details": details, "output_tokens": 5, "total_tokens": 14}
+        row = {"id": "resp_1", "object": "response", "model": "m", "input": given, "output": output, "usage": usage}
+        row |= {"error": None, "instructions": None, "incomplete_details": {"reason": "max_output_tokens"}}
+        path = write(tmp_path / "r.jsonl", row)
+        record = only_episode(path, tmp_path)
+        assert [message["role"] for message in record["messages"]] == [
+            *("developer", "user", "assistant", "tool", "tool", "assistant")
+        ]
+        assert record["messages"][1]["content"][1]["type"] == "image_url"
+        assert record["messages"][2]["reasoning_content"] == "Look."
+        assert [call["id"] for call in record["messages"][2]["tool_calls"]] == ["c1", "c2"]
+        assert record["messages"][-1]["content"] == "In Rome"
+        assert record["stop_reason"] == "output_limit"
+        assert record["usage"] == {"prompt_tokens": 9, "completion_tokens": 5, "cached_tokens": 3}
+        run = import_logs([path], tmp_path / "again")
+        assert run.report.log_only == {"item (web_search_call)": 1}
+        row |= {"output": [], "error": {"code": "server_error", "message": "overloaded"}}
+        failed = only_episode(write(tmp_path / "failed.jsonl", row), tmp_path / "failed")
+        assert (failed["stop_reason"], failed["failure"]["message"]) == ("error", "overloaded")
+
+    def test_real_session_with_compaction_thinking_and_errors(self, tmp_path: Path) -> None:
+        def entry(kind: str, content: Any, message: Any = None, **more: Any) -> dict[str, Any]:
+            head = {"parentUuid": "p", "isSidechain": False, "userType": "external", "cwd": "/w", "version": "2.1.0"}
+            head |= {"sessionId": "s", "type": kind, "uuid": "u", "timestamp": "2026-01-01T00:00:00.000Z"}
+            return {**head, "message": {"role": kind, "content": content, **(message or {})}, **more}
+
+        def part(number: int, **more: Any) -> dict[str, Any]:
+            usage = {"input_tokens": 3, "cache_read_input_tokens": 5, "output_tokens": 2, "service_tier": "standard"}
+            return {"id": f"m{number}", "type": "message", "model": "claude-x", "usage": usage, **more}
+
+        calls = [{"type": "tool_use", "id": f"c{n}", "name": "Read", "input": {"path": str(n)}} for n in (1, 2)]
+        image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+        results = [
+            {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "one"}, image]},
+            {"type": "tool_result", "tool_use_id": "c2", "content": "no such file", "is_error": True},
+        ]
+        apology = [{"type": "text", "text": "API Error: 529 overloaded"}]
+        entries = [
+            {"type": "file-history-snapshot", "messageId": "x", "snapshot": {}},
+            entry("user", "Caveat: ignore these.", isMeta=True),
+            entry("user", [{"type": "text", "text": "What is it?"}, image]),
+            entry("assistant", [{"type": "thinking", "thinking": "read both", "signature": "Eq=="}], part(1)),
+            entry("assistant", [calls[0]], part(1)),
+            entry("user", [results[0]], toolUseResult={"file": "1"}),
+            entry("assistant", [calls[1]], part(1, stop_reason="tool_use")),
+            entry("user", [results[1]], toolUseResult="Error: no such file"),
+            entry("assistant", apology, {"model": "<synthetic>"}, isApiErrorMessage=True),
+            {"type": "system", "subtype": "compact_boundary", "sessionId": "s", "parentUuid": None, "content": "..."},
+            entry("user", "This session continues an earlier one.", isCompactSummary=True),
+            entry("assistant", [{"type": "text", "text": "A pixel."}], part(2, stop_reason="end_turn")),
+        ]
+        path = write(tmp_path / "s.jsonl", *entries)
+        record = only_episode(path, tmp_path)
+        assert [message["role"] for message in record["messages"]] == [
+            *("user", "user", "assistant", "tool", "tool", "user", "assistant")
+        ]
+        answer = record["messages"][2]
+        assert answer["reasoning_content"] == "read both"
+        assert [call["id"] for call in answer["tool_calls"]] == ["c1", "c2"]
+        assert record["messages"][3]["content"][1]["type"] == "image_url"
+        assert record["steps"][1]["info"]["tools"] == [{"name": None, "error": "no such file"}]
+        assert (record["policy"], record["stop_reason"], record["num_steps"]) == ("claude-x", "recorded", 2)
+        assert record["usage"]["prompt_tokens"] == 16
+        report = import_logs([path], tmp_path / "again").report
+        assert report.log_only["entry (error of the API)"] == 1
+        assert report.log_only["entry (system)"] == 1
+        failed = only_episode(write(tmp_path / "failed.jsonl", *entries[:9]), tmp_path / "failed")
+        assert failed["stop_reason"] == "error"
+        assert failed["failure"]["message"] == "API Error: 529 overloaded"
+
     @pytest.mark.parametrize(
         ("row", "problem"),
         [
             ({"messages": [{"role": "robot", "content": ""}]}, "messages: .*role"),
             ({"messages": 3}, "unknown format"),
-            ({"output": [{"type": "message", "role": "assistant"}]}, "line 1"),
             ({"answer": 1}, "unknown format; pass --format"),
+            (
+                {"output": [{"type": "message", "role": "user", "content": [{"type": "text"}]}]},
+                r"content\[0\].text: exp",
+            ),
+            ({"output": [{"type": "message", "role": "user"}]}, r"output\[0\].content: is missing"),
+            ({"output": [{"type": "function_call", "name": 1}]}, r"output\[0\].name: expected a string, got 1"),
+            ({"output": [{"type": 3}]}, "line 1"),
+            ({"input": "x", "output": [], "error": "x"}, "error: expected an object"),
         ],
     )
     def test_invalid_rows_are_reported(self, tmp_path: Path, row: dict[str, Any], problem: str) -> None:
