@@ -112,7 +112,9 @@ def unit_tests(context: StageContext) -> None:
     # Other files may import packages that are not installed.
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.device" in path.read_text("utf-8")]
     command = [sys.executable, "-m", "pytest", "-m", "device", "-vv", "-rN", "--no-header"]
-    command += [str(path) for path in files] if context.is_full else FEW_TESTS
+    chosen = [str(path) for path in files] if context.is_full else FEW_TESTS
+    command += chosen
+    context.record(files=len(chosen))
     if context.is_full and is_importable("xdist"):
         command += ["-n", str(min(8, os.cpu_count() or 1))]
     environment = {**os.environ, "REWARD_KIT_TEST_DEVICE": context.device, "PYTHONPATH": str(ROOT)}
