@@ -42,8 +42,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.gpu_campaign.context import RUNNING, SkipStageError, StageContext, write_whole  # noqa: E402
 
 RESULTS, LOG, REPORT = "results.jsonl", "campaign.log", "report.md"
-LEAST_S = 20.0
-"""A stage starts only if at least this much of the budget, or its whole limit, is left."""
+LEAST_SHARE = 0.5
+"""A stage starts only if at least this share of its time limit is left of the budget."""
 BAD = ("fail", "timeout", "error")
 
 
@@ -65,7 +65,7 @@ STAGES = {
     "resume": Stage("correctness", 60, 120, "a run resumed from a checkpoint is bit-equal"),
     "lora": Stage("correctness", 60, 120, "only adapters change, and the engine acts with the merged weights"),
     "throughput": Stage("generation", 90, 180, "sampled tokens/s beside transformers generate and vLLM"),
-    "unit_tests": Stage("machine", 150, 300, "tests that depend on the device"),
+    "unit_tests": Stage("machine", 210, 300, "tests that depend on the device"),
     "compile": Stage("speed", 90, 240, "attention kernels, torch.compile and CUDA graphs"),
     "household": Stage("household", 480, 240, "a model learns household chores; share of time by activity"),
 }
@@ -232,15 +232,16 @@ def run(options: argparse.Namespace) -> int:
         if known is not None and name not in repeated and not is_stale:
             print(f"{name:12} {known['verdict']:8} (recorded {known['time']}; --again {name} repeats it)", flush=True)
             continue
-        limit_s = min(getattr(STAGES[name], f"{options.size}_s"), ends - time.monotonic())
-        if limit_s < min(LEAST_S, getattr(STAGES[name], f"{options.size}_s")):
+        whole_s: float = getattr(STAGES[name], f"{options.size}_s")
+        limit_s = min(whole_s, ends - time.monotonic())
+        if limit_s < LEAST_SHARE * whole_s:
             not_run.append(name)
             continue
         print(f"{name:12} running, at most {limit_s:.0f} s: {STAGES[name].purpose}", flush=True)
         record = run_stage(name, options, limit_s)
         append_result(options.out, record)
         print(f"{name:12} {record['verdict']:8} {record['seconds']:6.1f} s  {record['reason']}", flush=True)
-        if name == "environment" and record["verdict"] == "error":
+        if record["figures"].get("device_is_usable") is False:
             print(f"stopped, because the device {options.device!r} cannot be used", file=sys.stderr)
             return 2
     results = latest(options.out, options.device, options.size)

@@ -67,7 +67,7 @@ FULL = {
     "ppo.lr_by_name": {},
     "ppo.schedule": "constant",
     "ppo.min_lr_share": 0.0,
-    "evaluation.every": 8,
+    "evaluation.every": 4,
     "checkpoints.every": 1_000,
 }
 

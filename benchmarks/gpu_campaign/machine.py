@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -26,6 +29,8 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+_WORDS = "PASSED|FAILED|ERROR|SKIPPED"
+_OUTCOME = re.compile(rf"^(?:\[gw\d+\] \[ *\d+%\] (?P<of_worker>{_WORDS}) |\S+::.* (?P<alone>{_WORDS})\b)")
 FEW_TESTS = ["tests/rl/learner/test_precision.py"]
 
 
@@ -36,7 +41,9 @@ def environment(context: StageContext) -> None:
         RuntimeError: If torch cannot use the device.
     """
     device = context.device
-    if device == "cuda" and not torch.cuda.is_available():
+    is_usable = device == "cpu" or torch.cuda.is_available()
+    context.record(device_is_usable=is_usable)
+    if not is_usable:
         raise RuntimeError(f"torch {torch.__version__} finds no GPU (torch.version.cuda is {torch.version.cuda})")
     context.record(python=platform.python_version(), cpu_cores=os.cpu_count() or 0)
     context.record(free_disk_gb=shutil.disk_usage(ROOT).free / 1e9, cuda=torch.version.cuda)
@@ -46,7 +53,7 @@ def environment(context: StageContext) -> None:
         facts = torch.cuda.get_device_properties(0)
         context.record(gpu=facts.name, gpus=torch.cuda.device_count(), gpu_memory_gb=facts.total_memory / 1e9)
         context.record(capability=".".join(map(str, torch.cuda.get_device_capability(0))), driver=_driver())
-        context.record(nccl=".".join(map(str, torch.cuda.nccl.version())), cudnn=torch.backends.cudnn.version())
+        context.record(nccl=_known(torch.cuda.nccl.version), cudnn=_known(torch.backends.cudnn.version))
         context.record(bf16=torch.cuda.is_bf16_supported())
         context.check(torch.cuda.is_bf16_supported(), "the GPU does not support bfloat16")
     side = 8192 if context.is_full else 256
@@ -62,6 +69,14 @@ def _is_installed(name: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def _known(version: Callable[[], Any]) -> Any:
+    """Return a version, or why it is unknown: a library that is missing must not end the stage."""
+    try:
+        return version()
+    except (RuntimeError, ImportError, AttributeError, OSError) as error:
+        return f"unknown ({error})"
 
 
 def _driver() -> str:
@@ -94,28 +109,34 @@ def attention_times(context: StageContext) -> dict[str, float | str]:
 
 def unit_tests(context: StageContext) -> None:
     """Run the tests that are marked `device`, on the device that `REWARD_KIT_TEST_DEVICE` names."""
-    report = context.work / "junit.xml"
     # Other files may import packages that are not installed.
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.device" in path.read_text("utf-8")]
-    command = [sys.executable, "-m", "pytest", "-m", "device", f"--junitxml={report}", "-q", "--no-header"]
+    command = [sys.executable, "-m", "pytest", "-m", "device", "-vv", "-rN", "--no-header"]
     command += [str(path) for path in files] if context.is_full else FEW_TESTS
     if context.is_full and is_importable("xdist"):
         command += ["-n", str(min(8, os.cpu_count() or 1))]
-    subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "REWARD_KIT_TEST_DEVICE": context.device, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        check=False,
+    environment = {**os.environ, "REWARD_KIT_TEST_DEVICE": context.device, "PYTHONPATH": str(ROOT)}
+    started = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     )
-    if not report.is_file():
-        context.check(False, "pytest wrote no report; see the log")
-        return
-    cases = ElementTree.parse(report).getroot().findall(".//testcase")
-    bad = [one for one in cases if one.find("failure") is not None or one.find("error") is not None]
-    skipped = [one for one in cases if one.find("skipped") is not None]
-    names = [f"{one.get('classname')}::{one.get('name')}" for one in bad]
-    context.record(passed=len(cases) - len(bad) - len(skipped), failed=len(bad), skipped=len(skipped))
-    context.record(failing=names[:50])
-    context.check(not bad, f"{len(bad)} tests failed: {', '.join(names[:5])}")
-    context.check(bool(cases), "no test was collected")
+    assert started.stdout is not None
+    counts, failing = Counter[str](), list[str]()
+    for line in started.stdout:
+        print(line, end="")
+        if (match := _OUTCOME.search(line)) is None:
+            continue
+        outcome = match["of_worker"] or match["alone"]
+        counts[outcome] += 1
+        if outcome in ("FAILED", "ERROR"):
+            failing.append(line.strip()[:200])
+        if counts.total() % 50 == 0:  # so that a time limit leaves figures
+            _record_tests(context, counts, failing)
+    code = started.wait()
+    _record_tests(context, counts, failing)
+    context.check(not failing, f"{len(failing)} tests failed: {', '.join(failing[:5])}")
+    context.check(code in (0, 1), f"pytest ended with exit status {code}; see the log")
+
+
+def _record_tests(context: StageContext, counts: Counter[str], failing: list[str]) -> None:
+    failed = counts["FAILED"] + counts["ERROR"]
+    context.record(passed=counts["PASSED"], failed=failed, skipped=counts["SKIPPED"], failing=failing[:50])

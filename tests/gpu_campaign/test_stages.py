@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.gpu_campaign.campaign import STAGES, read_results
 from benchmarks.gpu_campaign.context import RUNNING
 from benchmarks.gpu_campaign.household import EXAMPLE, FULL, TINY
+from benchmarks.gpu_campaign.machine import _OUTCOME
 from benchmarks.gpu_campaign.models import SHAPES, qwen2, random_rows
 from benchmarks.gpu_campaign.speed import flops
 from reward_kit.rl.learner.training_rows import TrainingRows
@@ -113,3 +114,17 @@ def test_flops_agree_with_those_that_torch_counts() -> None:
     # Eager attention also computes what causality hides, which is half of its work.
     hidden = 6.0 * shape.layers * shape.width * float((flat.lengths_B.astype(float) ** 2).sum())
     assert counter.get_total_flops() == pytest.approx(flops(shape, model, flat) + hidden, rel=0.02)
+
+
+def test_outcomes_of_pytest_are_read_with_and_without_workers() -> None:
+    lines = {
+        "tests/rl/test_ppo.py::test_a[ppo dual weighted-1] PASSED [  2%]": "PASSED",
+        "[gw0] [ 25%] FAILED tests/rl/test_ppo.py::test_b ": "FAILED",
+        "[gw12] [100%] SKIPPED tests/rl/test_ppo.py::test_c ": "SKIPPED",
+        "tests/rl/test_ppo.py::test_a[ppo dual weighted-1] ": None,
+        "tests/rl/test_ppo.py:12: AssertionError": None,
+        "E   assert PASSED == FAILED": None,
+    }
+    for line, expected in lines.items():
+        match = _OUTCOME.search(line)
+        assert (match and (match["of_worker"] or match["alone"])) == expected, line
