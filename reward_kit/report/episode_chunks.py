@@ -171,6 +171,7 @@ _LONG_LINE = 100_000
 _LONGEST_TEXTS = (20_000, 2_000, 200)  # use the next limit if a line is still too long
 _MOST_BYTES = 2_000_000
 _TOKENS = b'"tokens":{'
+_ENCODED_TEXT = f'"{TAG}":"text"'.encode()
 
 
 class LineFitter:
@@ -187,7 +188,8 @@ class LineFitter:
         read.
         """
         line = line.strip()
-        if len(line) <= _LONG_LINE and _TOKENS not in line and line.isascii():
+        is_plain = _TOKENS not in line and line.isascii()
+        if is_plain and (len(line) <= _LONG_LINE or (len(line) <= _MOST_BYTES and _has_short_texts(line))):
             return line
         try:
             record = json.loads(line)
@@ -200,6 +202,14 @@ class LineFitter:
         except (ValueError, RecursionError):  # damaged, or nested too deeply
             return b"null"
         return text
+
+
+def _has_short_texts(line: bytes) -> bool:
+    """Return True if no string of a JSON line must be truncated. This is faster than parsing the line."""
+    if _ENCODED_TEXT in line:
+        return False
+    unescaped = line.replace(b"\\\\", b"..").replace(b'\\"', b"..")
+    return max(map(len, unescaped.split(b'"'))) <= _LONGEST_TEXTS[0]
 
 
 def _cut(value: Any, longest: int) -> Any:

@@ -42,6 +42,15 @@ def test_long_text_with_lone_surrogates_is_cut(fitter: LineFitter) -> None:
     assert cut["content"] == {"__cut__": "\ud83d" * 20_000, "length": 60_000}
 
 
+@pytest.mark.parametrize("piece", ["y", '"', "\\", '\\"', "\n"])
+@pytest.mark.parametrize("length", [19_999, 20_000, 20_001, 20_050])
+def test_long_line_is_cut_only_if_a_text_is_long(fitter: LineFitter, piece: str, length: int) -> None:
+    text = (piece * length)[:length]
+    record = {"messages": [{"content": "short"}] * 5_000, "last": text}
+    expected = text if length <= 20_000 else {"__cut__": text[:20_000], "length": length}
+    assert json.loads(fitter.fitted(line_of(record))) == {**record, "last": expected}
+
+
 def test_many_long_texts_are_cut_further(fitter: LineFitter) -> None:
     record = {"messages": [{"content": "y" * 19_000}] * 400}
     fitted = fitter.fitted(line_of(record))

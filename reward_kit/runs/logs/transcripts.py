@@ -129,7 +129,7 @@ def _check_part(part: Mapping[str, Any], where: str) -> None:
     if required is not None and part.get(required) is None:
         raise ConfigError(f"{where}.{required}: is missing; fix the log")
     for key in _LISTS.get(str(kind), ()):
-        if not isinstance(part.get(key), str):
+        if kind == "reasoning" or not isinstance(part.get(key), str):
             for index, inner in enumerate(as_mappings(part.get(key), f"{where}.{key}")):
                 _check_part(inner, f"{where}.{key}[{index}]")
 

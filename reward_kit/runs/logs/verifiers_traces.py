@@ -41,6 +41,7 @@ from reward_kit.runs.logs.records import (
     as_mappings,
     finite,
     is_empty,
+    require_string,
     stored_fields,
     tokens,
 )
@@ -406,7 +407,7 @@ def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> S
     def observation(messages: Sequence[Message]) -> str:
         return "\n".join(message.text for message in messages)
 
-    episode, turns = SingleAgentEpisode(str(record["id"])), conversation.turns
+    episode, turns = SingleAgentEpisode(str(record.get("id", "trace"))), conversation.turns
     episode.add_messages(conversation.messages)
     episode.assistant_turns.extend(turns)
     episode.add_env_reset(observation(conversation.messages[: turns[0] if turns else None]))
@@ -418,7 +419,7 @@ def _foreign_episode(record: Mapping[str, Any], conversation: Conversation) -> S
     data = dict(task.get("data") or {})
     name, idx = data.get("name"), data.get("idx")  # names may be equal, so the index is added
     named = f"{name}-{idx}" if None not in (name, idx) else None
-    names = (data.get("id"), named, name, idx, task.get("key"), record["id"])
+    names = (data.get("id"), named, name, idx, task.get("key"), record.get("id", "trace"))
     sample_id = str(next(name for name in names if name is not None))
     failure, errors = None, record.get("errors") or ()
     # An error in a retried attempt or in scoring is not a failure of the rollout.
@@ -567,9 +568,14 @@ def _check_fields(document: Document, report: FieldReport, where: str) -> None:
     report.add_unknown("trace", trace, _PLACED)
     for index, node in enumerate(as_mappings(trace["nodes"], f"{where}: nodes")):
         report.add_unknown("node", node, _NODE_KEYS)
-        report.add_unknown(
-            "message", as_mapping(node.get("message"), f"{where}: nodes[{index}].message"), _MESSAGE_KEYS
-        )
+        at = f"{where}: nodes[{index}]"
+        message = as_mapping(node.get("message"), f"{at}.message")
+        report.add_unknown("message", message, _MESSAGE_KEYS)
+        for number, call in enumerate(as_mappings(message.get("tool_calls"), f"{at}.message.tool_calls")):
+            for key in ("id", "name", "arguments"):
+                require_string(call, key, f"{at}.message.tool_calls[{number}]")
+        for link in as_mappings(node.get("semantic_parents"), f"{at}.semantic_parents"):
+            require_string(link, "type", f"{at}.semantic_parents")
     for call in as_mappings(trace.get("calls"), f"{where}: calls"):
         report.add_unknown("call", call, _CALL_KEYS)
 

@@ -206,6 +206,8 @@ def trace(**change: Any) -> dict[str, Any]:
         (trace(rewards={"r": 1}), "line 2: rewards.r: expected an object"),
         (trace(rewards={"r": {"score": 1, "weight": "x"}}), "line 2: rewards.r.weight: expected a number"),
         (trace(errors={"type": "x"}, ok=False), "line 2: errors: expected a list"),
+        (trace(nodes=[{"message": {"role": "assistant", "tool_calls": [{"id": "c"}]}}]), r"tool_calls\[0\].name: exp"),
+        (trace(nodes=[{"message": {"role": "user"}, "semantic_parents": [3]}]), r"semantic_parents\[0\]: expected"),
         (trace(calls=[1]), r"line 2: calls\[0\]: expected an object"),
         (trace(task="sum"), "line 2: task: expected an object"),
     ],
