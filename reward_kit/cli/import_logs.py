@@ -57,6 +57,8 @@ def command(
             _report_fields("Not in the task", converted.dropped)
         judge = " -T reward_options.model=JUDGE" if tasks[0].is_judged else ""
         echo(f"Run it:  reward-kit run {tasks[0].path} --model PROVIDER/MODEL{judge}", err=True)
+        if judge:
+            echo("If the judge is not a model of OpenAI, add  -T reward_options.base_url=URL", err=True)
         return
     if output is not None:
         raise click.UsageError("-o applies only to an eval of OpenAI Evals; the run is written to --log-dir")

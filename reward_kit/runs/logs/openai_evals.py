@@ -49,7 +49,7 @@ from reward_kit import EvaluateResult, reward_function
 
 def _result(messages, ground_truth, is_right):
     ideals = ground_truth if isinstance(ground_truth, list) else [ground_truth]
-    answer = messages[-1].text
+    answer = messages[-1].text if messages else ""
     found = [ideal for ideal in ideals if is_right(answer, ideal)]
     reason = f"matches {found[0]!r}" if found else "matches no ideal answer"
     return EvaluateResult(score=float(bool(found)), reason=reason)
@@ -166,6 +166,9 @@ def _convert(path: Path, located: LocatedYaml, name: str, entry: Mapping[str, An
     read = _ARGUMENTS.get(kind, frozenset({"samples_jsonl"}))
     dropped = Counter(f"args.{key}" for key in arguments if key not in read)
     where = f"{where}: {name}.args"
+    for key in arguments.keys() - read:
+        if (near := did_you_mean(str(key), read)).endswith("?"):
+            raise ConfigError(f"{where}.{key}: unknown argument{near}")
     samples = _find(path, "data", arguments, "samples_jsonl", where)
     examples = _examples(path, arguments, where) if kind == "Match" and arguments.get("num_few_shot") else []
     task: dict[str, Any] = {"name": name.partition(".")[0], "dataset_path": "rows.jsonl", "on_text": "end"}
@@ -174,7 +177,7 @@ def _convert(path: Path, located: LocatedYaml, name: str, entry: Mapping[str, An
         spec = _read_spec(path, arguments, where, dropped)
         task["reward_function_path"] = "reward_kit.rewards:llm_judge"
         rubric = {"rubric_key": _RUBRIC} if spec.fields else {"rubric": {"quality": spec.rubric({}, "")}}
-        task["reward_options"] = {"model": "YOUR-JUDGE", **rubric, "scale": [0, spec.highest]}
+        task["reward_options"] = {**rubric, "scale": [0, spec.highest]}
     else:
         task["reward_function_path"] = f"rewards.py:{_PARTS[kind]}"
         if kind == "Includes" and arguments.get("ignore_case"):
@@ -219,6 +222,11 @@ def _messages(given: Any, where: str) -> list[dict[str, Any]]:
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ConfigError(f"{where}: expected a string or a list of messages, got {given!r:.60}; fix it")
+    for at, message in enumerate(messages):
+        for key in ("role", "content"):
+            if message.get(key) is None:
+                near = did_you_mean(key, message)
+                raise ConfigError(f"{where}[{at}].{key}: is missing{near if near.endswith('?') else ''}")
     return messages
 
 
@@ -303,6 +311,9 @@ def _grades(spec: Mapping[str, Any], where: str) -> tuple[dict[str, int], int]:
             f"{where}.choice_scores: expected a score for each choice; without scores, the eval only counts choices. "
             "Add them, such as {Y: 1.0, N: 0.0}"
         ) from None
+    strings = spec.get("choice_strings")
+    if isinstance(strings, str | list) and (unknown := [one for one in exact if one not in map(str, strings)]):
+        raise ConfigError(f"{where}.choice_scores: {unknown[0]!r} is not one of the choice_strings; fix the file")
     lowest = min(exact.values(), default=Fraction(0))
     steps = [score - lowest for score in exact.values() if score != lowest]
     if not steps:

@@ -120,7 +120,7 @@ class TestModelGraded:
         spec = "fact:\n  prompt: 'Criterion: {criteria}'\n  choice_scores: {Y: 1, N: 0}\n"
         samples = [{"input": "a?", "criteria": "concise"}, {"input": "b?", "criteria": "polite {x}"}]
         options = judged(tmp_path, spec, samples)
-        assert options == {"model": "YOUR-JUDGE", "rubric_key": "rubric", "scale": [0, 1]}
+        assert options == {"rubric_key": "rubric", "scale": [0, 1]}
         rows = (tmp_path / "task" / "rows.jsonl").read_text().splitlines()
         rubrics = [json.loads(row)["rubric"]["quality"] for row in rows]
         assert [text.partition("\n")[0] for text in rubrics] == ["Criterion: concise", "Criterion: polite {x}"]
@@ -132,6 +132,10 @@ class TestModelGraded:
         ("spec", "problem"),
         [
             ("{prompt: 'x', choice_strings: AB}", "fact.choice_scores: expected a score for each choice"),
+            (
+                "{prompt: 'x', choice_strings: [Y, N], choice_scores: {YES: 1}}",
+                "'YES' is not one of the choice_strings",
+            ),
             ("{prompt: 'x', choice_scores: {A: 1, B: 1}}", "all choices have the same score"),
             ("{prompt: 'x', choice_scores: {A: 0, B: 0.0001, C: 1}}", "need more than 100 grades"),
             ("{prompt: '{a.b}', choice_scores: {A: 0, B: 1}}", "fact.prompt: is not a valid template"),
@@ -198,6 +202,13 @@ async def test_model_graded_eval_is_run(tmp_path: Path) -> None:
         ("Match", "", [{"input": ""}], r"samples.jsonl:1: ideal: is missing"),
         ("Match", "    samples_jsonl: ../../../etc/passwd\n", SAMPLES, "duplicate|not a file below"),
         ("Match", "", [], "has no samples"),
+        (
+            "Includes",
+            "ignorecase: true",
+            [{"input": "a", "ideal": "b"}],
+            "args.ignorecase: unknown argument; did you mean",
+        ),
+        ("Match", "", [{"input": [{"rol": "user", "content": "a"}], "ideal": "b"}], r"input\[0\]\.role: is missing"),
     ],
 )
 def test_invalid_eval_leaves_nothing_behind(
