@@ -132,10 +132,7 @@ class TestModelGraded:
         ("spec", "problem"),
         [
             ("{prompt: 'x', choice_strings: AB}", "fact.choice_scores: expected a score for each choice"),
-            (
-                "{prompt: 'x', choice_strings: [Y, N], choice_scores: {YES: 1}}",
-                "'YES' is not one of the choice_strings",
-            ),
+            ("{prompt: 'x', choice_strings: AB, choice_scores: {A: 1, C: 0}}", "'C' is not one of the choice_str"),
             ("{prompt: 'x', choice_scores: {A: 1, B: 1}}", "all choices have the same score"),
             ("{prompt: 'x', choice_scores: {A: 0, B: 0.0001, C: 1}}", "need more than 100 grades"),
             ("{prompt: '{a.b}', choice_scores: {A: 0, B: 1}}", "fact.prompt: is not a valid template"),
@@ -202,12 +199,7 @@ async def test_model_graded_eval_is_run(tmp_path: Path) -> None:
         ("Match", "", [{"input": ""}], r"samples.jsonl:1: ideal: is missing"),
         ("Match", "    samples_jsonl: ../../../etc/passwd\n", SAMPLES, "duplicate|not a file below"),
         ("Match", "", [], "has no samples"),
-        (
-            "Includes",
-            "ignorecase: true",
-            [{"input": "a", "ideal": "b"}],
-            "args.ignorecase: unknown argument; did you mean",
-        ),
+        ("Includes", "    ignorecase: true\n", SAMPLES, "args.ignorecase: unknown argument; did you mean"),
         ("Match", "", [{"input": [{"rol": "user", "content": "a"}], "ideal": "b"}], r"input\[0\]\.role: is missing"),
     ],
 )
