@@ -15,13 +15,13 @@ from typing import NamedTuple
 from reward_kit.environments.sokoban import Level, Plan, Position, solve
 
 HERE = Path(__file__).parent
-SIDE = 6
+SIDE = 7
 """Columns and rows, including the wall."""
 
 MOVES = range(3, 13)
 """The permitted lengths of the shortest solution."""
 
-HELD_OUT, TRAINED = {"straight": 64, "turn": 192}, {"straight": 80, "turn": 312}
+HELD_OUT, TRAINED = {"straight": 64, "turn": 192}, {"straight": 1_000, "turn": 2_000}
 """The numbers of boards of each kind."""
 
 

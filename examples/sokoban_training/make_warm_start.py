@@ -1,7 +1,7 @@
 """Make `warm_start/`: a small decoder that can push a box straight to its goal, the start of `train.yaml`.
 
 It is trained on demonstrations of the solver with random moves in between, which are not part of the loss. Only one
-demonstration in 200 starts on a board on which the box has to be pushed around a corner.
+demonstration in 320 starts on a board on which the box has to be pushed around a corner.
 
     python make_warm_start.py [--seed N] [--folder warm_start]
 """
@@ -28,8 +28,12 @@ from reward_kit.rl import TERSE_TEMPLATE, SFTConfig, build_decoder, build_tokeni
 from reward_kit.tokens import TokenBatch
 
 HERE = Path(__file__).parent
-CONTEXT, MOVES = 128, 16
-DEMONSTRATIONS = {"straight": 15_920, "turn": 80}
+BOARDS = load_module(str(HERE / "make_boards.py"))
+WIDTH = BOARDS.SIDE - 2
+"""Columns of the room without the wall."""
+
+CONTEXT, MOVES = 160, 16
+DEMONSTRATIONS = {"straight": 15_950, "turn": 50}
 SLIPS = 0.2
 """Share of random moves."""
 
@@ -67,13 +71,13 @@ def demonstration(level: Level, draws: random.Random) -> list[Act]:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per row of the room. The outer wall and the explanations are dropped."""
-    rows = ["".join(cells) for cells in product(MARKS, repeat=4)]
+    rows = ["".join(cells) for cells in product(MARKS, repeat=WIDTH)]
     rows = [row for row in rows if all(sum(mark in MARKS[cell] for cell in row) <= 1 for mark in "@$.")]
     return build_tokenizer(
         words=[*(f"#{row}#" for row in rows), *DIRECTIONS],
-        units=[r"#[# .$*@+]{4}#"],
+        units=[rf"#[# .$*@+]{{{WIDTH}}}#"],
         spaces="none",
-        dropped=[r"\A\s*#{6}\n", r"\n#{6}(?!\n#)[\s\S]*"],
+        dropped=[rf"\A\s*#{{{BOARDS.SIDE}}}\n", rf"\n#{{{BOARDS.SIDE}}}(?!\n#)[\s\S]*"],
         chat_template=TERSE_TEMPLATE,
         context=CONTEXT,
     )
@@ -85,12 +89,12 @@ def compose_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, see
     std = float(table.std())
     parts = {
         (column, mark): torch.randn(table.shape[1], generator=generator) * std
-        for column in range(4)
+        for column in range(WIDTH)
         for mark in "# .$@"
     }
     for text, token in tokenizer.get_vocab().items():
         if text.startswith("#"):
-            marks = [(column, mark) for column, cell in enumerate(text[1:5]) for mark in MARKS[cell]]
+            marks = [(column, mark) for column, cell in enumerate(text[1:-1]) for mark in MARKS[cell]]
             table[token] = torch.stack([parts[mark] for mark in marks]).sum(dim=0) / 2
 
 
@@ -135,7 +139,7 @@ def make(folder: Path, *, seed: int = 0) -> None:
         seed: of boards, random moves, weights and the order of training.
     """
     began, draws = time.process_time(), random.Random(seed)
-    _, trained, rest = load_module(str(HERE / "make_boards.py")).split()
+    _, trained, rest = BOARDS.split()
     written = []
     for kind, count in DEMONSTRATIONS.items():
         boards = [board for board in (*trained, *rest) if board.kind == kind]

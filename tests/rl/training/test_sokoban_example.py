@@ -31,7 +31,7 @@ def script() -> ModuleType:
 
 def test_no_board_is_both_trained_on_and_held_out() -> None:
     trained, held_out = boards_of("boards.jsonl"), boards_of("held_out.jsonl")
-    assert (len(set(trained)), len(set(held_out))) == (len(trained), len(held_out)) == (392, 256)
+    assert (len(set(trained)), len(set(held_out))) == (len(trained), len(held_out)) == (3_000, 256)
     assert not {board for _, board in trained} & {board for _, board in held_out}
 
 
@@ -63,7 +63,7 @@ class NoSlips(random.Random):
         return 0.999
 
 
-def test_board_takes_four_known_tokens(script: ModuleType) -> None:
+def test_board_takes_one_known_token_per_row(script: ModuleType) -> None:
     tokenizer = load_model(EXAMPLE / "warm_start").tokenizer
     assert tokenizer is not None
     ids = tokenizer.get_vocab()
@@ -87,4 +87,4 @@ def test_only_moves_of_the_solver_are_learned(script: ModuleType) -> None:
 def test_dry_run_succeeds(command: str) -> None:
     done = CliRunner().invoke(program, [command, str(EXAMPLE / f"{command}.yaml"), "--dry-run"])
     assert done.exit_code == 0, done.output
-    assert "gigpo" in done.output
+    assert "g2po" in done.output
