@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,12 @@ async def test_evaluation_uses_its_temperature_and_the_current_version(folder: P
             await policy.publish(version + 1)
 
 
+async def until(is_true: Callable[[], bool]) -> None:
+    with anyio.fail_after(60):
+        while not is_true():  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+
+
 async def test_weights_are_published_between_answers(folder: Path) -> None:
     versions: list[int] = []
 
@@ -206,9 +212,9 @@ async def test_weights_are_published_between_answers(folder: Path) -> None:
             async with anyio.create_task_group() as tasks:
                 for seed in range(5):
                     tasks.start_soon(ask, policy, seed)
-                await anyio.sleep(0.002)
+                await until(lambda: policy._link.in_flight + len(versions) == 5)
                 tasks.start_soon(policy.publish, 1)
-                await anyio.sleep(0.002)
+                await until(lambda: policy._link.is_publishing)
                 for seed in range(5):
                     tasks.start_soon(ask, policy, seed)
             assert sorted(versions) == [0] * 5 + [1] * 5
