@@ -152,12 +152,10 @@ def plan_notes(plan: TrainingPlan) -> list[str]:
 
 
 def describe_limit(config: TrainModel) -> str:
-    """Return the limit of training, such as "60,000 environment steps in updates"."""
-    updates = "updates" if config.updates is None else pluralize(config.updates, "update")
-    if config.max_env_steps is None:
-        return updates
-    most = "" if config.updates is None else "at most "
-    return f"{pluralize(config.max_env_steps, 'environment step')} in {most}{updates}"
+    """Return the limit of training, such as "60,000 environment steps"."""
+    steps = "" if config.max_env_steps is None else pluralize(config.max_env_steps, "environment step")
+    updates = "" if config.updates is None else pluralize(config.updates, "update")
+    return f"{steps} in at most {updates}" if steps and updates else steps or updates
 
 
 def _training(plan: TrainingPlan) -> list[str]:
@@ -165,8 +163,9 @@ def _training(plan: TrainingPlan) -> list[str]:
     episodes = rollout.samples_per_update * rollout.group_size
     limit = f", up to {rollout.max_concurrency} concurrent" if rollout.max_concurrency else ""
     block = config.policy or plan.task.definition.policy
+    in_updates = " in updates" if config.updates is None else ""
     lines = [
-        f"{plan.name}: {describe_limit(config)} of {pluralize(rollout.samples_per_update, 'sample')} × "
+        f"{plan.name}: {describe_limit(config)}{in_updates} of {pluralize(rollout.samples_per_update, 'sample')} × "
         f"{pluralize(rollout.group_size, 'episode')} = {pluralize(episodes, 'episode')}{limit}; "
         f"{pluralize(len(plan.samples), 'sample')} to train on, seed {config.seed}",
         f"policy {block.type if block else 'none'}; task {plan.task.path}",
