@@ -16,12 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from benchmarks.gpu_campaign.context import StageContext
 from benchmarks.gpu_campaign.models import parameters, peak_memory_gb, reset_peak_memory
-from reward_kit.rl import compose_embeddings, fit, save_model
+from reward_kit.rl import build_decoder, compose_embeddings, fit, save_model
 from reward_kit.rl.training.logs import TrainingDisplay
 from reward_kit.rl.training.plan import check_policy, load_plan
 from reward_kit.rl.training.train_file import check_resources, create_run, train_into
@@ -135,20 +132,8 @@ def _warm_start(context: StageContext, size: WarmStart) -> Path:
     """Train a model on demonstrations, and return its folder."""
     example = importlib.import_module("examples.alfworld_household.make_warm_start")
     tokenizer = example.household_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=size.width,
-        intermediate_size=size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        max_position_embeddings=example.CONTEXT,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
+    dimensions = {"layers": size.layers, "width": size.width, "heads": size.heads, "hidden": size.hidden}
+    model = build_decoder(tokenizer, **dimensions, context=example.CONTEXT)
     compose_embeddings(model, tokenizer)
     context.record(parameters_m=parameters(model) / 1e6)
     began = time.monotonic()

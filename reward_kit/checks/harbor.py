@@ -96,7 +96,7 @@ class _Attempt:
     """The outcome of an attempt."""
 
     score: float | None  # None if the tests wrote no valid reward
-    problem: str  # the reason why there is no score
+    problem: str  # the reason if the score is None
     log: str
     changed: dict[str, bytes]
 

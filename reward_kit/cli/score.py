@@ -68,6 +68,8 @@ _MUST_HOLD = {
     "files": "the run has changed since",
     "scorer": "a different reward",
 }
+_COLLECTED_BY = ("seed", "rollouts", "limit", "sample_ids", "run_limits", "digests", "policy_settings")
+"""The keys of a header with the rules by which the episodes were collected, for the rollout card."""
 _SECTIONS = {
     "Reward and sandbox": (
         *("reward", "options", "sandbox"),
@@ -228,9 +230,6 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     return run_into(plan, folder, ending, display=args.display, traffic=_traffic(args), only_failed=only_failed)
 
 
-_COLLECTED_BY = ("seed", "rollouts", "limit", "sample_ids", "run_limits", "digests", "policy_settings")
-
-
 def _open_folder(
     source: SourceRun, args: ScoreArgs, ready: ScoringSetup, plan: RunPlan, output: Path | None
 ) -> RunFolder:
@@ -255,7 +254,6 @@ def _open_folder(
             rescored_from=rescored_from,
             **({"imported": earlier.imported} if earlier.imported is not None else {}),
             task=without_secrets(ready.definition.model_dump(mode="json", exclude_defaults=True)),
-            # The rules by which the episodes were collected, for the rollout card.
             **{name: getattr(earlier, name) for name in _COLLECTED_BY},
             total=plan.total,
         )

@@ -52,7 +52,6 @@ __all__ = [
     "StudyBatch",
     "best",
     "checkpoints",
-    "latest",
     "load_batch_for_study",
     "load_checkpoint",
     "load_latest",
@@ -169,11 +168,6 @@ def checkpoints(folder: Path) -> list[Path]:
     return [steps[step] for step in sorted(steps)]
 
 
-def latest(folder: Path) -> Path | None:
-    """Find the newest complete checkpoint. Newer, damaged checkpoints are logged."""
-    return next((path for path in reversed(checkpoints(folder)) if not _is_damaged(path)), None)
-
-
 def load_latest(folder: Path) -> Checkpoint | None:
     """Load the newest complete checkpoint, or return None if absent. Newer, damaged checkpoints are logged."""
     for path in reversed(checkpoints(folder)):
@@ -209,15 +203,16 @@ def _log_damage(path: Path, error: StoreError) -> None:
     logger.warning("checkpoint %s is damaged and will not be used: %s", path, error)
 
 
-def prune(folder: Path, *, keep: int, written: Path | None = None) -> list[Path]:
+def prune(written: Path, *, keep: int) -> list[Path]:
     """Remove old checkpoints and return their paths.
 
-    The newest `keep` checkpoints, the newest complete checkpoint and the best checkpoint are kept. Pass the checkpoint
-    that was just `written` so that it is not read again to find out whether it is complete.
+    The newest `keep` checkpoints, the best checkpoint and the one that was just written are kept. The latter may be
+    older than damaged ones.
     """
+    folder = written.parent
     if keep < 1:
         raise ConfigError(f"keep must be at least 1, got {keep}")
-    kept = {*checkpoints(folder)[-keep:], best(folder), written or latest(folder)}
+    kept = {*checkpoints(folder)[-keep:], best(folder), written}
     removed = [path for path in checkpoints(folder) if path not in kept]
     for path in removed:
         with wrap_os_errors("remove", path):

@@ -6,7 +6,7 @@ until no response is in flight and holds back new requests, so no response mixes
 
 The requests follow the sources of vLLM 0.33.0 (`entrypoints/rl/online`, `entrypoints/serve/dev`, and
 `entrypoints/openai/chat_completion/protocol.py`) and SGLang 0.5.23 (`srt/entrypoints/http_server.py`,
-`srt/managers/io_struct.py`, and `srt/entrypoints/openai/protocol.py`). `_publication` lists them in order.
+`srt/managers/io_struct.py`, and `srt/entrypoints/openai/protocol.py`). `_publish_requests` lists them in order.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _UNFILTERED = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 _RESUME_TIMEOUT_S = 10.0
 
 
-class _Request(NamedTuple):
+class _ServerRequest(NamedTuple):
     """A POST request to the server: the path below its root, and the JSON body."""
 
     path: str
     body: dict[str, Any]
 
 
-class _Publication(NamedTuple):
+class _PublishRequests(NamedTuple):
     """The requests that publish a version: hold generation, replace the weights, and continue generation."""
 
-    pause: _Request
-    replace: tuple[_Request, ...]
-    resume: _Request
+    pause: _ServerRequest
+    replace: tuple[_ServerRequest, ...]
+    resume: _ServerRequest
 
 
-def _publication(server: Server, folder: Path, version: int) -> _Publication:
+def _publish_requests(server: Server, folder: Path, version: int) -> _PublishRequests:
     """Return the requests that make a server sample with the weights in a directory.
 
     Before the weights change, their label becomes "loading-VERSION". It becomes the version after all weights are
@@ -61,25 +61,25 @@ def _publication(server: Server, folder: Path, version: int) -> _Publication:
     """
     path, loading, label = str(folder), f"loading-{version}", str(version)
     if server == "sglang":
-        return _Publication(
-            _Request("pause_generation", {"mode": "retract"}),
+        return _PublishRequests(
+            _ServerRequest("pause_generation", {"mode": "retract"}),
             (
-                _Request("update_weight_version", {"new_version": loading, "abort_all_requests": False}),
-                _Request(
+                _ServerRequest("update_weight_version", {"new_version": loading, "abort_all_requests": False}),
+                _ServerRequest(
                     "update_weights_from_disk", {"model_path": path, "weight_version": label, "flush_cache": True}
                 ),
             ),
-            _Request("continue_generation", {}),
+            _ServerRequest("continue_generation", {}),
         )
-    return _Publication(
-        _Request("pause?mode=wait", {}),
+    return _PublishRequests(
+        _ServerRequest("pause?mode=wait", {}),
         (
-            _Request("update_weight_version", {"new_version": loading}),
-            _Request("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}),
-            _Request("reset_prefix_cache?reset_running_requests=true&reset_external=true", {}),
-            _Request("update_weight_version", {"new_version": label}),
+            _ServerRequest("update_weight_version", {"new_version": loading}),
+            _ServerRequest("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": path}}),
+            _ServerRequest("reset_prefix_cache?reset_running_requests=true&reset_external=true", {}),
+            _ServerRequest("update_weight_version", {"new_version": label}),
         ),
-        _Request("resume", {}),
+        _ServerRequest("resume", {}),
     )
 
 
@@ -257,7 +257,7 @@ class _ServerLink:
                 while self.in_flight:
                     await self.gate.wait()
             await anyio.to_thread.run_sync(write)
-            await self._replace(_publication(self.server, folder, version), version)
+            await self._replace(_publish_requests(self.server, folder, version), version)
         except RewardKitError as error:
             state = f"the server continues with version {self.version}" if self.is_published else "nothing is published"
             if self.in_doubt is not None:
@@ -269,7 +269,7 @@ class _ServerLink:
                     self.is_publishing = False
                     self.gate.notify_all()
 
-    async def _replace(self, publication: _Publication, version: int) -> None:
+    async def _replace(self, publication: _PublishRequests, version: int) -> None:
         try:
             await self._ask(publication.pause)
         except BaseException:
@@ -282,7 +282,7 @@ class _ServerLink:
             await self._ask(request)
         self.version, self.is_published, self.in_doubt = version, True, None
 
-    async def _ask(self, request: _Request) -> None:
+    async def _ask(self, request: _ServerRequest) -> None:
         url = f"{self.root}/{request.path}"
         try:
             answer = await self.control.post(url, self.headers, json.dumps(request.body).encode())

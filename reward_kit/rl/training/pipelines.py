@@ -298,7 +298,7 @@ def save_state(folder: Path, pipeline: Pipeline, progress: Progress, score: floa
         "progress": asdict(progress),
     }
     path = save_checkpoint(folder, progress.updates, state, score=score, facts=_arithmetic(pipeline))
-    prune(folder, keep=keep, written=path)
+    prune(path, keep=keep)
     return path
 
 

@@ -197,6 +197,7 @@ def test_ray_train_starts_and_restarts_learner_processes(folder: Path, cluster: 
     )
     trainer.fit()
     assert (folder / "together" / "died").exists()
+    assert (folder / "together" / "report.html").is_file()
     assert_same_course(folder / "together", folder / "alone")
 
 

@@ -23,7 +23,6 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.rl.checkpoint import (
     best,
     checkpoints,
-    latest,
     load_checkpoint,
     load_latest,
     prune,
@@ -137,8 +136,8 @@ def test_kill_while_writing_keeps_the_previous_checkpoint(tmp_path: Path) -> Non
         writer.kill()
         assert writer.wait() == -9
     newest = checkpoints(tmp_path)[-1]
-    assert latest(tmp_path) == newest
-    found = load_checkpoint(newest)
+    found = load_latest(tmp_path)
+    assert found is not None and found.path == newest
     assert torch.equal(found.state["weights"], torch.full((3_000_000,), float(found.step), device="cpu"))
     save_checkpoint(tmp_path, found.step + 1, {})
     assert not list(tmp_path.glob(".*"))
@@ -167,9 +166,8 @@ def test_incomplete_checkpoint_is_named_and_never_loaded(
     whole = save_checkpoint(tmp_path, 1, {"weights": torch.ones(3)})
     torn = save_checkpoint(tmp_path, 2, {"weights": torch.ones(3)}, score=1.0)
     damaged(torn, how)
-    assert latest(tmp_path) == whole
-    assert str(torn) in caplog.text
     assert (loaded := load_latest(tmp_path)) is not None and loaded.path == whole
+    assert str(torn) in caplog.text
     assert best(tmp_path) is None
     with pytest.raises(StoreError, match="step-000002"):
         load_checkpoint(torn)
@@ -177,22 +175,23 @@ def test_incomplete_checkpoint_is_named_and_never_loaded(
 
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     for step, score in enumerate([0.1, 0.9, 0.2, 0.9, 0.3, None, None]):
-        save_checkpoint(tmp_path, step, {}, score=score)
+        written = save_checkpoint(tmp_path, step, {}, score=score)
     assert best(tmp_path) == tmp_path / "step-000001", "of equals the first that reached it"
-    removed = prune(tmp_path, keep=2)
+    removed = prune(written, keep=2)
     assert [path.name for path in removed] == [f"step-00000{step}" for step in (0, 2, 3, 4)]
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-00000{step}" for step in (1, 5, 6)]
-    assert prune(tmp_path, keep=2) == []
+    assert prune(written, keep=2) == []
 
 
-def test_pruning_keeps_the_last_complete_checkpoint(tmp_path: Path) -> None:
+def test_pruning_keeps_the_written_checkpoint_beside_newer_damaged_ones(tmp_path: Path) -> None:
     for step in range(3):
         save_checkpoint(tmp_path, step, {})
     damaged(tmp_path / "step-000002", "no manifest")
-    assert prune(tmp_path, keep=1) == [tmp_path / "step-000000"]
-    assert latest(tmp_path) == tmp_path / "step-000001"
+    written = save_checkpoint(tmp_path, 1, {})
+    assert prune(written, keep=1) == [tmp_path / "step-000000"]
+    assert (loaded := load_latest(tmp_path)) is not None and loaded.path == written
     with pytest.raises(ConfigError, match="keep must be at least 1"):
-        prune(tmp_path, keep=0)
+        prune(written, keep=0)
 
 
 def test_existing_step_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -215,11 +214,11 @@ def test_failed_save_keeps_the_existing_checkpoint(tmp_path: Path) -> None:
 def test_steps_beyond_six_digits_are_in_order(tmp_path: Path) -> None:
     for step in (999_999, 1_000_000):
         save_checkpoint(tmp_path, step, {})
-    assert latest(tmp_path) == tmp_path / "step-1000000"
+    assert (loaded := load_latest(tmp_path)) is not None and loaded.step == 1_000_000
 
 
 def test_latest_without_checkpoints_is_none(tmp_path: Path) -> None:
-    assert latest(tmp_path / "nowhere") is load_latest(tmp_path / "nowhere") is None
+    assert load_latest(tmp_path / "nowhere") is None
     with pytest.raises(ConfigError, match="step must be at least 0"):
         save_checkpoint(tmp_path, -1, {})
 
@@ -237,7 +236,7 @@ def test_full_disk_keeps_the_existing_checkpoint(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, handler)
     assert [each.name for each in tmp_path.iterdir()] == ["step-000001"]
-    assert latest(tmp_path) == path
+    assert (loaded := load_latest(tmp_path)) is not None and loaded.path == path
 
 
 def test_symlinked_checkpoint_folder_is_followed(tmp_path: Path) -> None:
@@ -248,8 +247,8 @@ def test_symlinked_checkpoint_folder_is_followed(tmp_path: Path) -> None:
     save_checkpoint(folder, 1, {"a": 2})
     assert (folder / "step-000001").is_symlink()
     assert load_checkpoint(whole).state == {"a": 2}
-    save_checkpoint(folder, 2, {})
-    assert prune(folder, keep=1) == [folder / "step-000001"]
+    written = save_checkpoint(folder, 2, {})
+    assert prune(written, keep=1) == [folder / "step-000001"]
     assert [each.name for each in folder.iterdir()] == ["step-000002"]
     assert load_checkpoint(whole).state == {"a": 2}
 
@@ -261,7 +260,7 @@ def test_malformed_manifest_counts_as_incomplete(tmp_path: Path, manifest: objec
     path = save_checkpoint(tmp_path, 1, {}, score=1.0)
     newer = save_checkpoint(tmp_path, 2, {}, score=2.0)
     (newer / "manifest.json").write_text(json.dumps(manifest))
-    assert latest(tmp_path) == best(tmp_path) == path
+    assert (loaded := load_latest(tmp_path)) is not None and loaded.path == best(tmp_path) == path
     with pytest.raises(StoreError, match="manifest"):
         load_checkpoint(newer)
 

@@ -141,6 +141,12 @@ def test_untrained_policy_that_cannot_be_evaluated_ends_the_sweep(tmp_path: Path
         sweep(path, log_dir=tmp_path / "runs")
 
 
+def test_temperature_of_the_train_file_applies_to_other_samples_too(tmp_path: Path) -> None:
+    samples = {"dataset_path": "held_out.jsonl", "every": 2, "temperature": 0.5}
+    path = sweep_folder(tmp_path, {"evaluation": samples}, evaluation={"dataset_path": "held_out.jsonl"})
+    assert load_sweep(SweepFile.read(path)).temperatures == [0.5]
+
+
 def test_start_is_evaluated_per_seed_if_the_samples_are_drawn_with_the_seed(tmp_path: Path) -> None:
     plan = load_sweep(SweepFile.read(sweep_folder(tmp_path, {"evaluation": {"hold_out": 1}})))
     assert plan.starts == [0, 1]
