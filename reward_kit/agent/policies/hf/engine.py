@@ -540,7 +540,7 @@ class _Running:
                 logits = logits_BV if len(part) == len(rows_B) else logits_BV[self._model.tensor(part)]
                 mask = allowed_mask([self.turns[row].allowed for row in rows_B[part].tolist()], len(self._is_stop_V))
                 allowed = None if mask is None else self._model.tensor(mask)
-                drawn = draw(logits, self._model.tensor(uniforms_B[part]), sampling, allowed)
+                drawn = draw(logits, uniforms_B[part], sampling, allowed)
                 # Each transfer waits for the device, so the values are combined. float64 represents every id exactly.
                 ids_B[part], logprobs_B[part] = torch.stack([drawn.ids_B.double(), drawn.logprobs_B]).cpu().numpy()
         positions_B = self._counts_R[rows_B]
