@@ -1,4 +1,4 @@
-"""Two settings that speed up training on a CPU: keeping freed memory, and flushing denormal numbers to 0."""
+"""Use of the CPU: float64 for devices without it, and two settings that speed up training on a CPU."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constants from malloc.h
+
+
+@cache
+def float64_device(device: torch.device) -> torch.device:
+    """Return the device on which to compute in float64: this device, or the CPU if it has no float64, as MPS."""
+    try:
+        torch.empty(0, dtype=torch.float64, device=device)
+    except TypeError:
+        return torch.device("cpu")
+    return device
 
 
 def keep_freed_memory() -> bool:

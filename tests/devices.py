@@ -1,9 +1,11 @@
 """The device of the tests that are marked `device`.
 
-REWARD_KIT_TEST_DEVICE names it: "cpu" (the default), a device of PyTorch such as "cuda" or "cuda:1", or "standin".
+REWARD_KIT_TEST_DEVICE names it: "cpu" (the default), a device of PyTorch such as "cuda" or "cuda:1", "standin", or
+"standin32".
 The stand-in is a device on the CPU with memory of its own (`standin_device.cpp`, compiled once): an operation on its
 tensors and on CPU tensors fails as it does on a GPU. It finds tensors that are on the wrong device without a GPU, but
-it has no kernels, streams or rounding of its own.
+it has no kernels, streams or rounding of its own. "standin32" is the same device without float64, which MPS lacks too.
+On such a device, tests use float32 instead of float64.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from reward_kit.agent.policies.hf.model import parse_device
+from reward_kit.torch_cpu import float64_device
 
 TESTS = str(Path(__file__).parent)
 _FACTORIES = frozenset(
@@ -28,7 +31,7 @@ _FACTORIES = frozenset(
 _RANDOM = frozenset({torch.randn, torch.rand, torch.randint, torch.randperm, torch.linspace})
 
 
-def _load_standin() -> None:
+def _load_standin(*, has_float64: bool) -> None:
     """Compile the stand-in device and register it with PyTorch as "standin"."""
     from torch.utils.cpp_extension import load
 
@@ -36,7 +39,7 @@ def _load_standin() -> None:
     # `Module.to` keeps parameters and their ties, as on a GPU.
     torch.__future__.set_swap_module_params_on_conversion(True)
     source = str(Path(__file__).with_name("standin_device.cpp"))
-    load("standin_device", [source], extra_cflags=["-O0"]).register()
+    load("standin_device", [source], extra_cflags=["-O0"]).register(has_float64)
     module = types.ModuleType("torch.standin")
     vars(module).update(
         is_available=lambda: True,
@@ -56,12 +59,19 @@ def _load_standin() -> None:
 
 def _load() -> torch.device:
     name = os.environ.get("REWARD_KIT_TEST_DEVICE") or "cpu"
-    if name == "standin":
-        _load_standin()
+    if name in ("standin", "standin32"):
+        _load_standin(has_float64=name == "standin")
+        name = "standin"
     return parse_device(name)
 
 
 DEVICE = _load()
+WIDEST = torch.float64 if float64_device(DEVICE) == DEVICE else torch.float32
+
+
+def tolerance(of_float64: float) -> float:
+    """Return a tolerance for a test in `WIDEST`."""
+    return of_float64 if torch.float64 == WIDEST else 1e-5
 
 
 def randomize(weight: torch.Tensor, seed: int = 0) -> None:
@@ -79,13 +89,18 @@ class _TestTensorsOnDevice(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not sys._getframe(1).f_code.co_filename.startswith(TESTS):
+            return func(*args, **kwargs)
+        if func is torch.Tensor.double and args[0].device.type == DEVICE.type:
+            return args[0].to(WIDEST)
         is_made = func in _FACTORIES or func in _RANDOM
-        if is_made and "device" not in kwargs and sys._getframe(1).f_code.co_filename.startswith(TESTS):
-            if func in _RANDOM:
-                wants_gradient = kwargs.pop("requires_grad", False)
-                return func(*args, **kwargs).to(DEVICE).requires_grad_(wants_gradient)
-            return func(*args, **kwargs, device=DEVICE)
-        return func(*args, **kwargs)
+        if not is_made or "device" in kwargs:
+            return func(*args, **kwargs)
+        if func in _RANDOM or torch.float64 != WIDEST:
+            wants_gradient = kwargs.pop("requires_grad", False)
+            made = func(*args, **kwargs)
+            return made.to(DEVICE, WIDEST if made.dtype == torch.float64 else None).requires_grad_(wants_gradient)
+        return func(*args, **kwargs, device=DEVICE)
 
 
 @contextmanager

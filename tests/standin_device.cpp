@@ -2,7 +2,7 @@
 //
 // Operators run in the kernels of the CPU, on copies. An operator whose tensors are partly on the CPU is an error, with
 // the exceptions of a GPU: copies, CPU tensors without dimensions, and CPU indices. So are random numbers drawn into a
-// tensor of this device with a generator of the CPU.
+// tensor of this device with a generator of the CPU. float64 can be switched off, with the error that MPS raises.
 #include <torch/extension.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
@@ -19,6 +19,14 @@
 
 namespace {
 constexpr auto kStandIn = c10::DeviceType::PrivateUse1;
+bool has_float64 = true;
+
+c10::ScalarType supported(std::optional<c10::ScalarType> dtype) {
+  auto type = c10::dtype_or_default(dtype);
+  TORCH_CHECK_TYPE(has_float64 || (type != c10::kDouble && type != c10::kComplexDouble),
+                   "Cannot convert a standin Tensor to float64 dtype as the device doesn't support float64");
+  return type;
+}
 
 struct Memory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
@@ -53,13 +61,13 @@ struct Hooks : at::PrivateUse1HooksInterface {
 at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
                          std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>) {
   return at::detail::empty_strided_generic(size, stride, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                           c10::dtype_or_default(dtype));
+                                           supported(dtype));
 }
 
 at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
                  std::optional<c10::Device>, std::optional<bool>, std::optional<c10::MemoryFormat> format) {
   return at::detail::empty_generic(size, &memory, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-                                   c10::dtype_or_default(dtype), format);
+                                   supported(dtype), format);
 }
 
 // The same memory as a tensor of the CPU.
@@ -68,6 +76,7 @@ at::Tensor on_cpu(const at::Tensor& tensor) {
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool) {
+  if (!self.is_cpu() && self.scalar_type() != dst.scalar_type()) supported(dst.scalar_type());  // converted first
   auto source = self.is_cpu() ? self : on_cpu(self);
   (dst.is_cpu() ? dst : on_cpu(dst)).copy_(source);
   return dst;
@@ -149,5 +158,8 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
 }
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  m.def("register", [] { at::RegisterPrivateUse1HooksInterface(new Hooks); });
+  m.def("register", [](bool with_float64) {
+    has_float64 = with_float64;
+    at::RegisterPrivateUse1HooksInterface(new Hooks);
+  });
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.devices import DEVICE, randomize
+from tests.devices import DEVICE, WIDEST, randomize
 
 pytestmark = pytest.mark.device
 ROOT = Path(__file__).parents[1]
@@ -51,9 +51,28 @@ def test_two_devices_are_an_error() -> None:
         torch.ones(3).normal_(generator=torch.Generator())
 
 
+@pytest.mark.skipif(torch.float64 == WIDEST, reason="the device has float64")
+def test_float64_is_an_error_on_a_device_without_it() -> None:
+    for convert, device in (
+        (torch.ones(3).to, DEVICE),
+        (torch.ones(3, device="cpu").to, DEVICE),
+        (torch.ones(3).to, "cpu"),
+    ):
+        with pytest.raises(TypeError, match="float64"):
+            convert(device=device, dtype=torch.float64)
+    assert torch.zeros(3, dtype=torch.float64).dtype == torch.float32  # tests use float32 instead
+
+
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="runs on the stand-in device in another process")
 @pytest.mark.skipif(not (shutil.which("c++") and shutil.which("ninja")), reason="needs a C++ compiler and ninja")
-def test_standin_device_rejects_tensors_of_two_devices() -> None:
-    done = run_tests("standin", "tests/test_devices.py", "-k", "two_devices_are_an_error or tensors_of_tests")
+@pytest.mark.parametrize("device", ["standin", "standin32"])
+def test_standin_device_rejects_other_tensors(device: str) -> None:
+    tests = {
+        "standin": "two_devices_are_an_error or tensors_of_tests",
+        # Sampling, generation, and a loss that adds up in float64.
+        "standin32": "float64_is_an_error or extreme_uniforms or likely_allowed or computes_only_new or gspo-seq-mean",
+    }
+    files = ["tests/test_devices.py", "tests/agent/policies/hf/", "tests/rl/test_losses.py"]
+    done = run_tests(device, "-q", "-m", "device", *files, "-k", tests[device])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "skipped" not in done.stdout
+    assert "s" not in done.stdout.partition(" ")[0], "a test was skipped"

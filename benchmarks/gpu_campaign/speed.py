@@ -19,7 +19,6 @@ from benchmarks.gpu_campaign.models import (
     Shape,
     epsilon,
     is_importable,
-    logit_error,
     matmul_rate,
     parameters,
     peak_memory_gb,
@@ -213,7 +212,7 @@ def trl_inputs(rows: TokenBatch, chosen: Any, loss_tokens: int, device: str) -> 
 
 
 def compile(context: StageContext) -> None:  # noqa: A001 - the name of the stage
-    """Compare results and speed with other attention, with packed rows, with `ppo.compile`, and with a CUDA graph."""
+    """Compare results and speed with other attention, with packed rows, and with `ppo.compile`."""
     shape = SHAPES["0.5B" if context.is_full else "tiny"]
     rows = random_rows(4, 2048 if context.is_full else 64, shape.vocabulary)
     expected, seconds = _gradients(context, shape, rows)
@@ -234,13 +233,6 @@ def compile(context: StageContext) -> None:  # noqa: A001 - the name of the stag
         found, seconds = _gradients(context, shape, rows, **options)
         context.record(**{f"{label}_seconds": seconds, f"{label}_with_start_s": time.perf_counter() - began})
         _check_close(context, label, shape, expected, found)
-    if context.device == "cuda":
-        try:
-            _cuda_graph(context, shape)
-        except RuntimeError as error:  # The model's code may not be capturable.
-            context.skip_part("cuda_graph", str(error).partition("\n")[0])
-    else:
-        context.skip_part("cuda_graph", "a CPU has none")
 
 
 def _gradients(
@@ -272,25 +264,3 @@ def _check_close(
     difference = max(float((one - found[name]).abs().max()) for name, one in expected.items()) / largest
     context.record(**{f"{label}_difference": difference, f"{label}_tolerance": tolerance})
     context.check(difference <= tolerance, f"{label}: gradients differ by {difference:.2g}")
-
-
-@torch.no_grad()
-def _cuda_graph(context: StageContext, shape: Shape) -> None:
-    """Replay a forward pass of one token in each of 32 rows as a CUDA graph, which launches all kernels at once."""
-    model = qwen2(shape, context.device, torch.bfloat16)
-    ids = torch.ones(32, 1, dtype=torch.long, device=context.device)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        expected = model(input_ids=ids, use_cache=False).logits.clone()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        logits = model(input_ids=ids, use_cache=False).logits
-    graph.replay()
-    difference = float((logits - expected).abs().max())
-    tolerance = logit_error(torch.bfloat16, shape.layers, shape.width, float(expected.float().std()))
-    context.check(difference <= tolerance, f"a CUDA graph changes logits by {difference:.2g}")
-    plain = timed(lambda: model(input_ids=ids, use_cache=False), context.device, rounds=10)
-    replayed = timed(graph.replay, context.device, rounds=10)
-    context.record(forward_ms=1e3 * plain, cuda_graph_ms=1e3 * replayed)

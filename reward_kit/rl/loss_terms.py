@@ -18,6 +18,7 @@ from torch import Tensor
 
 from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError, type_name
+from reward_kit.torch_cpu import float64_device
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 """The reduction of (N,) losses to one number.
@@ -163,8 +164,10 @@ class MaskedTokens:
     def sequence_sums(self, values_N: Tensor) -> Tensor:
         """Return the sum over each sequence (Q,)."""
         # `index_add` adds one value after the other. In float32, the error of a sum of 100,000 values would reach 1%.
-        sums_Q = values_N.new_zeros(self.sequences, dtype=torch.float64)
-        return sums_Q.index_add(0, self.sequence_N, values_N.double()).to(values_N.dtype)
+        device = float64_device(values_N.device)
+        sums_Q = torch.zeros(self.sequences, dtype=torch.float64, device=device)
+        sums_Q = sums_Q.index_add(0, self.sequence_N.to(device), values_N.to(device).double())
+        return sums_Q.to(values_N.dtype).to(values_N.device)
 
     def sequence_means(self, values_N: Tensor) -> Tensor:
         """Return the mean over the included tokens in each sequence (Q,)."""

@@ -221,7 +221,7 @@ class RewardManager(ABC):
                 f"'rm_scores' must have one reward for each token, so its shape must be {shape}, got "
                 f"{tuple(rewards.shape)}"
             )
-        scores = rewards.detach().reshape(len(rewards), -1).sum(dim=1).to("cpu", torch.float64).numpy()
+        scores = rewards.detach().reshape(len(rewards), -1).sum(dim=1).cpu().double().numpy()
         keys = (getattr(data, "meta_info", None) or {}).get("reward_extra_keys", ())
         others = read_non_tensors(data)
         if missing := [key for key in keys if key not in others]:
@@ -424,7 +424,7 @@ def _locate_step_rewards(batch: RewardBatch, is_scored_B: Bools) -> TokenRewards
             )
         at, on = torch.where((given != 0) & batch.valid_BT)
         rows, columns = at.cpu().numpy(), on.cpu().numpy()
-        values = given[at, on].to("cpu", torch.float64).numpy()
+        values = given[at, on].cpu().double().numpy()
     else:
         lists = batch.column("step_rewards")
         if lists is None:

@@ -24,6 +24,7 @@ from reward_kit.rl.losses import (
     truncated_importance_weights,
     value_loss,
 )
+from tests.devices import tolerance
 from tests.rl.loss_cases import CAP, EVERY_LOSS_AND_AGGREGATION, LOSSES, NORM_LENGTH, Case, random_case, whole_of
 
 pytestmark = pytest.mark.device
@@ -163,7 +164,7 @@ def test_loss_matches_the_formula(name: str, aggregation: Aggregation) -> None:
             sequences = [tokens for tokens in kept if tokens]
         expected = aggregated([[FORMULAS[name](token) for token in tokens] for tokens in sequences], aggregation)
         found = LOSSES[name](case, aggregation=aggregation, global_batch=whole_of(name, case)).loss
-        assert found.item() == pytest.approx(expected, abs=1e-12)
+        assert found.item() == pytest.approx(expected, abs=tolerance(1e-12))
 
 
 def with_gradient(

@@ -22,6 +22,7 @@ from reward_kit.rl.loss_terms import (
     spread_statistics,
 )
 from reward_kit.rl.losses import cispo_loss, decoupled_ppo_loss, gspo_loss, ppo_clip_loss, value_loss
+from tests.devices import tolerance
 from tests.rl.loss_cases import LOSSES, random_case
 
 pytestmark = pytest.mark.device
@@ -116,7 +117,7 @@ def described(values: Tensor) -> Diagnostics:
 def test_merged_diagnostics_equal_diagnostics_of_the_whole(parts: list[list[float]]) -> None:
     found = merge_diagnostics([described(torch.tensor(part, dtype=torch.float64)) for part in parts]).floats()
     values = torch.tensor([x for part in parts for x in part], dtype=torch.float64)
-    assert found == pytest.approx(described(values).floats(), rel=1e-12)
+    assert found == pytest.approx(described(values).floats(), rel=tolerance(1e-12))
     assert set(found) == ({"x_min", "x_max", "x_mean", "size"} if len(values) else set())
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.losses import AdaptiveKLCoefficient, KLEstimator, kl_estimate, kl_loss, penalized_rewards
+from tests.devices import tolerance
 from tests.rl.loss_cases import ESTIMATORS, random_case
 
 pytestmark = pytest.mark.device
@@ -54,7 +55,7 @@ def test_estimator_gradient_mean_matches_its_divergence(
     p = logits.log_softmax(-1)
     (found,) = torch.autograd.grad((p.detach().exp() * kl_estimate(p, q, estimator)).sum(), logits)
     (expected,) = torch.autograd.grad(divergence(logits.log_softmax(-1), q), logits)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance(1e-12))
 
 
 @given(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3))

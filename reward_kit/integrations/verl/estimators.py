@@ -72,7 +72,7 @@ def row_credit(
         InvalidResultError: If a reward is not finite.
     """
     columns = {name: values.cpu() if isinstance(values, Tensor) else values for name, values in columns.items()}
-    rewards_BT = token_level_rewards.detach().to("cpu", torch.float64).numpy()
+    rewards_BT = token_level_rewards.detach().cpu().double().numpy()
     credit = credit_of_rows(estimator, rewards_BT, (response_mask != 0).cpu().numpy(), columns, options, rows=rows)
     device, dtype = token_level_rewards.device, token_level_rewards.dtype
     advantages, returns = (

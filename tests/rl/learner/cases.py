@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from reward_kit.tokens import TokenBatch
-from tests.devices import DEVICE
+from tests.devices import DEVICE, WIDEST
 
 VOCABULARY = 37
 
@@ -56,7 +56,11 @@ def a_model(seed: int = 0, dtype: torch.dtype = torch.float32, **options: Any) -
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return LlamaForCausalLM(LlamaConfig(**{**settings, **options})).to(DEVICE, dtype).eval()
+        return (
+            LlamaForCausalLM(LlamaConfig(**{**settings, **options}))
+            .to(DEVICE, WIDEST if dtype == torch.float64 else dtype)
+            .eval()
+        )
 
 
 def some_rows(count: int = 9, seed: int = 0, padding: str = "right", width: int = 24) -> TokenBatch:

@@ -27,7 +27,7 @@ from reward_kit.rl.learner.sharding import process_group, whole
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch, build_rows
 from reward_kit.tokens.batch import Padding
-from tests.devices import DEVICE
+from tests.devices import DEVICE, WIDEST
 
 VOCABULARY = 61
 ROWS = 7
@@ -48,7 +48,7 @@ def model(seed: int = 0, layers: int = 2) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": layers, "vocab_size": VOCABULARY}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
-    return LlamaForCausalLM(LlamaConfig(**size, **heads, initializer_range=0.3)).to(DEVICE).double()
+    return LlamaForCausalLM(LlamaConfig(**size, **heads, initializer_range=0.3)).to(DEVICE, WIDEST)
 
 
 def episode(number: int, turns: int) -> SingleAgentEpisode:

@@ -16,7 +16,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from reward_kit.tokens import TokenBatch
-from tests.devices import DEVICE, randomize
+from tests.devices import DEVICE, WIDEST, randomize, tolerance
 from tests.rl.learner.cases import VOCABULARY, a_model, some_rows
 from tests.tolerances import rounding_error
 
@@ -70,7 +70,7 @@ def learner_of(module: nn.Module, **options: Any) -> PPOLearner:
     return PPOLearner(module, PPOConfig(**given), reference=reference)
 
 
-def assert_same(module: nn.Module, loss: Tensor, found: dict[str, float], atol: float = 1e-10) -> None:
+def assert_same(module: nn.Module, loss: Tensor, found: dict[str, float], atol: float = tolerance(1e-10)) -> None:
     """Compare the learner's gradient, which is in the module, with that of the loop."""
     theirs = gradients_of(module)
     module.zero_grad()
@@ -240,7 +240,7 @@ def test_value_loss_matches_the_reference_loop(clip: float | None) -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [WIDEST, torch.float32])
 def test_gradient_does_not_depend_on_the_number_of_micro_batches(aggregation: str, dtype: torch.dtype) -> None:
     rows, reference = some_rows(7), a_model(1, dtype)
     # A gradient is a sum over the tokens of all rows, which micro-batches make in parts.
@@ -280,9 +280,9 @@ def test_chunked_output_head_gives_equal_gradients(model: str) -> None:
     # Five tokens at once.
     chunked = learner_of(made, entropy_coefficient=0.1, max_logits=5 * VOCABULARY)
     assert chunked.gradients(rows) == pytest.approx(expected)
-    np.testing.assert_allclose(chunked.logprobs(rows), logprobs, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(chunked.logprobs(rows), logprobs, rtol=0, atol=tolerance(1e-12))
     for name, gradient in gradients_of(made).items():
-        torch.testing.assert_close(gradient, gradients[name], rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradient, gradients[name], rtol=0, atol=tolerance(1e-12))
 
 
 def a_soft_cap(cap: float | None = 2.0) -> Gemma2ForCausalLM:
@@ -298,14 +298,14 @@ def a_soft_cap(cap: float | None = 2.0) -> Gemma2ForCausalLM:
         final_logit_softcapping=cap,
         initializer_range=0.3,
     )
-    return Gemma2ForCausalLM(config).double().eval().to(DEVICE)
+    return Gemma2ForCausalLM(config).to(DEVICE, WIDEST).eval()
 
 
 def test_soft_cap_is_applied() -> None:
     model, rows = a_soft_cap(), some_rows()
     logprobs = learner_of(model).logprobs(rows)
     for token in tokens_of(model, rows):
-        assert logprobs[token.row, token.column] == pytest.approx(token.logprob.item(), abs=1e-10)
+        assert logprobs[token.row, token.column] == pytest.approx(token.logprob.item(), abs=tolerance(1e-10))
     uncapped = a_soft_cap(None)
     uncapped.load_state_dict(model.state_dict())
     assert abs(learner_of(uncapped).logprobs(rows) - logprobs).max() > 0.1
@@ -350,4 +350,4 @@ def test_gradient_checkpointing_changes_no_gradient() -> None:
     learner.gradients(rows)
     assert calls == 2, "once forwards, and once more for the gradient"
     for name, gradient in gradients_of(learner.module).items():
-        torch.testing.assert_close(gradient, gradients[name], rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradient, gradients[name], rtol=0, atol=tolerance(1e-12))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
+from reward_kit.torch_cpu import float64_device
 
 
 class Sampling(NamedTuple):
@@ -55,26 +56,29 @@ class Sampling(NamedTuple):
 class Drawn(NamedTuple):
     """One token for each row: the ids `ids_B` (int64) and the log-probabilities `logprobs_B` (float64).
 
-    The log-probabilities are those under the sampling distribution.
+    The log-probabilities are those under the sampling distribution. Both are on the CPU if the device of the logits has
+    no float64.
     """
 
     ids_B: Tensor
     logprobs_B: Tensor
 
 
-def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: Tensor | None = None) -> Drawn:
+def draw(
+    logits_BV: Tensor, uniforms_B: NDArray[np.float64], sampling: Sampling, allowed_BV: Tensor | None = None
+) -> Drawn:
     """Sample one token for each row.
 
-    `uniforms_B` contains float64 numbers in [0, 1). `allowed_BV` is True for each allowed token. If `allowed_BV` is
+    `uniforms_B` contains numbers in [0, 1). `allowed_BV` is True for each allowed token. If `allowed_BV` is
     `None`, all tokens are allowed.
     """
-    logits_BV = logits_BV.float()
+    logits_BV, device = logits_BV.float(), float64_device(logits_BV.device)
     if allowed_BV is not None:
         logits_BV = logits_BV.masked_fill(~allowed_BV, -torch.inf)
     if sampling.temperature == 0:
         # One token has all the probability, regardless of the logits. Keep NaN so that it is noticed.
         best_B = logits_BV.max(dim=-1)
-        return Drawn(best_B.indices, best_B.values.double() * 0)
+        return Drawn(best_B.indices.to(device), best_B.values.to(device).double() * 0)
     logits_BV = logits_BV / sampling.temperature
     if 0 < sampling.top_k < logits_BV.shape[-1]:
         least_B1 = logits_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
@@ -86,11 +90,12 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, sampling: Sampling, allowed_BV: 
         dropped_BV = torch.zeros_like(before_BV, dtype=torch.bool)
         dropped_BV.scatter_(1, order_BV, before_BV >= sampling.top_p)
         logits_BV = logits_BV.masked_fill(dropped_BV, -torch.inf)
-    logprobs_BV = logits_BV.log_softmax(dim=-1)
+    logprobs_BV = logits_BV.log_softmax(dim=-1).to(device)
     cumulative_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
     total_B1 = cumulative_BV[:, -1:]
     # Stay strictly below the total; otherwise rounding could select an index after the last possible token.
-    targets_B1 = torch.minimum(uniforms_B[:, None] * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
+    uniforms_B1 = torch.from_numpy(uniforms_B).to(device, non_blocking=True)[:, None]
+    targets_B1 = torch.minimum(uniforms_B1 * total_B1, torch.nextafter(total_B1, torch.zeros_like(total_B1)))
     ids_B1 = torch.searchsorted(cumulative_BV, targets_B1, right=True).clamp_(max=logits_BV.shape[-1] - 1)
     return Drawn(ids_B1[:, 0], logprobs_BV.gather(-1, ids_B1)[:, 0].double())
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.device
 
 
 def logits_of(seed: int, rows: int, vocabulary: int) -> torch.Tensor:
-    return torch.as_tensor(np.random.default_rng(seed).normal(0, 2, (rows, vocabulary))).float()
+    return torch.as_tensor(np.random.default_rng(seed).normal(0, 2, (rows, vocabulary)), dtype=torch.float32)
 
 
 def probabilities(logits_V: torch.Tensor, sampling: Sampling, allowed: list[int] | None = None) -> torch.Tensor:
@@ -58,31 +58,32 @@ def test_evenly_spaced_uniforms_reproduce_the_distribution(
         sorted(np.random.default_rng(seed).choice(vocabulary, 6, replace=False).tolist()) if is_restricted else None
     )
     mask = device_mask([None if allowed is None else np.array(allowed)] * count, vocabulary)
-    uniforms = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    uniforms = (np.arange(count) + 0.5) / count
     drawn = draw(logits_V.expand(count, -1), uniforms, sampling, mask)
     expected_V = probabilities(logits_V, sampling, allowed)
-    shares_V = torch.bincount(drawn.ids_B, minlength=vocabulary) / count
+    ids_B = drawn.ids_B.to(DEVICE)
+    shares_V = torch.bincount(ids_B, minlength=vocabulary) / count
     torch.testing.assert_close(shares_V, expected_V, atol=1.01 / count, rtol=0)
-    torch.testing.assert_close(drawn.logprobs_B.float(), expected_V[drawn.ids_B].log(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(drawn.logprobs_B.float().to(DEVICE), expected_V[ids_B].log(), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("uniform", [0.0, np.nextafter(1.0, 0.0)])
 def test_extreme_uniforms_draw_tokens_with_positive_probability(uniform: float) -> None:
     logits_BV = torch.tensor([[-torch.inf, 0.0, 1.0, -torch.inf], [-200.0, 0.0, 1.0, -200.0]])
-    drawn = draw(logits_BV, torch.full((2,), uniform, dtype=torch.float64), Sampling())
+    drawn = draw(logits_BV, np.full(2, uniform), Sampling())
     assert set(drawn.ids_B.tolist()) <= {1, 2}
     assert torch.isfinite(drawn.logprobs_B).all()
 
 
 def test_greedy_draws_the_most_likely_allowed_token() -> None:
     logits_BV = torch.tensor([[0.0, 3.0, 2.0], [0.0, 3.0, 2.0]])
-    drawn = draw(logits_BV, torch.zeros(2), Sampling(temperature=0), device_mask([None, np.array([0, 2])], 3))
+    drawn = draw(logits_BV, np.zeros(2), Sampling(temperature=0), device_mask([None, np.array([0, 2])], 3))
     assert drawn.ids_B.tolist() == [1, 2]
     assert drawn.logprobs_B.tolist() == [0.0, 0.0]
 
 
 def test_only_allowed_token_has_logprob_zero() -> None:
-    drawn = draw(logits_of(0, 1, 9), torch.zeros(1), Sampling(temperature=0.3), device_mask([np.array([4])], 9))
+    drawn = draw(logits_of(0, 1, 9), np.zeros(1), Sampling(temperature=0.3), device_mask([np.array([4])], 9))
     assert (drawn.ids_B.item(), drawn.logprobs_B.item()) == (4, 0.0)
 
 
@@ -92,7 +93,7 @@ def test_mask_is_none_without_restrictions() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_logits_give_nan_logprobs(temperature: float) -> None:
-    drawn = draw(torch.full((1, 4), torch.nan), torch.full((1,), 0.5), Sampling(temperature))
+    drawn = draw(torch.full((1, 4), torch.nan), np.full(1, 0.5), Sampling(temperature))
     assert 0 <= drawn.ids_B.item() < 4
     assert drawn.logprobs_B.isnan().all()
 
