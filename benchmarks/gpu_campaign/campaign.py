@@ -66,7 +66,7 @@ STAGES = {
     "lora": Stage("correctness", 60, 120, "only adapters change, and the engine acts with the merged weights"),
     "throughput": Stage("generation", 90, 180, "sampled tokens/s beside transformers generate and vLLM"),
     "unit_tests": Stage("machine", 210, 300, "tests that depend on the device"),
-    "compile": Stage("speed", 90, 240, "attention kernels, torch.compile and CUDA graphs"),
+    "compile": Stage("speed", 90, 240, "attention kernels and torch.compile"),
     "household": Stage("household", 480, 240, "a model learns household chores; share of time by activity"),
 }
 """All stages, the most important first."""

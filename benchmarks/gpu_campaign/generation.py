@@ -47,29 +47,43 @@ class Work(NamedTuple):
         return cls([rng.integers(1, vocabulary, size).tolist() for size in lengths], new_tokens)
 
 
-def sample(
-    model: PreTrainedModel, work: Work, sampling: Sampling, *, together: bool = True, lockstep: bool = False
-) -> list[Generated]:
+def new_engine(model: PreTrainedModel, work: Work, *, together: bool = True, **options: bool) -> Engine:
+    """Return an engine with memory for all prompts of a work, or for a single one."""
+    capacity = max(map(len, work.prompts)) + work.new_tokens
+    return Engine(model, stop_ids=[], max_context=capacity, max_slots=len(work.prompts) if together else 1, **options)
+
+
+async def turns(engine: Engine, work: Work, sampling: Sampling, *, together: bool = True) -> list[Generated]:
     """Sample a turn after each prompt, all together or one after the other. Seeds depend only on the index."""
 
+    async def turn(index: int) -> Generated:
+        slot = slots[index] if together else engine.open((index,), index)
+        ids = work.prompts[index]
+        made = await engine.generate(slot, ids, max_new_tokens=work.new_tokens, sampling=sampling)
+        await engine.close_slot(slot)
+        return made
+
+    indices = range(len(work.prompts))
+    slots = [engine.open((index,), index) for index in indices] if together else []
+    return list(await asyncio.gather(*map(turn, indices))) if together else [await turn(index) for index in indices]
+
+
+def sample(
+    model: PreTrainedModel, work: Work, sampling: Sampling, *, together: bool = True, **options: bool
+) -> list[Generated]:
+    """Sample with a new engine.
+
+    Raises:
+        RuntimeError: If the engine does not use CUDA graphs although it should.
+    """
+
     async def run() -> list[Generated]:
-        capacity = max(map(len, work.prompts)) + work.new_tokens
-        engine = Engine(
-            model, stop_ids=[], max_context=capacity, max_slots=len(work.prompts) if together else 1, lockstep=lockstep
-        )
-
-        async def turn(index: int) -> Generated:
-            slot = slots[index] if together else engine.open((index,), index)
-            ids = work.prompts[index]
-            made = await engine.generate(slot, ids, max_new_tokens=work.new_tokens, sampling=sampling)
-            await engine.close_slot(slot)
-            return made
-
-        indices = range(len(work.prompts))
-        slots = [engine.open((index,), index) for index in indices] if together else []
-        made = await asyncio.gather(*map(turn, indices)) if together else [await turn(index) for index in indices]
+        engine = new_engine(model, work, together=together, **options)
+        made = await turns(engine, work, sampling, together=together)
         await engine.close()
-        return list(made)
+        if engine.has_graphs is not options.get("cuda_graphs", False):
+            raise RuntimeError("the engine does not use CUDA graphs; the log contains the reason")
+        return made
 
     return asyncio.run(run())
 
@@ -88,14 +102,16 @@ def engine(context: StageContext) -> None:
         for label, sampling in (("greedy", GREEDY), ("sampled", SAMPLED)):
             batched = sample(model, work, sampling)
             single = sample(model, alone, sampling, together=False)
-            different, gaps = _differences(judge, alone, batched[: len(alone.prompts)], single, sampling, tolerance)
-            context.record(**{f"{short}_{label}_tokens_differ": f"{different} of {len(single) * work.new_tokens}"})
-            if gaps:
-                context.record(**{f"{short}_{label}_largest_gap_where_they_differ": max(gaps)})
-            is_close = max(gaps, default=0.0) <= tolerance
-            context.check(
-                is_close, f"{short}, {label}: tokens differ where the choice is {max(gaps, default=0):.2g} apart"
-            )
+            name = f"{short}_{label}"
+            _compare(context, name, judge, alone, (batched[: len(alone.prompts)], single), sampling, tolerance)
+            if context.device == "cuda":
+                try:
+                    replayed = sample(model, work, sampling, cuda_graphs=True)
+                except RuntimeError as error:
+                    context.check(False, f"{name}: {error}")
+                    continue
+                name = f"{name}_cuda_graphs"
+                _compare(context, name, judge, work, (batched, replayed), sampling, tolerance)
         gap = _trainer_gap(judge, work, batched, context.device)
         context.record(**{f"{short}_trainer_gap_max": float(gap.max()), f"{short}_trainer_gap_mean": float(gap.mean())})
         # The trainer and the engine compute every logit once, so both have the error of the tolerance.
@@ -103,11 +119,35 @@ def engine(context: StageContext) -> None:
         # Six standard deviations are the tolerance of one computation, and the mean of a difference is about one.
         is_close = float(gap.mean()) <= tolerance / 6
         context.check(is_close, f"{short}: the trainer's logprobs differ by {gap.mean():.2g} on average")
-        first, second = (sample(model, work, SAMPLED, lockstep=True) for _ in range(2))
-        is_equal = [one.token_ids for one in first] == [one.token_ids for one in second]
-        is_equal = is_equal and [one.logprobs for one in first] == [one.logprobs for one in second]
-        context.record(**{f"{short}_lockstep_is_bitwise_equal": is_equal})
-        context.check(is_equal, f"{short}: two lockstep runs differ")
+        for name in ("lockstep", "lockstep_cuda_graphs"):
+            has_graphs = name == "lockstep_cuda_graphs"
+            if has_graphs and (context.device != "cuda" or context.failures):
+                continue
+            first, second = (sample(model, work, SAMPLED, lockstep=True, cuda_graphs=has_graphs) for _ in range(2))
+            is_equal = [one.token_ids for one in first] == [one.token_ids for one in second]
+            is_equal = is_equal and [one.logprobs for one in first] == [one.logprobs for one in second]
+            context.record(**{f"{short}_{name}_is_bitwise_equal": is_equal})
+            context.check(is_equal, f"{short}: two runs in {name} differ")
+    if context.device != "cuda":
+        context.skip_part("cuda_graphs", "a CPU has none")
+
+
+def _compare(
+    context: StageContext,
+    name: str,
+    judge: PreTrainedModel,
+    work: Work,
+    generated: tuple[Sequence[Generated], Sequence[Generated]],
+    sampling: Sampling,
+    tolerance: float,
+) -> None:
+    """Check that tokens differ only where the choice is closer than rounding."""
+    different, gaps = _differences(judge, work, *generated, sampling)
+    context.record(**{f"{name}_tokens_differ": f"{different} of {len(generated[1]) * work.new_tokens}"})
+    if gaps:
+        context.record(**{f"{name}_largest_gap_where_they_differ": max(gaps)})
+    gap = max(gaps, default=0.0)
+    context.check(gap <= tolerance, f"{name}: tokens differ where the choice is {gap:.2g} apart")
 
 
 def _differences(
@@ -116,7 +156,6 @@ def _differences(
     batched: Sequence[Generated],
     single: Sequence[Generated],
     sampling: Sampling,
-    tolerance: float,
 ) -> tuple[int, list[float]]:
     """Return the number of different tokens, and for each row's first one, how far apart the two choices are.
 
@@ -185,25 +224,41 @@ def throughput(context: StageContext) -> None:
     dtype = torch.bfloat16 if context.is_full else torch.float32
     batches = (1, 32, 256) if context.is_full else (1, 4)
     model = qwen2(shape, device, dtype, positions=1024)
+    calls: dict[str, Callable[[Work], float]] = {
+        "engine": lambda work: _engine_seconds(context, model, work, cuda_graphs=False),
+        "generate": lambda work: _seconds(context, lambda one: _generate(model, one), work),
+    }
+    if device == "cuda":
+        calls["engine_cuda_graphs"] = lambda work: _engine_seconds(context, model, work, cuda_graphs=True)
+    else:
+        context.skip_part("cuda_graphs", "a CPU has none")
     vllm = _vllm(context, model)
+    if vllm is not None:
+        calls["vllm"] = lambda work: _seconds(context, vllm, work)
     for batch in batches:
         work = Work.random(batch, longest, new_tokens, shape.vocabulary)
         reset_peak_memory(device)
-        calls: dict[str, Callable[[Work], Any]] = {
-            "engine": lambda work: sample(model, work, SAMPLED),
-            "generate": lambda work: _generate(model, work),
-        }
-        if vllm is not None:
-            calls["vllm"] = vllm
-        for label, call in calls.items():
-            call(work._replace(new_tokens=4))  # warm-up
-            synchronize(device)
-            began = time.perf_counter()
-            call(work)
-            synchronize(device)
-            rate = batch * new_tokens / (time.perf_counter() - began)
-            context.record(**{f"batch_{batch}_{label}_tokens_per_s": rate})
+        for label, seconds in calls.items():
+            context.record(**{f"batch_{batch}_{label}_tokens_per_s": batch * new_tokens / seconds(work)})
         context.record(**{f"batch_{batch}_peak_memory_gb": peak_memory_gb(device)})
+
+
+def _seconds(context: StageContext, call: Callable[[Work], Any], work: Work) -> float:
+    """Return the seconds for a work, after a warm-up with prompts of the same lengths, which differ from the start."""
+    call(Work([prompt[::-1] for prompt in work.prompts], work.new_tokens))
+    synchronize(context.device)
+    began = time.perf_counter()
+    call(work)
+    synchronize(context.device)
+    return time.perf_counter() - began
+
+
+def _engine_seconds(context: StageContext, model: PreTrainedModel, work: Work, *, cuda_graphs: bool) -> float:
+    engine = new_engine(model, work, cuda_graphs=cuda_graphs)
+    seconds = _seconds(context, lambda one: asyncio.run(turns(engine, one, SAMPLED)), work)
+    asyncio.run(engine.close())
+    context.check(engine.has_graphs is cuda_graphs, "the engine does not use CUDA graphs; the log contains the reason")
+    return seconds
 
 
 def _generate(model: Qwen2ForCausalLM, work: Work) -> None:

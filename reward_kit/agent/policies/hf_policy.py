@@ -58,6 +58,8 @@ class HFAgentPolicy(AgentPolicy):
         lockstep: True to sample for all open sessions together, which makes runs bitwise reproducible.
         max_sessions: the maximum number of contexts to keep in the cache.
         max_context: the maximum number of tokens in a context. The default is the model's limit.
+        cuda_graphs: True to sample with CUDA graphs, which saves the time in which Python starts each operation. If
+            that is impossible, a warning is logged and they are not used.
         value_head: True to add a critic to the model.
         device: the device for the weights. "auto" selects the accelerator, if there is one. A model object stays on its
             device. With "meta", no weights are loaded, so the policy cannot act, but everything else works.
@@ -96,6 +98,7 @@ class HFAgentPolicy(AgentPolicy):
         lockstep: bool = False,
         max_sessions: int = 64,
         max_context: int | None = None,
+        cuda_graphs: bool = False,
         value_head: bool = False,
         device: str = "auto",
         dtype: str = "auto",
@@ -110,8 +113,8 @@ class HFAgentPolicy(AgentPolicy):
         for name, count in counts.items():
             if name != "max_context" or count is not None:
                 check_number(name, count, is_integer=True)
-        switches = {"constrain": constrain, "lockstep": lockstep, "value_head": value_head, "download": download}
-        for name, switch in {**switches, "tools_in_prompt": tools_in_prompt}.items():
+        switches = {"constrain": constrain, "lockstep": lockstep, "cuda_graphs": cuda_graphs, "value_head": value_head}
+        for name, switch in {**switches, "download": download, "tools_in_prompt": tools_in_prompt}.items():
             if not isinstance(switch, bool) and not (name == "tools_in_prompt" and switch is None):
                 raise ConfigError(f"{name} must be true or false, got {switch!r}, {type_name(switch)}")
         self.sampling = Sampling(temperature, top_p, top_k).check()
@@ -173,6 +176,7 @@ class HFAgentPolicy(AgentPolicy):
                 max_context=max_context,
                 max_slots=max_sessions,
                 lockstep=lockstep,
+                cuda_graphs=cuda_graphs,
                 value_head=getattr(acting, "value_head", None),
             )
 

@@ -328,6 +328,7 @@ async def test_model_folder_is_loaded_and_its_module_can_be_trained(folder):
         ({"model": "small", "max_context": 5000}, "max_context: 5000 exceeds the 4096 positions"),
         ({"model": "small", "temperature": "hot"}, "temperature: expected a number of at least 0, got 'hot'"),
         ({"model": "small", "lockstep": "yes"}, "lockstep must be true or false, got 'yes'"),
+        ({"model": "small", "cuda_graphs": 1}, "cuda_graphs must be true or false, got 1"),
         ({"model": "small", "max_new_tokens": 4096}, "max_new_tokens: 4096 leaves no room for a prompt in a context"),
         ({"model": "small", "tokenizer": "."}, r"tokenizer: .* has no tokenizer; save it there with save_pretrained"),
         (

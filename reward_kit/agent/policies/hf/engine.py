@@ -132,6 +132,8 @@ class Engine:
             rank. The same sessions with the same seeds then produce bitwise identical results.
         value_head: a module that maps the last hidden states (B, H) to values (B,) or (B, 1).
         tokens_per_forward: the maximum number of new tokens in one forward pass.
+        cuda_graphs: True to replay forward passes that compute one token in each row as CUDA graphs. If that is
+            impossible, a warning is logged and they are not used.
         version: the version of the model's current weights.
 
     Raises:
@@ -148,12 +150,13 @@ class Engine:
         lockstep: bool = False,
         value_head: nn.Module | None = None,
         tokens_per_forward: int = 4096,
+        cuda_graphs: bool = False,
         version: int = 0,
     ) -> None:
         for name, number in {"max_context": max_context, "max_slots": max_slots}.items():
             if number < 1:
                 raise ConfigError(f"{name} must be at least 1, got {number}")
-        self._model = RowModel(model, max_slots, max_context)
+        self._model = RowModel(model, max_slots, max_context, cuda_graphs=cuda_graphs)
         self._running = _Running(self._model, stop_ids, value_head, tokens_per_forward)
         self._running.version = version
         self._lockstep, self._value_head = lockstep, value_head
@@ -175,6 +178,11 @@ class Engine:
     def version(self) -> int:
         """The version of the weights in use."""
         return self._running.version
+
+    @property
+    def has_graphs(self) -> bool:
+        """True if forward passes are replayed as CUDA graphs where possible."""
+        return self._model.has_graphs
 
     def open(self, rank: Any, seed: int) -> Slot:
         """Open a session. In lockstep, its rank determines the order of the rows, so all ranks must be comparable."""

@@ -9,12 +9,13 @@ A forward pass computes a chunk, which consists of new tokens from some of the r
 tokens into a single batch row. Nothing is padded, and a prompt with hundreds of tokens can join rows that decode one
 token. Only attention distinguishes the rows. It is computed by a custom function that is registered with the attention
 interface of `transformers`. For models that do not use this interface, a padded chunk has rows of equal length and a
-mask.
+mask. A decoding chunk has one token in each row and can be replayed as a CUDA graph.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,15 +31,20 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from reward_kit.agent.policies.hf.graphs import RECORDERS, DecodingGraphs, DecodingShape
 from reward_kit.errors import ConfigError, PolicyError, RewardKitError, boundary
 
+_log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 _POSITIONS = 256
 """Number of positions that are initially allocated per row."""
 
 
 class SlotLayer(CacheLayerMixin):
-    """The keys and values of a layer: two tensors of shape (R, C, heads, width) for R rows of C positions."""
+    """The keys and values of a layer: two tensors of shape (R, C + 1, heads, width) for R rows of C positions.
+
+    No token attends to the last position. Tokens that only fill a batch are stored there.
+    """
 
     def __init__(self, slots: KVSlots) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,7 +53,7 @@ class SlotLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the reserved memory and fill it with zeros, because even masked values must be finite."""
-        shape = self._slots.reserved
+        shape = (self._slots.reserved[0], self._slots.stride)
         keys, values = (states.new_zeros(*shape, *states.shape[1::2]) for states in (key_states, value_states))
         self.keys, self.values, self.stores = keys, values, (keys, values)
         self.is_initialized = True
@@ -57,7 +63,7 @@ class SlotLayer(CacheLayerMixin):
         if self.stores is None:
             return
         rows, positions = self.stores[0].shape[:2]
-        grown = [store.new_zeros(*reserved, *store.shape[2:]) for store in self.stores]
+        grown = [store.new_zeros(reserved[0], reserved[1] + 1, *store.shape[2:]) for store in self.stores]
         for new, store in zip(grown, self.stores, strict=True):
             new[:rows, :positions] = store
         self.keys, self.values = grown
@@ -110,7 +116,18 @@ class KVSlots(Cache):
         self.reserved = (1, min(capacity, _POSITIONS))  # allocated rows and positions
         self.ids_RC: Ints = np.zeros((rows, capacity), dtype=np.int64)
         self.held_R: Ints = np.zeros(rows, dtype=np.int64)  # length of the prefix with stored keys and values
-        self.chunk: PackedChunk | PaddedChunk | None = None
+        self.has_moved = False  # True if memory was allocated or freed; whoever uses its address resets this
+        self.chunk: PackedChunk | PaddedChunk | DecodingChunk | None = None
+
+    @property
+    def stride(self) -> int:
+        """The number of allocated positions per row, including the one that is only for padding."""
+        return self.reserved[1] + 1
+
+    @property
+    def is_allocated(self) -> bool:
+        """True if the layers have memory. They have none before the first pass and when memory was insufficient."""
+        return all(layer.stores is not None for layer in self._layers)
 
     def reserve(self, rows: int, positions: int) -> None:
         """Allocate memory for at least the given number of rows and of positions per row."""
@@ -122,6 +139,7 @@ class KVSlots(Cache):
         wanted = (had_rows, had_positions)
         if wanted == self.reserved:
             return
+        self.has_moved = True
         try:
             for layer in self._layers:
                 layer.grow(wanted)
@@ -162,6 +180,7 @@ class KVSlots(Cache):
 
 IMPLEMENTATION = "reward_kit_rows"
 _EIGHT = 8  # alignment of mask rows for GPU kernels
+_INPUTS = 4  # the inputs of a token in a decoding chunk: id, position, row, and index in the flattened store
 
 
 class NewTokens(NamedTuple):
@@ -182,17 +201,17 @@ class PaddedChunk:
     The padding repeats the row's last token at the same position, so the same values are written again.
     """
 
-    def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
-        capacity, width = ids_RC.shape[1], int(new.counts_B.max())
+    def __init__(self, new: NewTokens, slots: KVSlots, picked: tuple[Ints, Ints], like: Tensor) -> None:
+        width = int(new.counts_B.max())
         positions_BT = new.starts_B[:, None] + np.minimum(np.arange(width), new.counts_B[:, None] - 1)
         rows_B1 = new.rows_B[:, None]
         self.length = new.length
         self._rows_B = _tensor(new.rows_B, like)
-        self.stored_at = _tensor((rows_B1 * capacity + positions_BT).ravel(), like)
+        self.stored_at = _tensor((rows_B1 * slots.stride + positions_BT).ravel(), like)
         self.picked_P = _tensor(picked[0] * width + picked[1], like)
         positions = _tensor(positions_BT, like)
         self.inputs = {
-            "input_ids": _tensor(ids_RC[rows_B1, positions_BT], like),
+            "input_ids": _tensor(slots.ids_RC[rows_B1, positions_BT], like),
             "position_ids": positions,
             "attention_mask": _causal_mask(positions, self.length, None, like.dtype),
         }
@@ -209,16 +228,16 @@ class PackedChunk:
     indices of the tokens whose last hidden states are needed, as positions in the flattened inputs.
     """
 
-    def __init__(self, new: NewTokens, ids_RC: Ints, picked: tuple[Ints, Ints], like: Tensor) -> None:
+    def __init__(self, new: NewTokens, slots: KVSlots, picked: tuple[Ints, Ints], like: Tensor) -> None:
         rows_B, counts_B, self.length = new.rows_B, new.counts_B, new.length
         first_B = np.cumsum(counts_B) - counts_B
         rows_N = np.repeat(rows_B, counts_B)
         positions_N = np.arange(len(rows_N)) + np.repeat(new.starts_B - first_B, counts_B)
-        self.stored_at = _tensor(rows_N * ids_RC.shape[1] + positions_N, like)
+        self.stored_at = _tensor(rows_N * slots.stride + positions_N, like)
         self.picked_P = _tensor(first_B[picked[0]] + picked[1], like)
         positions = _tensor(positions_N, like)
         self.inputs = {
-            "input_ids": _tensor(ids_RC[rows_N, positions_N], like)[None],
+            "input_ids": _tensor(slots.ids_RC[rows_N, positions_N], like)[None],
             "position_ids": positions[None],
             "attention_mask": like.new_zeros(1, 1, 1, 1),  # so that the model does not create one
         }
@@ -245,8 +264,64 @@ class PackedChunk:
         result = query_NHW.new_empty(*query_NHW.shape[:2], values.shape[-1])
         for part in self._parts:
             attended = part.attend(query_NHW, keys, values, scale, window)
+            assert part.sources_M is not None and part.targets_M is not None
             result.index_copy_(0, part.targets_M, attended.index_select(0, part.sources_M))
         return result
+
+
+class DecodingChunk:
+    """One token in each line of a batch, whose inputs are the rows of `inputs_KL`: memory with a fixed address.
+
+    See `decoding_inputs`. Padded, the inputs of the model have the shape (L, 1), otherwise (1, L).
+    """
+
+    picked_P = None  # the logits of all tokens are requested
+
+    def __init__(self, shape: DecodingShape, inputs_KL: Tensor, like: Tensor, *, is_packed: bool) -> None:
+        ids_L, positions_L, rows_L, self.stored_at = inputs_KL
+        self.length, self._is_packed = shape.length, is_packed
+        self._part = _Part(
+            rows=slice(shape.lines) if shape.is_in_place else rows_L,
+            queries_BT=None,
+            positions_BT=positions_L[:, None],
+            sources_M=None,
+            targets_M=None,
+            length=shape.length,
+        )
+        mask = like.new_zeros(1, 1, 1, 1) if is_packed else self._part.mask(1, None, like.dtype)
+        batch_dimension = 0 if is_packed else 1
+        self.inputs = {
+            "input_ids": ids_L.unsqueeze(batch_dimension),
+            "position_ids": positions_L.unsqueeze(batch_dimension),
+            "attention_mask": mask,
+        }
+
+    def seen(self, store_RCHW: Tensor) -> Tensor:
+        """Return the whole store if the chunk is packed, otherwise the rows of the lines."""
+        return store_RCHW if self._is_packed else self._part.rows_of(store_RCHW).transpose(1, 2)
+
+    def attend(
+        self, query_NHW: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None
+    ) -> Tensor:
+        """Return the attention output of a packed chunk, of shape (L, heads, value width)."""
+        return self._part.attend(query_NHW, keys, values, scale, window)
+
+
+def decoding_inputs(shape: DecodingShape, rows_B: Ints, slots: KVSlots) -> tuple[Ints, Ints]:
+    """Return the inputs of a decoding chunk, inputs_KL, and the line of each row, lines_B.
+
+    Lines without a row compute a token of id 0 at position 0, which is stored at the position for padding.
+    """
+    lines_B = rows_B if shape.is_in_place else np.arange(len(rows_B))
+    inputs_KL = np.zeros((_INPUTS, shape.lines), dtype=np.int64)
+    ids_L, positions_L, rows_L, stored_at_L = inputs_KL
+    if shape.is_in_place:
+        rows_L[:] = np.arange(shape.lines)
+    rows_L[lines_B], positions_L[lines_B] = rows_B, slots.held_R[rows_B]
+    stored_at_L[:] = (rows_L + 1) * slots.stride - 1
+    stored_at_L[lines_B] = rows_B * slots.stride + positions_L[lines_B]
+    ids_L[lines_B] = slots.ids_RC[rows_B, positions_L[lines_B]]
+    return inputs_KL, lines_B
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +335,8 @@ class _Part:
     rows: slice | Tensor
     queries_BT: Tensor | None  # index of the token of each query; None if the tokens are the queries in order
     positions_BT: Tensor  # positions of the queries in their contexts
-    sources_M: Tensor  # indices of results in the flattened (B*T)
-    targets_M: Tensor  # indices of the corresponding tokens
+    sources_M: Tensor | None  # indices of results in the flattened (B*T), unless they are the tokens in order
+    targets_M: Tensor | None  # indices of the corresponding tokens
     length: int
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
@@ -281,8 +356,8 @@ class _Part:
             rows=slice(low, high) if is_stretch else _tensor(rows_B, like),
             queries_BT=None if is_whole else queries,
             positions_BT=positions_N[queries],
-            sources_M=_tensor((lines_B[:, None] * width + offsets_T)[is_real_BT], like),
-            targets_M=_tensor((first_B[:, None] + offsets_T)[is_real_BT], like),
+            sources_M=None if is_whole else _tensor((lines_B[:, None] * width + offsets_T)[is_real_BT], like),
+            targets_M=None if is_whole else _tensor((first_B[:, None] + offsets_T)[is_real_BT], like),
             length=length,
         )
 
@@ -297,17 +372,22 @@ class _Part:
         shared = query_NHW.shape[1] // keys.shape[2]
         query = query_NHW if self.queries_BT is None else query_NHW[self.queries_BT.flatten()]
         grouped_BKQW = query.reshape(lines, width, keys.shape[2], shared, -1).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        window = None if window is None or window >= self.length else window
-        if (shared, window) not in self._masks:  # computed once for all layers
-            mask_B1TL = _causal_mask(self.positions_BT, self.length, window, query.dtype)
-            self._masks[shared, window] = mask_B1TL.repeat(1, 1, shared, 1)
-        key_BKLW, value_BKLW = (self._rows_of(store).transpose(1, 2) for store in (keys, values))
-        mask = self._masks[shared, window]
+        mask = self.mask(shared, window, query.dtype)
+        key_BKLW, value_BKLW = (self.rows_of(store).transpose(1, 2) for store in (keys, values))
         attended_BKQW = scaled_dot_product_attention(grouped_BKQW, key_BKLW, value_BKLW, attn_mask=mask, scale=scale)
         split = (lines, keys.shape[2], shared, width, values.shape[-1])
         return attended_BKQW.view(split).permute(0, 3, 1, 2, 4).reshape(lines * width, -1, values.shape[-1])
 
-    def _rows_of(self, store_RCHW: Tensor) -> Tensor:
+    def mask(self, shared: int, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Return the mask for heads of which `shared` share keys. It is computed once for all layers."""
+        window = None if window is None or window >= self.length else window
+        if (shared, window) not in self._masks:
+            mask_B1TL = _causal_mask(self.positions_BT, self.length, window, dtype)
+            self._masks[shared, window] = mask_B1TL.repeat(1, 1, shared, 1)
+        return self._masks[shared, window]
+
+    def rows_of(self, store_RCHW: Tensor) -> Tensor:
+        """Return the keys or values of the rows, of shape (B, L, heads, width)."""
         if isinstance(self.rows, slice):
             return store_RCHW[self.rows, : self.length]
         return store_RCHW[:, : self.length].index_select(0, self.rows)
@@ -363,7 +443,7 @@ def attend_to_rows(
     Raises:
         NotImplementedError: If an option other than `sliding_window` may change the result.
     """
-    chunk: PackedChunk | None = getattr(_current, "chunk", None)
+    chunk: PackedChunk | DecodingChunk | None = getattr(_current, "chunk", None)
     if chunk is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
     window = others.pop("sliding_window", None)
@@ -392,12 +472,14 @@ class RowModel:
         model: the model. It stays in evaluation mode from now on.
         rows: the number of contexts.
         capacity: the number of tokens in each context.
+        cuda_graphs: True to replay decoding steps as CUDA graphs. If the device has none, or their results differ, a
+            warning is logged and they are not used.
 
     Raises:
         ConfigError: If the model is not a causal LM, or does not support a cache in rows.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: int, capacity: int) -> None:
+    def __init__(self, model: PreTrainedModel, rows: int, capacity: int, *, cuda_graphs: bool = False) -> None:
         head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         if not isinstance(head, nn.Module):
             raise ConfigError(f"{type(model).__name__} has no output embedding; pass a causal language model")
@@ -416,7 +498,15 @@ class RowModel:
         self._hook = head.register_forward_pre_hook(self._pick)
         self._own_attention = model.config._attn_implementation
         self.is_packed = True
+        self._graphs: DecodingGraphs | None = None
         self._choose_layout(text)
+        if cuda_graphs:
+            self._try_graphs()
+
+    @property
+    def has_graphs(self) -> bool:
+        """True if decoding steps are replayed as CUDA graphs."""
+        return self._graphs is not None
 
     def tensor(self, array: NDArray[Any] | Tensor) -> Tensor:
         """Return an array as a tensor on the device of the model."""
@@ -427,6 +517,8 @@ class RowModel:
         self._hidden = inputs[0].flatten(0, 1)
         if self.slots.chunk is None:
             return inputs
+        if self.slots.chunk.picked_P is None:
+            return (self._hidden[None], *inputs[1:])
         self._hidden = self._hidden.index_select(0, self.slots.chunk.picked_P)
         return (self._hidden[None], *inputs[1:])
 
@@ -469,19 +561,93 @@ class RowModel:
         Returns:
             The logits of the requested tokens, logits_PV, and their last hidden states, hidden_PH.
         """
-        slots, starts_B = self.slots, self.slots.held_R[rows_B]
-        kind, end = PackedChunk if self.is_packed else PaddedChunk, int((starts_B + counts_B).max())
-        slots.reserve(int(rows_B.max()) + 1, end)
-        new = NewTokens(rows_B, starts_B, counts_B, min(-(-end // _EIGHT) * _EIGHT, slots.reserved[1]))
-        slots.chunk = chunk = kind(new, slots.ids_RC[:, : slots.reserved[1]], picked, self._like)
+        slots, result = self.slots, None
+        if self._graphs is not None and len(picked[0]) == len(rows_B) == counts_B.sum():
+            result = self._replay(rows_B[picked[0]])
+        if result is None:
+            starts_B = slots.held_R[rows_B]
+            end = int((starts_B + counts_B).max())
+            length = min(-(-end // _EIGHT) * _EIGHT, slots.capacity)
+            slots.reserve(int(rows_B.max()) + 1, length)
+            kind = PackedChunk if self.is_packed else PaddedChunk
+            result = self._compute(kind(NewTokens(rows_B, starts_B, counts_B, length), slots, picked, self._like))
+        slots.held_R[rows_B] += counts_B
+        return result
+
+    def _compute(self, chunk: PackedChunk | PaddedChunk | DecodingChunk) -> tuple[Tensor, Tensor]:
+        """Return the requested logits and last hidden states of a chunk, and store its keys and values."""
+        self.slots.chunk = chunk
         _current.chunk = chunk if self.is_packed else None
         try:
-            output = self._model(**chunk.inputs, **{self._cache_argument: slots}, use_cache=True)
+            output = self._model(**chunk.inputs, **{self._cache_argument: self.slots}, use_cache=True)
         finally:
-            slots.chunk = _current.chunk = None
-        slots.held_R[rows_B] += counts_B
+            self.slots.chunk = _current.chunk = None
         assert self._hidden is not None
         return output.logits[0], self._hidden
+
+    def _compute_decoding(self, shape: DecodingShape, inputs_KL: Tensor) -> tuple[Tensor, Tensor]:
+        return self._compute(DecodingChunk(shape, inputs_KL, self._like, is_packed=self.is_packed))
+
+    def _replay(self, rows_B: Ints) -> tuple[Tensor, Tensor] | None:
+        """Compute the next token in each row with a CUDA graph. Return `None` if that is impossible."""
+        slots = self.slots
+        shape = DecodingShape.covering(rows_B, int(slots.held_R[rows_B].max()) + 1, slots.rows, slots.capacity)
+        slots.reserve(max(shape.lines, int(rows_B.max()) + 1), shape.length)
+        if self._graphs is None or not slots.is_allocated:
+            return None
+        if slots.has_moved:
+            self._graphs.discard()
+            slots.has_moved = False
+        inputs_KL, lines_B = decoding_inputs(shape, rows_B, slots)
+        try:
+            with boundary(PolicyError, "a decoding step"):
+                logits_LV, hidden_LH = self._graphs.run(shape, inputs_KL)
+        except RewardKitError as error:
+            self._stop_graphs(str(error))
+            return None
+        if np.array_equal(lines_B, np.arange(len(lines_B))):
+            return logits_LV[: len(lines_B)], hidden_LH[: len(lines_B)]
+        lines = self.tensor(lines_B)
+        return logits_LV.index_select(0, lines), hidden_LH.index_select(0, lines)
+
+    def _stop_graphs(self, reason: str) -> None:
+        _log.warning("cuda_graphs: decoding continues without graphs: %s", reason)
+        self._graphs = None
+
+    @torch.inference_mode()
+    def _try_graphs(self) -> None:
+        """Use graphs if they compute the same last hidden states in two steps, the first of which is captured."""
+        slots, device, steps = self.slots, self._like.device, 2
+        try:
+            with boundary(PolicyError, "CUDA graphs"):
+                if device.type not in RECORDERS:
+                    raise PolicyError(f"there are no graphs on a device of type {device.type}")
+                if slots.capacity <= steps:
+                    raise PolicyError(f"contexts of {slots.capacity} tokens are too short")
+                graphs = DecodingGraphs(self._compute_decoding, RECORDERS[device.type](device), device)
+        except RewardKitError as error:
+            self._stop_graphs(str(error))
+            return
+        rows_B, nowhere = np.arange(min(3, slots.rows)), np.zeros(0, dtype=np.int64)
+        ones_B, zeros_B = np.ones_like(rows_B), np.zeros_like(rows_B)
+        starts_B = np.maximum(min(_PROBE, slots.capacity - steps) - rows_B, 1)
+        count = int(starts_B[0]) + steps
+        slots.ids_RC[rows_B, :count] = np.arange(1, len(rows_B) * count + 1).reshape(-1, count) % self.vocabulary
+        slots.forget()
+        self.run(rows_B, starts_B, (nowhere, nowhere))
+        for _ in range(steps):
+            self._graphs = None
+            _, expected_BH = self.run(rows_B, ones_B, (rows_B, zeros_B))
+            slots.held_R[rows_B] -= 1
+            self._graphs = graphs
+            _, hidden_BH = self.run(rows_B, ones_B, (rows_B, zeros_B))
+            if not self.has_graphs:
+                break
+            difference = float((hidden_BH - expected_BH).abs().max() / expected_BH.std().clamp(min=1e-9))
+            if not difference < _TOLERANCE.get(self._like.dtype, 0.2):
+                self._stop_graphs(f"their last hidden states differ by {difference:.2g} standard deviations")
+                break
+        slots.forget()
 
     @torch.inference_mode()
     def _choose_layout(self, text: PretrainedConfig) -> None:
