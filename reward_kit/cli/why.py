@@ -44,7 +44,8 @@ from reward_kit.runs.counterfactual import (
     open_measuring,
     write_result,
 )
-from reward_kit.runs.counterfactual_file import FILE, read_counterfactuals
+from reward_kit.runs.counterfactual_file import read_counterfactuals
+from reward_kit.runs.files import COUNTERFACTUALS_FILE
 from reward_kit.runs.inputs import differences, refuse_changes
 from reward_kit.runs.plan import RunArgs, RunPlan, plan_run
 from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
@@ -129,8 +130,8 @@ def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any
         try:
             results = anyio.run(_measure_all, path, plan, traffic, chosen, options["continuations"])
         except KeyboardInterrupt:
-            if (path / FILE).exists():
-                echo(f"interrupted; the measured values are in {path / FILE}", err=True)
+            if (path / COUNTERFACTUALS_FILE).exists():
+                echo(f"interrupted; the measured values are in {path / COUNTERFACTUALS_FILE}", err=True)
             raise
     if options["as_json"]:
         echo_json({"run": str(path), "episodes": [result.to_json() for result in results]})
@@ -140,7 +141,7 @@ def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any
             _show(console, result)
     if not results:
         raise RewardKitError("nothing was measured")
-    note_console().print(f"Written to {path / FILE}")
+    note_console().print(f"Written to {path / COUNTERFACTUALS_FILE}")
     note_page(*write_page(path))
 
 

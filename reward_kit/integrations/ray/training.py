@@ -55,8 +55,9 @@ from reward_kit.rl.training.setup import (
 )
 from reward_kit.rl.training.train_file import check_resources, train_into
 from reward_kit.rl.training.trainer import trainable
+from reward_kit.runs.files import RUN_FILE
 from reward_kit.runs.inputs import refuse_changes
-from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader
+from reward_kit.runs.run_folder import RunFolder, RunHeader
 from reward_kit.runs.tasks import LoadedTask, load_tools
 from reward_kit.task_parts import PolicyModel
 
@@ -282,7 +283,7 @@ def train_loop(config: Mapping[str, Any]) -> None:
         plan, run = load_plan(Path(config["train_file"]), config.get("overrides")), Path(config["run"])
         check_policy(plan)
         check_resources(plan)
-        if is_new := not (run / FILE).is_file():
+        if is_new := not (run / RUN_FILE).is_file():
             RunFolder.create(run, new_run_header(run.name, plan), plan.redaction)
         else:
             refuse_changes(run, changes_since(RunHeader.read(run), plan, run).refused)
