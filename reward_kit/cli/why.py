@@ -30,7 +30,7 @@ from reward_kit.cli.options import (
     set_option,
 )
 from reward_kit.cli.outcome import note_console, note_page
-from reward_kit.cli.run import keys_for_trust, refuse_changes, with_run_limits
+from reward_kit.cli.run import keys_for_trust, with_run_limits
 from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import escape_text, pluralize
@@ -45,6 +45,7 @@ from reward_kit.runs.counterfactual import (
     write_result,
 )
 from reward_kit.runs.counterfactual_file import FILE, read_counterfactuals
+from reward_kit.runs.inputs import differences, refuse_changes
 from reward_kit.runs.plan import RunArgs, RunPlan, plan_run
 from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
 from reward_kit.runs.step_search import Change, StepValue
@@ -173,7 +174,9 @@ def _prepare(
     chosen = choose_episodes(path, header, episode, options["limit"])
     traffic = ProviderSession()
     task = load_task(args.task_path, args.overrides, stored=own)
-    refuse_changes(path, header, task, options["force"], "examined")
+    changes = differences(path, header.digests, task.digests, task.inputs)
+    if warning := refuse_changes(path, changes, use="examined", force=options["force"]):
+        echo(warning, err=True)
     # The limits of the run are not limits of its continuations.
     definition = task.definition.model_copy(update={"run_limits": RunLimitsModel()})
     task = with_run_limits(replace(task, definition=definition), None, overrides, options["max_cost"])

@@ -89,14 +89,14 @@ class DeviceContext(NamedTuple):
         budget = config.max_tokens_per_micro_batch or (1_024 if target.type == "cpu" else 16_384)
         return cls(target, torch.promote_types(first.dtype, torch.float32), budget, Processes.current())
 
-    def split(self, rows: TrainingRows, chosen: Ints) -> list[Ints]:
+    def split(self, rows: TrainingRows, chosen: Ints, *, is_packed: bool = False) -> list[Ints]:
         """Divide rows into the micro-batches of this process.
 
-        The rows of a micro-batch have similar lengths and fit into the token budget.
+        The rows of a micro-batch fit into the token budget and, unless they are packed, have similar lengths.
         """
         lengths = rows.lengths_B[chosen]
         # A row that exceeds the budget gets its own micro-batch, since rows are not split.
-        parts = micro_batches(lengths, max(self.budget, int(lengths.max(initial=1))), padded=True)
+        parts = micro_batches(lengths, max(self.budget, int(lengths.max(initial=1))), padded=not is_packed)
         return self.processes.share([chosen[part] for part in parts])
 
 
@@ -408,8 +408,9 @@ class PPOLearner:
         counts = self._counts(flat, chosen)
         losses: list[Tensor] = []
         diagnostics: list[Diagnostics] = []
-        for rows in self._context.split(flat, chosen):
-            part = flat.part(rows, self._context.device, self._context.dtype)
+        is_packed = self._model.is_packed
+        for rows in self._context.split(flat, chosen, is_packed=is_packed):
+            part = flat.part(rows, self._context.device, self._context.dtype, is_packed=is_packed)
             scores = self._model(part, values_only=not policy)
             loss, measured = _micro_batch_loss(scores, part, self.config, counts, self._kl_coefficient, policy=policy)
             loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
@@ -486,11 +487,12 @@ def score_rows(model: LogprobModel, rows: TrainingRows, context: DeviceContext) 
 
     Values are 0 except on the first token of each action. If there is no critic, they are `None`.
     """
-    parts = context.split(rows, np.flatnonzero(rows.counts_B))
+    parts = context.split(rows, np.flatnonzero(rows.counts_B), is_packed=model.is_packed)
     logprobs: list[Tensor] = []
     values: list[Tensor] = []
     for chosen in parts:
-        scores = model(rows.part(chosen, context.device, context.dtype), entropies=False)
+        part = rows.part(chosen, context.device, context.dtype, is_packed=model.is_packed)
+        scores = model(part, entropies=False)
         logprobs.append(scores.logprobs_N)
         values += [] if scores.values_M is None else [scores.values_M]
     order = np.concatenate([np.zeros(0, dtype=np.int64), *(rows.token_indices(chosen) for chosen in parts)])
