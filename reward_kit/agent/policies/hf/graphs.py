@@ -29,13 +29,14 @@ _one_capture = threading.Lock()  # a process may capture only one graph at a tim
 class DecodingShape(NamedTuple):
     """The shape of a decoding step: one token in each of `lines`, which attends to the first `length` positions.
 
-    If `is_in_place` is True, line i belongs to row i, whose keys and values are read in place. Otherwise, those of the
-    row of each line are copied.
+    If `is_in_place` is True, line i belongs to row `first` + i, whose keys and values are read in place. Otherwise,
+    those of the row of each line are copied.
     """
 
     lines: int
     length: int
     is_in_place: bool
+    first: int = 0
 
     @classmethod
     def covering(cls, rows_B: NDArray[np.int64], end: int, rows: int, capacity: int) -> DecodingShape:
