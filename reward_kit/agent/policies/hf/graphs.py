@@ -123,8 +123,9 @@ class _CaptureCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for values in ((args, kwargs), result)
         )
         is_copy = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_)
-        # Other operations receive a number from the CPU as an argument of their kernel.
-        if len({one.device for one in (*given.values(), *made.values()) if is_copy or one.dim()}) > 1:
+        # Other operations receive a number from the CPU as an argument of their kernel, and may return one.
+        moved = [*given.values(), *made.values()] if is_copy else [one for one in given.values() if one.dim()]
+        if len({one.device for one in moved}) > 1:
             raise RuntimeError(f"the model's code copies between devices in {func}")
         self.read |= {address: one for address, one in given.items() if address not in self._made}
         self._made |= {address: one for address, one in made.items() if address not in given}
