@@ -419,10 +419,12 @@ class _Running:
         )  # the position at which a prompt pauses until other rows have copied it
         self._kinds_R: Ints = np.zeros(rows, dtype=np.int64)
         self._kinds: dict[Sampling, int] = {}
+        self._is_constrained_R = np.zeros(rows, dtype=bool)
         self._logprobs_RC = np.zeros((rows, capacity))
         self._owners: list[Slot | None] = [None] * rows
         self._ended: list[GeneratedTurn] = []
         self.turns: dict[int, GeneratedTurn] = {}
+        self._rows: Ints | None = None  # the sorted keys of `turns`, or None if they may have changed
         self._clock = 0
         self.version = 0
 
@@ -497,7 +499,8 @@ class _Running:
         self._limits_R[row], self._stops_R[row] = count + turn.max_new_tokens, 0
         self._kinds_R[row] = self._kinds.setdefault(turn.sampling, len(self._kinds))
         self._draws.begin(row, turn.slot.generator)
-        self.turns[row] = turn
+        self.turns[row], self._rows = turn, None
+        self._is_constrained_R[row] = turn.constraint is not None
         if turn.constraint is not None:
             # With a value head, compute the prompt separately, even if all following tokens are forced.
             self._follow(row, may_force=self._value_head is None)
@@ -519,9 +522,13 @@ class _Running:
 
         If not all rows fit into one forward pass, the shortest rows come first.
         """
-        rows_B = np.array(sorted(self.turns), dtype=np.int64)
+        if self._rows is None:
+            self._rows = np.array(sorted(self.turns), dtype=np.int64)
+        rows_B = self._rows
         held_B, stops_B = self._slots.held_R[rows_B], self._stops_R[rows_B]
         counts_B = np.where(stops_B > held_B, stops_B, self._counts_R[rows_B]) - held_B
+        if len(rows_B) == counts_B.sum() <= self._budget:
+            return rows_B, counts_B
         # Attention pads rows to the longest piece, and every token attends to the positions of the longest row.
         cells = max(1, int((counts_B > 1).sum())) * int((held_B + counts_B).max())
         counts_B = np.minimum(counts_B, max(1, MASK_CELLS // cells))
@@ -540,14 +547,18 @@ class _Running:
                 for row, value in zip(rows_B[first].tolist(), values_B.tolist(), strict=True):
                     self.turns[row].value = value
         uniforms_B = self._draws.take(rows_B)
-        kinds_B = self._kinds_R[rows_B]
+        kinds_B, is_constrained_B = self._kinds_R[rows_B], self._is_constrained_R[rows_B]
         ids_B, logprobs_B = np.zeros(len(rows_B), dtype=np.int64), np.zeros(len(rows_B))
         for sampling, kind in self._kinds.items():
             part = np.flatnonzero(kinds_B == kind)
             if len(part):
-                logits = logits_BV if len(part) == len(rows_B) else logits_BV[self._model.tensor(part)]
-                mask = allowed_mask([self.turns[row].allowed for row in rows_B[part].tolist()], len(self._is_stop_V))
-                allowed = None if mask is None else self._model.tensor(mask)
+                logits, allowed = logits_BV, None
+                if len(part) < len(rows_B):
+                    logits = logits_BV[self._model.tensor(part)]
+                if is_constrained_B[part].any():
+                    ids = [self.turns[row].allowed for row in rows_B[part].tolist()]
+                    mask = allowed_mask(ids, len(self._is_stop_V))
+                    allowed = None if mask is None else self._model.tensor(mask)
                 drawn = draw(logits, uniforms_B[part], sampling, allowed)
                 # Each transfer waits for the device, so the values are combined. float64 represents every id exactly.
                 ids_B[part], logprobs_B[part] = torch.stack([drawn.ids_B.double(), drawn.logprobs_B]).cpu().numpy()
@@ -562,9 +573,8 @@ class _Running:
             turn.finish_reason = "stop" if is_stop_B[index] else "length"
             if not is_number_B[index]:
                 turn.error = PolicyError("the model's logits are not finite, so no token can be sampled")
-        for row, token in zip(rows_B.tolist(), ids_B.tolist(), strict=True):
-            if self.turns[row].constraint is not None:
-                self._follow(row, token)
+        for index in np.flatnonzero(is_constrained_B).tolist():
+            self._follow(int(rows_B[index]), int(ids_B[index]))
         for row in [row for row in rows_B[is_over_B].tolist() if row in self.turns]:
             self._end(row)
 
@@ -610,6 +620,7 @@ class _Running:
         """Drop a turn without a result. The session keeps the row."""
         if self.turns.get(turn.slot.row) is turn:
             del self.turns[turn.slot.row]
+            self._rows = None
 
     def fail(self, error: RewardKitError) -> list[GeneratedTurn]:
         """End all running turns with an error, and discard the content of their rows."""
@@ -617,7 +628,7 @@ class _Running:
             turn.error = error
             self._slots.held_R[turn.slot.row] = 0
         failed = [*self._ended, *self.turns.values()]
-        self.turns, self._ended = {}, []
+        self.turns, self._rows, self._ended = {}, None, []
         return failed
 
     def publish(self, version: int) -> None:

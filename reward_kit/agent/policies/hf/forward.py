@@ -270,9 +270,9 @@ class PackedChunk:
 
 
 class DecodingChunk:
-    """One token in each line of a batch, whose inputs are the rows of `inputs_KL`: memory with a fixed address.
+    """One token in each line of a batch. The rows of `inputs_KL` are its inputs, see `decoding_inputs`.
 
-    See `decoding_inputs`. Padded, the inputs of the model have the shape (L, 1), otherwise (1, L).
+    Packed, the inputs of the model have the shape (1, L), otherwise (L, 1).
     """
 
     picked_P = None  # the logits of all tokens are requested
@@ -281,7 +281,7 @@ class DecodingChunk:
         ids_L, positions_L, rows_L, self.stored_at = inputs_KL
         self.length, self._is_packed = shape.length, is_packed
         self._part = _Part(
-            rows=slice(shape.lines) if shape.is_in_place else rows_L,
+            rows=slice(shape.first, shape.first + shape.lines) if shape.is_in_place else rows_L,
             queries_BT=None,
             positions_BT=positions_L[:, None],
             sources_M=None,
@@ -312,11 +312,11 @@ def decoding_inputs(shape: DecodingShape, rows_B: Ints, slots: KVSlots) -> tuple
 
     Lines without a row compute a token of id 0 at position 0, which is stored at the position for padding.
     """
-    lines_B = rows_B if shape.is_in_place else np.arange(len(rows_B))
+    lines_B = rows_B - shape.first if shape.is_in_place else np.arange(len(rows_B))
     inputs_KL = np.zeros((_INPUTS, shape.lines), dtype=np.int64)
     ids_L, positions_L, rows_L, stored_at_L = inputs_KL
     if shape.is_in_place:
-        rows_L[:] = np.arange(shape.lines)
+        rows_L[:] = np.arange(shape.first, shape.first + shape.lines)
     rows_L[lines_B], positions_L[lines_B] = rows_B, slots.held_R[rows_B]
     stored_at_L[:] = (rows_L + 1) * slots.stride - 1
     stored_at_L[lines_B] = rows_B * slots.stride + positions_L[lines_B]
@@ -562,17 +562,20 @@ class RowModel:
             The logits of the requested tokens, logits_PV, and their last hidden states, hidden_PH.
         """
         slots, result = self.slots, None
-        if self._graphs is not None and len(picked[0]) == len(rows_B) == counts_B.sum():
-            result = self._replay(rows_B[picked[0]])
+        if len(picked[0]) == len(rows_B) == counts_B.sum():
+            result = self._decode(rows_B[picked[0]])
         if result is None:
             starts_B = slots.held_R[rows_B]
-            end = int((starts_B + counts_B).max())
-            length = min(-(-end // _EIGHT) * _EIGHT, slots.capacity)
+            length = self._length(starts_B + counts_B)
             slots.reserve(int(rows_B.max()) + 1, length)
             kind = PackedChunk if self.is_packed else PaddedChunk
             result = self._compute(kind(NewTokens(rows_B, starts_B, counts_B, length), slots, picked, self._like))
         slots.held_R[rows_B] += counts_B
         return result
+
+    def _length(self, ends_B: Ints) -> int:
+        """Return the number of positions to which tokens attend: the last end, rounded up."""
+        return min(-(-int(ends_B.max()) // _EIGHT) * _EIGHT, self.slots.capacity)
 
     def _compute(self, chunk: PackedChunk | PaddedChunk | DecodingChunk) -> tuple[Tensor, Tensor]:
         """Return the requested logits and last hidden states of a chunk, and store its keys and values."""
@@ -588,23 +591,34 @@ class RowModel:
     def _compute_decoding(self, shape: DecodingShape, inputs_KL: Tensor) -> tuple[Tensor, Tensor]:
         return self._compute(DecodingChunk(shape, inputs_KL, self._like, is_packed=self.is_packed))
 
-    def _replay(self, rows_B: Ints) -> tuple[Tensor, Tensor] | None:
-        """Compute the next token in each row with a CUDA graph. Return `None` if that is impossible."""
-        slots = self.slots
-        shape = DecodingShape.covering(rows_B, int(slots.held_R[rows_B].max()) + 1, slots.rows, slots.capacity)
-        slots.reserve(max(shape.lines, int(rows_B.max()) + 1), shape.length)
-        if self._graphs is None or not slots.is_allocated:
+    def _decode(self, rows_B: Ints) -> tuple[Tensor, Tensor] | None:
+        """Compute the next token in each row, with a CUDA graph if possible.
+
+        Return `None` if there are no graphs and keys are best read in place, although the rows are not consecutive.
+        """
+        slots, ends_B, low, high = self.slots, self.slots.held_R[rows_B] + 1, int(rows_B.min()), int(rows_B.max()) + 1
+        if self._graphs is not None:
+            shape = DecodingShape.covering(rows_B, int(ends_B.max()), slots.rows, slots.capacity)
+        elif 2 * len(rows_B) < high - low:  # as in `_Part`
+            shape = DecodingShape(len(rows_B), self._length(ends_B), is_in_place=False)
+        elif len(rows_B) == high - low:
+            shape = DecodingShape(high - low, self._length(ends_B), is_in_place=True, first=low)
+        else:
             return None
-        if slots.has_moved:
-            self._graphs.discard()
-            slots.has_moved = False
+        slots.reserve(max(shape.lines, high), shape.length)
         inputs_KL, lines_B = decoding_inputs(shape, rows_B, slots)
-        try:
-            with boundary(PolicyError, "a decoding step"):
-                logits_LV, hidden_LH = self._graphs.run(shape, inputs_KL)
-        except RewardKitError as error:
-            self._stop_graphs(str(error))
-            return None
+        if self._graphs is None or not slots.is_allocated:
+            logits_LV, hidden_LH = self._compute_decoding(shape, self.tensor(inputs_KL))
+        else:
+            if slots.has_moved:
+                self._graphs.discard()
+                slots.has_moved = False
+            try:
+                with boundary(PolicyError, "a decoding step"):
+                    logits_LV, hidden_LH = self._graphs.run(shape, inputs_KL)
+            except RewardKitError as error:
+                self._stop_graphs(str(error))
+                return None
         if np.array_equal(lines_B, np.arange(len(lines_B))):
             return logits_LV[: len(lines_B)], hidden_LH[: len(lines_B)]
         lines = self.tensor(lines_B)

@@ -29,13 +29,14 @@ _one_capture = threading.Lock()  # a process may capture only one graph at a tim
 class DecodingShape(NamedTuple):
     """The shape of a decoding step: one token in each of `lines`, which attends to the first `length` positions.
 
-    If `is_in_place` is True, line i belongs to row i, whose keys and values are read in place. Otherwise, those of the
-    row of each line are copied.
+    If `is_in_place` is True, line i belongs to row `first` + i, whose keys and values are read in place. Otherwise,
+    those of the row of each line are copied.
     """
 
     lines: int
     length: int
     is_in_place: bool
+    first: int = 0
 
     @classmethod
     def covering(cls, rows_B: NDArray[np.int64], end: int, rows: int, capacity: int) -> DecodingShape:
@@ -109,8 +110,9 @@ class _CaptureCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made: dict[int, Tensor] = {}  # a reference prevents that the memory is used again
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
         # Indexing has the tag because of masks, whose elements must be counted.
-        has_mask = func is not torch.ops.aten.index.Tensor or any(
+        has_mask = func is not aten.index.Tensor or any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
         )
         is_dynamic = torch.Tag.dynamic_output_shape in func.tags and has_mask
@@ -121,8 +123,8 @@ class _CaptureCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
             {one.untyped_storage()._cdata: one for one in tree_leaves(values) if isinstance(one, Tensor)}
             for values in ((args, kwargs), result)
         )
-        is_copy = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_)
-        # Other operations receive a number from the CPU as an argument of their kernel.
+        is_copy = func.overloadpacket in (aten.to, aten._to_copy, aten.copy_)
+        # Other operations receive a number from the CPU as an argument of their kernel, and may return one.
         if len({one.device for one in (*given.values(), *made.values()) if is_copy or one.dim()}) > 1:
             raise RuntimeError(f"the model's code copies between devices in {func}")
         self.read |= {address: one for address, one in given.items() if address not in self._made}

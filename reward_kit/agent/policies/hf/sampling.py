@@ -79,7 +79,8 @@ def draw(
         # One token has all the probability, regardless of the logits. Keep NaN so that it is noticed.
         best_B = logits_BV.max(dim=-1)
         return Drawn(best_B.indices.to(device), best_B.values.to(device).double() * 0)
-    logits_BV = logits_BV / sampling.temperature
+    if sampling.temperature != 1:
+        logits_BV = logits_BV / sampling.temperature
     if 0 < sampling.top_k < logits_BV.shape[-1]:
         least_B1 = logits_BV.topk(sampling.top_k, dim=-1).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
