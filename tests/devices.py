@@ -10,6 +10,7 @@ On such a device, tests use float32 instead of float64.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import types
@@ -38,8 +39,10 @@ def _load_standin(*, has_float64: bool) -> None:
     torch.utils.rename_privateuse1_backend("standin")
     # `Module.to` keeps parameters and their ties, as on a GPU.
     torch.__future__.set_swap_module_params_on_conversion(True)
-    source = str(Path(__file__).with_name("standin_device.cpp"))
-    load("standin_device", [source], extra_cflags=["-O0"]).register(has_float64)
+    source = Path(__file__).with_name("standin_device.cpp")
+    # Builds are stored by name for all checkouts of the repository.
+    name = f"standin_device_{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
+    load(name, [str(source)], extra_cflags=["-O0"]).register(has_float64)
     module = types.ModuleType("torch.standin")
     vars(module).update(
         is_available=lambda: True,

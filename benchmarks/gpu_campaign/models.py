@@ -84,10 +84,10 @@ def parameters(model: torch.nn.Module) -> int:
 def random_rows(count: int, length: int, vocabulary: int, seed: int = 0, *, is_ragged: bool = True) -> TokenBatch:
     """Return rows of random tokens of which about a quarter are in the loss, in actions of up to 32 tokens.
 
-    If `is_ragged` is true, the lengths of the rows lie between three quarters of `length` and `length`.
+    If `is_ragged` is true, the lengths of the rows lie between a quarter of `length` and `length`.
     """
     rng, period = np.random.default_rng(seed), min(128, max(length // 4, 4))
-    lengths_B = rng.integers(length * 3 // 4, length + 1, count) if is_ragged else np.full(count, length)
+    lengths_B = rng.integers(max(length // 4, 1), length + 1, count) if is_ragged else np.full(count, length)
     lengths_B[0] = length
     columns_T = np.arange(length)
     is_token_BT = columns_T < lengths_B[:, None]

@@ -27,6 +27,7 @@ from benchmarks.gpu_campaign.models import (
     reset_peak_memory,
     timed,
 )
+from reward_kit.rl.learner.attention import BY_ROW, VARLEN, attention_name
 from reward_kit.rl.learner.config import OffPolicyLimits, PPOConfig
 from reward_kit.rl.learner.training_rows import TrainingRows
 from reward_kit.rl.ppo import PPOLearner
@@ -39,29 +40,36 @@ PROMPT = 20
 
 
 class Case(NamedTuple):
-    """A model, a number of rows and their length, and whether activations are recomputed."""
+    """A model, a number of rows and their maximum length, and options of the learner."""
 
     shape: str
     rows: int
     length: int
-    has_checkpointing: bool
+    has_checkpointing: bool = False
+    is_packed: bool = False
 
     @property
     def label(self) -> str:
         """The beginning of the names of the figures."""
-        return f"{self.shape}_{self.length}{'_checkpointing' if self.has_checkpointing else ''}"
+        options = {"checkpointing": self.has_checkpointing, "packed": self.is_packed}
+        return "_".join([self.shape, str(self.length), *(name for name, is_set in options.items() if is_set)])
 
 
 CASES = {
     "full": [
-        Case("0.5B", 16, 2048, has_checkpointing=False),
+        Case("0.5B", 16, 2048),
+        Case("0.5B", 16, 2048, is_packed=True),
         Case("0.5B", 16, 2048, has_checkpointing=True),
-        Case("0.5B", 4, 8192, has_checkpointing=False),
-        Case("0.5B", 4, 8192, has_checkpointing=True),
-        Case("1.5B", 16, 2048, has_checkpointing=False),
-        Case("1.5B", 4, 8192, has_checkpointing=True),
+        Case("0.5B", 4, 8192),
+        Case("0.5B", 4, 8192, has_checkpointing=True, is_packed=True),
+        Case("1.5B", 16, 2048),
+        Case("1.5B", 4, 8192, has_checkpointing=True, is_packed=True),
     ],
-    "tiny": [Case("tiny", 4, 128, has_checkpointing=False), Case("tiny", 4, 128, has_checkpointing=True)],
+    "tiny": [
+        Case("tiny", 4, 128),
+        Case("tiny", 4, 128, is_packed=True),
+        Case("tiny", 4, 128, has_checkpointing=True, is_packed=True),
+    ],
 }
 
 
@@ -96,6 +104,7 @@ def _our_update(context: StageContext, case: Case, rows: TokenBatch, rate: float
         lr=1e-8,
         precision="bfloat16" if context.is_full else None,
         gradient_checkpointing=case.has_checkpointing,
+        packed=case.is_packed,
         limits=OffPolicyLimits(logprob_gap_mean=None),  # the rows were not sampled by this model
     )
     learner = PPOLearner(model, config, device=device)
@@ -116,9 +125,15 @@ def _our_update(context: StageContext, case: Case, rows: TokenBatch, rate: float
             f"{case.label}_tokens_per_s": tokens / seconds,
             f"{case.label}_share_of_matmul_rate": work / seconds / rate,
             f"{case.label}_peak_memory_gb": peak_memory_gb(device),
-            f"{case.label}_padding": 1 - tokens / flat_cells(learner, flat),
+            f"{case.label}_padding": 1 - tokens / cells(learner, flat),
         }
     )
+    if case.is_packed:
+        name = attention_name(learner.module)
+        context.record(**{f"{case.label}_attention": name})
+        context.check(learner._model.is_packed, f"{case.label}: the rows are padded; see the log")
+        expected = VARLEN if context.device == "cuda" and context.is_full else BY_ROW
+        context.check(name == expected, f"{case.label}: attention is {name} instead of {expected}; see the log")
     return tokens / seconds
 
 
@@ -133,10 +148,11 @@ def flops(shape: Shape, model: Qwen2ForCausalLM, flat: TrainingRows) -> float:
     return 6.0 * body * tokens + 6.0 * head + 6.0 * attention
 
 
-def flat_cells(learner: PPOLearner, flat: TrainingRows) -> int:
+def cells(learner: PPOLearner, flat: TrainingRows) -> int:
     """Return the number of tokens, with padding, that pass through the module."""
-    parts = learner._context.split(flat, np.flatnonzero(flat.counts_B))
-    return sum(int(flat.lengths_B[part].max()) * len(part) for part in parts)
+    is_packed, chosen = learner._model.is_packed, np.flatnonzero(flat.counts_B)
+    parts = learner._context.split(flat, chosen, is_packed=is_packed)
+    return sum(flat.part(part, torch.device("cpu"), is_packed=is_packed).ids_BT.numel() for part in parts)
 
 
 def _trl_update(context: StageContext, case: Case, rows: TokenBatch, ours: float) -> None:
@@ -196,35 +212,43 @@ def trl_inputs(rows: TokenBatch, chosen: Any, loss_tokens: int, device: str) -> 
 
 
 def compile(context: StageContext) -> None:  # noqa: A001 - the name of the stage
-    """Compare results and speed with other attention, and with `ppo.compile`."""
+    """Compare results and speed with other attention, with packed rows, and with `ppo.compile`."""
     shape = SHAPES["0.5B" if context.is_full else "tiny"]
     rows = random_rows(4, 2048 if context.is_full else 64, shape.vocabulary)
     expected, seconds = _gradients(context, shape, rows)
     context.record(seconds=seconds)
-    for attention in ("eager", "flash_attention_2"):
-        if attention == "flash_attention_2" and not is_importable("flash_attn"):
-            context.skip_part(attention, "flash_attn is not installed")
+    switches: dict[str, dict[str, Any]] = {
+        "eager": {"attention": "eager"},
+        "flash_attention_2": {"attention": "flash_attention_2"},
+        "flash_attention_2_packed": {"attention": "flash_attention_2", "packed": True},
+        "packed": {"packed": True},
+        "compiled": {"compile": True},
+        "compiled_packed": {"compile": True, "packed": True},
+    }
+    for label, options in switches.items():
+        if "flash" in label and not is_importable("flash_attn"):
+            context.skip_part(label, "flash_attn is not installed")
             continue
-        found, seconds = _gradients(context, shape, rows, attention=attention)
-        context.record(**{f"{attention}_seconds": seconds})
-        _check_close(context, attention, shape, expected, found)
-    began = time.perf_counter()
-    found, seconds = _gradients(context, shape, rows, is_compiled=True)
-    context.record(compiled_seconds=seconds, compilation_s=time.perf_counter() - began)
-    _check_close(context, "compiled", shape, expected, found)
+        began = time.perf_counter()
+        found, seconds = _gradients(context, shape, rows, **options)
+        context.record(**{f"{label}_seconds": seconds, f"{label}_with_start_s": time.perf_counter() - began})
+        _check_close(context, label, shape, expected, found)
 
 
 def _gradients(
-    context: StageContext, shape: Shape, rows: TokenBatch, *, attention: str = "sdpa", is_compiled: bool = False
+    context: StageContext, shape: Shape, rows: TokenBatch, **options: Any
 ) -> tuple[dict[str, torch.Tensor], float]:
     """Return the gradients of a batch, and the seconds that they take."""
-    precision = "bfloat16" if context.is_full else "float32"
-    config = PPOConfig(precision=precision, compile=is_compiled)  # type: ignore[arg-type]
-    learner = PPOLearner(qwen2(shape, context.device, attention=attention), config, device=context.device)
-    if is_compiled:
+    config = PPOConfig(precision="bfloat16" if context.is_full else "float32", **options)
+    learner = PPOLearner(qwen2(shape, context.device), config, device=context.device)
+    if config.compile:
         layers = [one for one in learner.module.modules() if getattr(one, "_compiled_call_impl", None) is not None]
         context.record(compiled_layers=len(layers))
         context.check(len(layers) == shape.layers - 1, "the layers were not compiled; see the log")
+    if config.attention:
+        name = attention_name(learner.module)
+        context.check(name == config.attention, f"{name} was used instead of {config.attention}; see the log")
+    context.check(learner._model.is_packed == config.packed, "the rows were not packed; see the log")
     seconds = timed(lambda: learner.gradients(rows), context.device, ROUNDS)
     return {name: one.grad for name, one in learner.module.named_parameters() if one.grad is not None}, seconds
 

@@ -15,13 +15,18 @@ from reward_kit.checks.rows import FORMATS, check_foreign_file
 from reward_kit.episodes.record import environment_return, episode_from_record, get_attempt
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, EpisodeError, RewardKitError, StoreError, boundary, did_you_mean
-from reward_kit.runs.credit import FILE as CREDIT
 from reward_kit.runs.credit import credit_settings, scores_digest
-from reward_kit.runs.files import read_json, state_file, wrap_os_errors
-from reward_kit.runs.run_folder import FILE, RunHeader, placed_lines, read_scores
+from reward_kit.runs.files import (
+    CREDIT_FILE,
+    EPISODES_FILE,
+    RUN_FILE,
+    SUMMARY_FILE,
+    read_json,
+    state_file,
+    wrap_os_errors,
+)
+from reward_kit.runs.run_folder import RunHeader, placed_lines, read_scores
 
-SUMMARY = "summary.json"
-_EPISODES = "episodes.jsonl"
 _SAME = 1e-9
 
 
@@ -30,7 +35,7 @@ def is_run(target: str) -> bool:
     path = Path(target)
     if path.exists() or ":" in target or path.suffix:
         return path.is_dir()
-    return len(path.parts) > 1 or (Path("runs") / path / _EPISODES).is_file()
+    return len(path.parts) > 1 or (Path("runs") / path / EPISODES_FILE).is_file()
 
 
 def is_foreign_file(target: str) -> bool:
@@ -41,7 +46,7 @@ def is_foreign_file(target: str) -> bool:
 def check_file(path: Path, form: str | None) -> Report:
     """Check a file of TRL rollouts or verifiers traces."""
     if form is None:
-        of_run = f"; to check a run, pass the directory {path.parent}" if path.name == _EPISODES else ""
+        of_run = f"; to check a run, pass the directory {path.parent}" if path.name == EPISODES_FILE else ""
         raise ConfigError(f"{path}: unknown format; pass --format {' or --format '.join(FORMATS)}{of_run}")
     report = Report(str(path), "record")
     for findings in check_foreign_file(path, form):
@@ -66,8 +71,8 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
     report, credit, groups = Report(str(run)), _CreditLines(run), BatchChecks()
     # Only one bit per score and the offsets of the credit lines are kept in memory.
     is_scored = {(one["rollout_id"], get_attempt(one)): one.get("score") is not None for one in read_scores(run)}
-    size, read, seen = (run / _EPISODES).stat().st_size, 0, set()
-    for number, (_, line) in enumerate(placed_lines(run / _EPISODES), 1):
+    size, read, seen = (run / EPISODES_FILE).stat().st_size, 0, set()
+    for number, (_, line) in enumerate(placed_lines(run / EPISODES_FILE), 1):
         read += len(line)
         progress(number, read / size)
         try:
@@ -85,7 +90,7 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
                         credit.check_combination(findings, steps)
                     findings += groups.add(episode)
         except RewardKitError as error:
-            findings = Findings(f"{_EPISODES}:{number}")
+            findings = Findings(f"{EPISODES_FILE}:{number}")
             findings.error("unreadable", f"{error}; the file was edited, or written by a different version")
         report.checked += 1
         report.add(findings)
@@ -97,18 +102,18 @@ def check_run(run: Path, progress: Callable[[int, float], None] = lambda number,
 
 
 def _require_run(run: Path) -> None:
-    if (run / _EPISODES).is_file():
+    if (run / EPISODES_FILE).is_file():
         return
-    if (run / FILE).is_file() and RunHeader.read(run).training is not None:
+    if (run / RUN_FILE).is_file() and RunHeader.read(run).training is not None:
         raise ConfigError(
-            f"{run} is a run of `reward-kit train`, and has no {_EPISODES} to check; evaluate the model with "
+            f"{run} is a run of `reward-kit train`, and has no {EPISODES_FILE} to check; evaluate the model with "
             f"`reward-kit run TASK -T policy.model={run / 'model'}`, and check that run"
         )
     if run.is_dir():
-        inside = [entry.name for entry in sorted(run.iterdir()) if (entry / _EPISODES).is_file()]
+        inside = [entry.name for entry in sorted(run.iterdir()) if (entry / EPISODES_FILE).is_file()]
         newest = f"; pass one of the runs in this directory, such as {run / inside[-1]}" if inside else ""
-        raise ConfigError(f"{run} is not a run, because it has no {_EPISODES}{newest}")
-    if (Path("runs") / run / _EPISODES).is_file():  # the default directory of runs
+        raise ConfigError(f"{run} is not a run, because it has no {EPISODES_FILE}{newest}")
+    if (Path("runs") / run / EPISODES_FILE).is_file():  # the default directory of runs
         raise ConfigError(f"no run {run}; did you mean {str(Path('runs') / run)!r}?")
     near = did_you_mean(run.name, (entry.name for entry in run.parent.iterdir())) if run.parent.is_dir() else ""
     raise ConfigError(f"no run {run}{near if near.endswith('?') else ''}")
@@ -144,8 +149,8 @@ def _check_header(run: Path, rollouts: int | None) -> Findings:
 
     `rollouts` is the number of episodes, or None if some episodes cannot be read.
     """
-    findings = Findings(FILE)
-    if not (run / FILE).is_file():
+    findings = Findings(RUN_FILE)
+    if not (run / RUN_FILE).is_file():
         return findings
     try:
         header = RunHeader.read(run)
@@ -160,20 +165,20 @@ def _check_header(run: Path, rollouts: int | None) -> Findings:
 
 def _check_summary(run: Path) -> Findings:
     """Check that a run's credit, if any, was computed from its current scores."""
-    findings, has_lines = Findings(SUMMARY), (run / CREDIT).is_file()
-    if not (run / SUMMARY).is_file():
+    findings, has_lines = Findings(SUMMARY_FILE), (run / CREDIT_FILE).is_file()
+    if not (run / SUMMARY_FILE).is_file():
         return findings
     again = f"assign credit again with `reward-kit credit {run}`"
     try:
-        section = read_json(run / SUMMARY).get("credit")
+        section = read_json(run / SUMMARY_FILE).get("credit")
     except StoreError as error:
         findings.error("unreadable", f"{error}; the file was edited")
         return findings
     if section is None and has_lines:
-        text = f"there is no 'credit' section, so the scores from which {CREDIT} was computed are unknown; {again}"
+        text = f"there is no 'credit' section, so the scores from which {CREDIT_FILE} was computed are unknown; {again}"
         findings.error("credit-scores", text, level="warning")
     elif section is not None and not has_lines:
-        findings.error("credit-steps", f"there is a 'credit' section, but {CREDIT} is missing; {again}")
+        findings.error("credit-steps", f"there is a 'credit' section, but {CREDIT_FILE} is missing; {again}")
     if section is None or not has_lines:
         return findings
     try:
@@ -194,13 +199,13 @@ class _CreditLines:
 
     def __init__(self, run: Path) -> None:
         self._weights = _combination_weights(run)
-        self._path = run / CREDIT
+        self._path = run / CREDIT_FILE
         self._offsets: dict[str, list[int]] = {}
         self._attempts: dict[str, int] = {}
         self._is_damaged = False
         if not self._path.is_file():
             return
-        for _, line in placed_lines(run / _EPISODES):
+        for _, line in placed_lines(run / EPISODES_FILE):
             try:
                 record = json.loads(line)
                 rollout_id, attempt = str(record["rollout_id"]), operator.index(get_attempt(record))
@@ -247,7 +252,7 @@ class _CreditLines:
                 findings.error(
                     "credit-combination",
                     f"A is {recorded:.6g}, but {on_episode:g} A_E + {on_step:g} A_S is "
-                    f"{expected:.6g}; the line was edited, or {SUMMARY} has the options of a different credit "
+                    f"{expected:.6g}; the line was edited, or {SUMMARY_FILE} has the options of a different credit "
                     "assignment",
                     step=row["step"],
                 )
@@ -258,9 +263,9 @@ class _CreditLines:
 
         If a line of `episodes.jsonl` cannot be read, nothing is reported.
         """
-        findings = Findings(CREDIT)
+        findings = Findings(CREDIT_FILE)
         for rollout_id in () if self._is_damaged else sorted(self._offsets.keys() - self._attempts.keys()):
-            text = f"there is credit for episode {rollout_id}, but {_EPISODES} does not contain this episode"
+            text = f"there is credit for episode {rollout_id}, but {EPISODES_FILE} does not contain this episode"
             findings.error("credit-steps", text)
         return findings
 

@@ -38,6 +38,7 @@ from reward_kit.runs.credit import (
     reject_stored_code,
     write_section,
 )
+from reward_kit.runs.files import CREDIT_FILE
 from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
 from reward_kit.runs.task_file import LocatedYaml, parse_override, parse_task
 from reward_kit.runs.tasks import credit_code, locate_credit
@@ -106,7 +107,7 @@ def command(
     note = note_console()
     for warning in credit.warnings:
         note.print(f"warning: {warning}", style="yellow")
-    note.print(f"Written to {run / 'credit.jsonl'}")
+    note.print(f"Written to {run / CREDIT_FILE}")
     note_page(*write_page(run))
 
 

@@ -14,7 +14,7 @@ from reward_kit.cli.trust import trust_new_folder
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import pluralize
 from reward_kit.runs.display import summary_table
-from reward_kit.runs.files import read_json
+from reward_kit.runs.files import SUMMARY_FILE, read_json
 from reward_kit.runs.logs.importing import FORMATS, import_logs
 from reward_kit.runs.logs.openai_evals import convert_evals, is_eval
 
@@ -64,7 +64,7 @@ def command(
         raise click.UsageError("-o applies only to an eval of OpenAI Evals; the run is written to --log-dir")
     imported = import_logs(files, log_dir, form=form, scorer=scorer)
     if as_json:
-        summary: dict[str, Any] = read_json(imported.path / "summary.json")
+        summary: dict[str, Any] = read_json(imported.path / SUMMARY_FILE)
         fields = {"extra": dict(imported.report.extra), "log_only": dict(imported.report.log_only)}
         echo_json({"run": str(imported.path), **summary, "fields": fields})
         return

@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 from reward_kit.cli.echo import echo
 from reward_kit.errors import ConfigError
+from reward_kit.runs.files import RUN_FILE
 
 if TYPE_CHECKING:
     from reward_kit.runs.summary import Threshold
@@ -271,7 +272,7 @@ def complete_runs(context: click.Context, parameter: click.Parameter, typed: str
     folder, slash, _ = typed.rpartition("/")
     place = Path(f"{folder}{slash}" or context.params.get("log_dir") or "runs")
     changed: dict[Path, float] = {}
-    for path in place.glob("*/run.json"):
+    for path in place.glob(f"*/{RUN_FILE}"):
         with suppress(OSError):  # the run was removed in the meantime
             changed[path.parent] = path.stat().st_mtime
     newest = sorted(changed, key=changed.__getitem__, reverse=True)[:_MOST_RUNS]

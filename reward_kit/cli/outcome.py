@@ -26,6 +26,7 @@ from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.errors import ConfigError, RewardKitError
 from reward_kit.runs import runner
 from reward_kit.runs.display import Display, DisplayKind, dollars, duration_text, figure, summary_table
+from reward_kit.runs.files import LOG_FILE
 from reward_kit.runs.plan import INTERRUPTED, Control, Interruptible, RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.run_folder import RunFolder
@@ -292,7 +293,7 @@ def show_outcome(outcome: RunOutcome, control: Control, ending: Ending) -> int:
         again = ["reward-kit", "score", str(outcome.path), "--reward", "FILE.py:FUNCTION"]
         note.print(f"Score the episodes with a different reward:  {shlex.join(again)}")
     if broken := sum(sum(summary.errors.values()) for summary in policies):
-        log = outcome.path / "run.log"
+        log = outcome.path / LOG_FILE
         note.print(
             f"{pluralize(broken, 'episode')} ended with an error{f'; tracebacks are in {log}' if log.exists() else ''}"
         )

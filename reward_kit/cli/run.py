@@ -50,7 +50,7 @@ from reward_kit.models import Message
 from reward_kit.providers.cassette import Cassette
 from reward_kit.providers.response_cache import ResponseCache
 from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSession
-from reward_kit.runs.inputs import differences
+from reward_kit.runs.inputs import differences, refuse_changes
 from reward_kit.runs.otlp import live_export, traces_endpoint
 from reward_kit.runs.plan import RunArgs, RunPlan, begin_run, plan_run, read_resumable_header
 from reward_kit.runs.redaction import is_hidden
@@ -225,7 +225,9 @@ def command(**options: Any) -> None:
             if unknown := threshold.unknown_reward(task.definition):
                 raise ConfigError(f"--fail-under: {unknown}")
         if path is not None and header is not None:
-            refuse_changes(path, header, task, asked.force)
+            changes = differences(path, header.digests, task.digests, task.inputs)
+            if warning := refuse_changes(path, changes, force=asked.force):
+                echo(warning, err=True)
         task = with_run_limits(task, header, overrides, asked.max_cost)
         planned = without_model_weights(task) if asked.engine == "ray" else task
         plan = plan_run(planned, args, max_concurrency=asked.max_concurrency, traffic=traffic)
@@ -319,18 +321,6 @@ def _prepare_resume(asked: RunOptions, overrides: Mapping[str, Any]) -> tuple[Pa
         return path, header, args, set()
     own = {*args.overrides} - {*overrides} | ({"base_url"} if asked.base_url is None else set())
     return path, header, args, own
-
-
-def refuse_changes(path: Path, header: RunHeader, task: LoadedTask, force: bool, use: str = "resumed") -> None:
-    """Reject a run whose inputs changed, because results would not be comparable. With --force, report the changes."""
-    changes = "\n".join(differences(path, header.digests, task.digests, task.inputs))
-    if changes and not force:
-        raise ConfigError(
-            f"{path} cannot be {use}, because its inputs changed:\n{changes}\n"
-            "Start a new run, undo the changes, or continue anyway with --force"
-        )
-    if changes:
-        echo(f"--force: {path} is {use} although its inputs changed:\n{changes}", err=True)
 
 
 def with_run_limits(

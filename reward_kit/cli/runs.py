@@ -18,8 +18,8 @@ from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.options import WholeNumber, json_option, log_dir_option
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.display import figure
-from reward_kit.runs.files import read_json
-from reward_kit.runs.run_folder import FILE, RunHeader, current_status, is_open_elsewhere, resume_command
+from reward_kit.runs.files import RUN_FILE, SUMMARY_FILE, SWEEP_FILE, read_json
+from reward_kit.runs.run_folder import RunHeader, current_status, is_open_elsewhere, resume_command
 
 _LONG_AGO = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -54,7 +54,7 @@ def stored_runs(folder: Path) -> list[StoredRun]:
     """Return the runs in a directory, newest first."""
     if not folder.is_dir():
         raise ConfigError(f"directory {folder} does not exist; pass the directory of the runs with --log-dir")
-    runs = [_read(path.parent) for path in folder.glob(f"*/{FILE}")]
+    runs = [_read(path.parent) for path in folder.glob(f"*/{RUN_FILE}")]
     return sorted(runs, key=lambda run: run.started_at, reverse=True)
 
 
@@ -74,8 +74,8 @@ def _read(path: Path) -> StoredRun:
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     scores: dict[str, float | None] = {}
     # A missing or damaged summary, like a damaged header, does not hide the other runs.
-    with suppress(StoreError), boundary(StoreError, f"{path / 'summary.json'} is damaged"):
-        policies = read_json(path / "summary.json").get("policies", [])
+    with suppress(StoreError), boundary(StoreError, f"{path / SUMMARY_FILE} is damaged"):
+        policies = read_json(path / SUMMARY_FILE).get("policies", [])
         means = {str(policy["policy"]): (policy["score"] or {}).get("mean") for policy in policies}
         scores = {name: None if mean is None else float(mean) for name, mean in means.items()}
     try:
@@ -122,7 +122,7 @@ def list_(log_dir: Path, as_json: bool) -> None:
       reward-kit runs list
       reward-kit runs list --log-dir elsewhere --json
     """
-    folders = [log_dir, *(path.parent for path in log_dir.glob("*/sweep.json"))]
+    folders = [log_dir, *(path.parent for path in log_dir.glob(f"*/{SWEEP_FILE}"))]
     runs = sorted(
         (run for folder in folders for run in stored_runs(folder)), key=lambda run: run.started_at, reverse=True
     )

@@ -42,11 +42,12 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.providers.response_cache import ResponseCache
 from reward_kit.providers.session import ProviderSession
 from reward_kit.runs.display import difference_text, figure, interval_text
+from reward_kit.runs.files import EPISODES_FILE, RUN_FILE, SCORES_FILE
 from reward_kit.runs.inputs import hash_path, scorer_hash
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import HIDDEN, without_secrets
 from reward_kit.runs.rescoring import ScoreChanges, compare_scores, earlier_scores
-from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader, is_open_elsewhere, new_run_path
+from reward_kit.runs.run_folder import RunFolder, RunHeader, is_open_elsewhere, new_run_path
 from reward_kit.runs.scoring import (
     ScoreOrigin,
     ScoringSetup,
@@ -197,7 +198,7 @@ def _score_run(run: Path, args: ScoreArgs, output: Path | None, only_failed: boo
     folder = _open_folder(source, args, ready, plan, output)
     if only_failed and output is None:
         raise ConfigError("--only-failed continues an earlier rescoring; pass its directory with -o")
-    if not (folder.path / "episodes.jsonl").exists():
+    if not (folder.path / EPISODES_FILE).exists():
         hidden = copy_results(source, folder.path, ready.redaction)
         if source.redact:
             echo(f"the text was redacted by {source.redact} when it was stored, and is scored as stored", err=True)
@@ -235,7 +236,7 @@ def _open_folder(
 ) -> RunFolder:
     """Return the directory of the new run, or of a run that an earlier call to the same command started."""
     earlier = source.header
-    files = {name: source.path / name for name in ("episodes.jsonl", "scores.jsonl")}
+    files = {name: source.path / name for name in (EPISODES_FILE, SCORES_FILE)}
     rescored_from = {
         "run": str(source.path.resolve()),
         "run_id": earlier.run_id or source.path.name,
@@ -249,7 +250,7 @@ def _open_folder(
         header = RunHeader(
             run_id=path.name,
             task_name=ready.definition.name,
-            data=str((source.path / "episodes.jsonl").resolve()),
+            data=str((source.path / EPISODES_FILE).resolve()),
             reward=args.reward,
             rescored_from=rescored_from,
             **({"imported": earlier.imported} if earlier.imported is not None else {}),
@@ -258,7 +259,7 @@ def _open_folder(
             total=plan.total,
         )
         return RunFolder.create(path, header, ready.redaction)
-    if not (path / FILE).is_file():
+    if not (path / RUN_FILE).is_file():
         raise ConfigError(f"-o {path} exists and is not a run; pass a new directory")
     if is_open_elsewhere(path):
         raise StoreError(f"{path} is open in another process; wait until it has finished")

@@ -28,7 +28,6 @@ from reward_kit.cli.outcome import (
 from reward_kit.cli.trust import require_trust_in_sweep
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import pluralize
-from reward_kit.errors import ConfigError
 from reward_kit.rl.training.description import describe_limit
 from reward_kit.rl.training.sweep_file import START, SweepFile
 from reward_kit.rl.training.sweep_results import ONE_SEED, sweep_tables, temperature_text
@@ -43,6 +42,7 @@ from reward_kit.rl.training.sweep_session import (
     sweep_into,
 )
 from reward_kit.runs.display import DisplayKind, FigureTable, figure
+from reward_kit.runs.inputs import refuse_changes
 from reward_kit.runs.plan import INTERRUPTED
 
 
@@ -70,11 +70,8 @@ def run_sweep(args: SweepArgs) -> None:
         elif args.config is None:
             raise click.UsageError("pass a sweep file, or --resume")
         plan = _load(args, args.config or Path(header.sweep_path if header else ""))
-        if header is not None and folder is not None and (changed := changed_inputs(header, plan, folder)):
-            raise ConfigError(
-                f"{folder} cannot be resumed, because these inputs changed: {'; '.join(changed)}. Start a new sweep, "
-                "or undo the changes"
-            )
+        if header is not None and folder is not None:
+            refuse_changes(folder, changed_inputs(header, plan, folder))
     if args.dry_run:
         _describe(plan, args.as_json)
         return

@@ -33,6 +33,7 @@ from reward_kit.rl.training.plan import TrainingPlan, check_policy, load_plan
 from reward_kit.rl.training.resume import CHANGEABLE, changes_since
 from reward_kit.rl.training.setup import Factories, follow_training, sharded_learner_factory
 from reward_kit.rl.training.train_file import check_resources, create_run, train_into
+from reward_kit.runs.inputs import refuse_changes
 from reward_kit.runs.plan import INTERRUPTED
 from reward_kit.runs.redaction import without_hidden
 from reward_kit.runs.run_folder import RunHeader, latest_run
@@ -116,11 +117,8 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
     changes = changes_since(header, plan, path)
     for change in changes.allowed:
         echo(change, err=True)
-    if changes.refused:
-        problem = f"{path} cannot be resumed, because these inputs changed: {', '.join(changes.refused)}"
-        if not args.force:
-            raise ConfigError(f"{problem}. Start a new run, undo the changes, or continue anyway with --force")
-        echo(f"--force: {problem}", err=True)
+    if warning := refuse_changes(path, changes.refused, force=args.force):
+        echo(warning, err=True)
     if given:
         plan = load_plan(train_file, {**before, **given}, stored=stored)
     config = plan.config

@@ -15,7 +15,7 @@ from reward_kit.cli.options import complete_runs, run_or_newest
 from reward_kit.errors import ConfigError
 from reward_kit.report.run_page import write_report
 from reward_kit.report.viewer_runs import RunCatalog
-from reward_kit.runs.run_folder import FILE
+from reward_kit.runs.files import REPORT_FILE, RUN_FILE
 
 
 @click.command(name="view")
@@ -54,15 +54,15 @@ def command(folder: Path, port: int, opens: bool, output: Path | None) -> None:
     if output is None:
         anyio.run(_serve, _open_catalog(folder), port, opens)
         return
-    is_of_runs = not (folder / FILE).is_file() and any(folder.glob(f"*/{FILE}"))
+    is_of_runs = not (folder / RUN_FILE).is_file() and any(folder.glob(f"*/{RUN_FILE}"))
     run = run_or_newest(None, folder, training=True) if is_of_runs else folder
-    echo(str(write_report(run, None if output == run / "report.html" else output)))
+    echo(str(write_report(run, None if output == run / REPORT_FILE else output)))
 
 
 def _open_catalog(folder: Path) -> RunCatalog:
     if not folder.is_dir():
         raise ConfigError(f"directory {folder} does not exist; pass the directory of the runs or of one run")
-    if (folder / FILE).is_file():
+    if (folder / RUN_FILE).is_file():
         whole = folder.resolve()
         return RunCatalog(whole.parent, only=whole.name)
     return RunCatalog(folder)

@@ -30,7 +30,7 @@ from reward_kit.cli.options import (
     set_option,
 )
 from reward_kit.cli.outcome import note_console, note_page
-from reward_kit.cli.run import keys_for_trust, refuse_changes, with_run_limits
+from reward_kit.cli.run import keys_for_trust, with_run_limits
 from reward_kit.cli.trust import require_trust_in_file, trust_option
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import escape_text, pluralize
@@ -44,7 +44,9 @@ from reward_kit.runs.counterfactual import (
     open_measuring,
     write_result,
 )
-from reward_kit.runs.counterfactual_file import FILE, read_counterfactuals
+from reward_kit.runs.counterfactual_file import read_counterfactuals
+from reward_kit.runs.files import COUNTERFACTUALS_FILE
+from reward_kit.runs.inputs import differences, refuse_changes
 from reward_kit.runs.plan import RunArgs, RunPlan, plan_run
 from reward_kit.runs.run_folder import RunHeader, episode_at, is_open_elsewhere
 from reward_kit.runs.step_search import Change, StepValue
@@ -128,8 +130,8 @@ def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any
         try:
             results = anyio.run(_measure_all, path, plan, traffic, chosen, options["continuations"])
         except KeyboardInterrupt:
-            if (path / FILE).exists():
-                echo(f"interrupted; the measured values are in {path / FILE}", err=True)
+            if (path / COUNTERFACTUALS_FILE).exists():
+                echo(f"interrupted; the measured values are in {path / COUNTERFACTUALS_FILE}", err=True)
             raise
     if options["as_json"]:
         echo_json({"run": str(path), "episodes": [result.to_json() for result in results]})
@@ -139,7 +141,7 @@ def command(run: Path | None, episode: str | None, log_dir: Path, **options: Any
             _show(console, result)
     if not results:
         raise RewardKitError("nothing was measured")
-    note_console().print(f"Written to {path / FILE}")
+    note_console().print(f"Written to {path / COUNTERFACTUALS_FILE}")
     note_page(*write_page(path))
 
 
@@ -173,7 +175,9 @@ def _prepare(
     chosen = choose_episodes(path, header, episode, options["limit"])
     traffic = ProviderSession()
     task = load_task(args.task_path, args.overrides, stored=own)
-    refuse_changes(path, header, task, options["force"], "examined")
+    changes = differences(path, header.digests, task.digests, task.inputs)
+    if warning := refuse_changes(path, changes, use="examined", force=options["force"]):
+        echo(warning, err=True)
     # The limits of the run are not limits of its continuations.
     definition = task.definition.model_copy(update={"run_limits": RunLimitsModel()})
     task = with_run_limits(replace(task, definition=definition), None, overrides, options["max_cost"])

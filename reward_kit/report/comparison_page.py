@@ -15,7 +15,7 @@ from reward_kit.report.run_figures import Cell, DataTable, TableColumn, digits, 
 from reward_kit.runs.comparison import CONFIDENCE, Comparison, Difference, SampleScores, Side
 from reward_kit.runs.comparison_table import comparison_notes, lines, metric_lines, sentence
 from reward_kit.runs.display import signed
-from reward_kit.runs.files import write_atomically
+from reward_kit.runs.files import REPORT_FILE, write_atomically
 from reward_kit.runs.run_folder import software_versions
 
 _MOST_ROWS = 60_000  # the number of samples; larger pages are slow to open
@@ -181,7 +181,7 @@ def _row(change: str, sample: str, sides: Sequence[LinkedSide], both: Sequence[S
 
 def _report_link(side: Side, folder: Path) -> str:
     """Return the address of a run's report relative to `folder`, or "" if the run has no report."""
-    file = side.path / "report.html"
+    file = side.path / REPORT_FILE
     if not file.is_file():
         return ""
     try:

@@ -30,7 +30,16 @@ from reward_kit.errors import StoreError
 from reward_kit.private_files import make_private_folder
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, curves_of, grouped
 from reward_kit.runs.counterfactual_file import RunCurves
-from reward_kit.runs.files import TRAINING, read_json, wrap_os_errors, write_atomically
+from reward_kit.runs.files import (
+    CREDIT_FILE,
+    EPISODES_FILE,
+    SCORES_FILE,
+    SUMMARY_FILE,
+    TRAINING,
+    read_json,
+    wrap_os_errors,
+    write_atomically,
+)
 from reward_kit.runs.redaction import HIDDEN
 from reward_kit.runs.results import STEP, LineRange, index_credit
 from reward_kit.runs.run_folder import RunHeader
@@ -129,7 +138,7 @@ class ChunkReader:
     def __enter__(self) -> ChunkReader:
         with ExitStack() as opened:
             descriptors = []
-            for name in ("episodes.jsonl", "scores.jsonl", "credit.jsonl"):
+            for name in (EPISODES_FILE, SCORES_FILE, CREDIT_FILE):
                 descriptors.append(-1)
                 if (path := self._path / name).exists():
                     with wrap_os_errors("open", path):
@@ -453,7 +462,7 @@ def forget_others(page: Path, data: ChunkData) -> None:
 def credit_facts(run: Path) -> dict[str, Any] | None:
     """Return the credit settings of a run, or None if it has no credit or `summary.json` is damaged."""
     try:
-        section = read_json(run / "summary.json")["credit"]
+        section = read_json(run / SUMMARY_FILE)["credit"]
         options: Mapping[str, Any] = section["options"]
         facts = {key: section[key] for key in _CREDIT_FACTS}
     except (StoreError, KeyError, TypeError):

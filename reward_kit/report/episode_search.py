@@ -13,7 +13,7 @@ from typing import Any
 
 from reward_kit.episodes.json_codec import TAG, from_json_value
 from reward_kit.report.run_data import EpisodeOutline
-from reward_kit.runs.files import read_line, wrap_os_errors
+from reward_kit.runs.files import EPISODES_FILE, read_line, wrap_os_errors
 
 _MOST_BYTES = 256_000_000  # for all episodes; a longer text is searched only up to its share
 _LEAST_BYTES = 2_000
@@ -30,7 +30,7 @@ class EpisodeSearch:
     def __init__(self, path: Path) -> None:
         self.lock = threading.Lock()
         self.change = 0
-        self._file = path / "episodes.jsonl"
+        self._file = path / EPISODES_FILE
         self._texts: dict[str, bytes] = {}
 
     def add(self, episodes: Sequence[EpisodeOutline]) -> None:

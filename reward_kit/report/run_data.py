@@ -17,7 +17,7 @@ from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.reward_agent.stats import usage_cost
 from reward_kit.rewards.judge_prompts import METRIC
 from reward_kit.runs.counterfactual_file import RunCurves, SuccessCurve, read_curves
-from reward_kit.runs.files import read_line
+from reward_kit.runs.files import EPISODES_FILE, SCORES_FILE, read_line
 from reward_kit.runs.label_file import EpisodeLabels, read_run_labels
 from reward_kit.runs.results import LineRange
 from reward_kit.runs.run_folder import RunHeader, check_score, line_record, placed_lines
@@ -129,12 +129,12 @@ def read_run(path: Path) -> RunFacts:
         raise ConfigError(f"{path} is a training run, which has metrics.jsonl instead of episodes.jsonl")
     scores: dict[tuple[str, int], dict[str, Any]] = {}
     spent = RunSpending()
-    file = path / "scores.jsonl"
+    file = path / SCORES_FILE
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         score = score_facts(line_record(file, number, line, check_score), LineRange(offset, len(line)))
         scores[score["rollout_id"], get_attempt(score)] = score
         spent.add_score(score)
-    latest, file = LatestAttempts[EpisodeOutline](), path / "episodes.jsonl"
+    latest, file = LatestAttempts[EpisodeOutline](), path / EPISODES_FILE
     for number, (offset, line) in enumerate(placed_lines(file), 1):
         record = outline_line(file, number, line)
         scored = scores.get((record["rollout_id"], get_attempt(record)))

@@ -31,15 +31,13 @@ from reward_kit.report.timeline import MOST_BARS, RunTimeline, build_timeline, c
 from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.runs.card import CardSection, card_sections, run_card
-from reward_kit.runs.counterfactual_file import FILE as COUNTERFACTUALS
 from reward_kit.runs.display import metric_rows
-from reward_kit.runs.files import write_atomically
+from reward_kit.runs.files import COUNTERFACTUALS_FILE, REPORT_FILE, write_atomically
 from reward_kit.runs.label_file import EpisodeLabels
 from reward_kit.runs.run_folder import RunHeader, current_status, resume_command
 from reward_kit.runs.statistics import Interval
 from reward_kit.runs.summary import TOKEN_DETAILS, PolicySummary, summarize
 
-FILE = "report.html"
 _CARD_LENGTH = 400
 logger = logging.getLogger("reward_kit.runs")
 
@@ -47,7 +45,7 @@ logger = logging.getLogger("reward_kit.runs")
 def write_report(run: Path, target: Path | None = None) -> Path:
     """Write the page of a run or a training run. Episodes of a large run are stored in separate files."""
     header = RunHeader.read_folder(run)
-    is_private, target = target is None, target or run / FILE
+    is_private, target = target is None, target or run / REPORT_FILE
     if not target.parent.is_dir():
         raise ConfigError(f"-o {target}: directory {target.parent} does not exist; create it first")
     if header.training is not None:
@@ -208,7 +206,7 @@ def _notes(run: RunFacts, summaries: Iterable[PolicySummary], status: str) -> li
         notes.append(f"The success probabilities cannot be read: {escape_text(run.curves.problem, 400)}")
     measured = sum(map(len, run.curves.curves.values()))
     if foreign := measured - sum(len(curves_of(facts, run.curves)) for facts in run.episodes):
-        lines = f"{foreign:,} of {measured:,} lines of {COUNTERFACTUALS} are not shown"
+        lines = f"{foreign:,} of {measured:,} lines of {COUNTERFACTUALS_FILE} are not shown"
         notes.append(f"{lines}: they belong to a different run, or to an earlier attempt or score of the episode.")
     for summary in summaries:
         if unscored := summary.episodes - summary.scored:

@@ -12,10 +12,9 @@ from reward_kit.display_text import escape_text
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, render, status_text
 from reward_kit.report.training_data import TRAINED, TrainingFacts, read_training
 from reward_kit.report.training_page import Axes, Band, Box, area_path, short, whole_ticks, y_ticks
-from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, write_atomically
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS_FILE, REPORT_FILE, write_atomically
 from reward_kit.runs.run_folder import software_versions
 
-FILE = "report.html"
 _BOX = Box(54.0, 12.0, 690.0, 250.0, 720.0, 290.0)
 _POINTS = 120
 _COLORS = 6  # the number of line styles in training.css
@@ -50,9 +49,9 @@ def write_sweep_page(folder: Path, summary: Mapping[str, Any], tables: Sequence[
     rows = []
     for arm, of_arm in summary["arms"].items():
         paths = [folder / f"{arm}-{seed}" for seed in of_arm["runs"]]
-        runs[arm] = [read_training(path) for path in paths if (path / METRICS).is_file()]
+        runs[arm] = [read_training(path) for path in paths if (path / METRICS_FILE).is_file()]
         for path, (seed, run) in zip(paths, of_arm["runs"].items(), strict=True):
-            link = f"{path.name}/{FILE}" if (path / FILE).is_file() else ""
+            link = f"{path.name}/{REPORT_FILE}" if (path / REPORT_FILE).is_file() else ""
             error = escape_text(run.get("error") or "", 300)
             counts = [f"{run[key]:,}" if key in run else "" for key in ("updates", "env_steps")]
             rows.append((path.name, link, seed, *counts, escape_text(run["status"], 20), error))
@@ -68,8 +67,8 @@ def write_sweep_page(folder: Path, summary: Mapping[str, Any], tables: Sequence[
         "version": software_versions()["reward_kit"],
     }
     html = render("sweep.html.j2", page, styles=("page.css", "training.css"), script="", trusted={"data": ""})
-    write_atomically(folder / FILE, html.encode("utf-8"))
-    return folder / FILE
+    write_atomically(folder / REPORT_FILE, html.encode("utf-8"))
+    return folder / REPORT_FILE
 
 
 def arm_curves(runs: Mapping[str, Sequence[TrainingFacts]], name: str) -> list[ArmCurve]:

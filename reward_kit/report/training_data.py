@@ -23,7 +23,15 @@ from reward_kit.errors import ConfigError, StoreError
 from reward_kit.report.episode_chunks import ChunkData, GroupPart, LineFitter, StoredLines, group_text
 from reward_kit.report.rendering import NAME_LENGTH, number
 from reward_kit.report.run_data import EpisodeOutline, episode_outline
-from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, TRAINING, episodes_files, read_json, wrap_os_errors
+from reward_kit.runs.files import (
+    HELD_OUT_SCORE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    TRAINING,
+    episodes_files,
+    read_json,
+    wrap_os_errors,
+)
 from reward_kit.runs.run_folder import RunHeader, line_record
 
 # Figures
@@ -107,7 +115,7 @@ def read_training(run: Path) -> TrainingFacts:
     resumed_at: list[int] = []
     last_update, last_at, last_done = 0, None, 0.0
     columns: dict[str, tuple[array[int], array[float]]] = {}
-    for record in _metrics(run / METRICS):
+    for record in _metrics(run / METRICS_FILE):
         last_update, done = record["update"], record.get(_DONE)
         if isinstance(done, int | float):
             if done < last_done:  # a new process counts from 0 again
@@ -123,7 +131,7 @@ def read_training(run: Path) -> TrainingFacts:
             updates, values = columns.setdefault(name, (array("q"), array("d")))
             updates.append(last_update)
             values.append(math.nan if value is None or abs(value) >= _LARGEST else float(value))
-    summary = read_json(run / "summary.json") if (run / "summary.json").is_file() else {}
+    summary = read_json(run / SUMMARY_FILE) if (run / SUMMARY_FILE).is_file() else {}
     return TrainingFacts(
         path=run,
         header=header,

@@ -14,6 +14,7 @@ from reward_kit.errors import RewardKitError
 from reward_kit.report.rendering import NAME_LENGTH, Drawing, dollars, number, render, round_step, seconds
 from reward_kit.report.run_data import outline_line
 from reward_kit.report.viewer_runs import RunCatalog, RunRow
+from reward_kit.runs.files import EPISODES_FILE
 from reward_kit.runs.run_folder import placed_lines
 
 MOST_RUNS = 50
@@ -52,7 +53,7 @@ class LatencyReader:
         size = 0
         for run in runs:
             try:
-                facts = (run / "episodes.jsonl").stat()
+                facts = (run / EPISODES_FILE).stat()
                 state = facts.st_ino, facts.st_size, facts.st_mtime_ns
                 if self._known.get(run, (None,))[0] != state:
                     size += facts.st_size
@@ -68,8 +69,8 @@ class LatencyReader:
 def read_latencies(run: Path) -> Latencies:
     """Return the median duration of each policy's episodes."""
     durations: dict[str, dict[str, float]] = defaultdict(dict)
-    for index, (_, line) in enumerate(placed_lines(run / "episodes.jsonl"), 1):
-        record = outline_line(run / "episodes.jsonl", index, line)
+    for index, (_, line) in enumerate(placed_lines(run / EPISODES_FILE), 1):
+        record = outline_line(run / EPISODES_FILE, index, line)
         duration = (record.get("timing") or {}).get("duration_s")
         if isinstance(duration, int | float) and duration >= 0:
             durations[record["policy"]][record["rollout_id"]] = float(duration)

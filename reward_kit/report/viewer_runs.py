@@ -28,12 +28,24 @@ from reward_kit.report.episode_chunks import StoredLines, curve_line, split_grou
 from reward_kit.report.episode_search import EpisodeSearch
 from reward_kit.report.rendering import NAME_LENGTH
 from reward_kit.report.run_data import EpisodeOutline, RunFacts, RunSpending, episode_outline, score_facts
-from reward_kit.runs.counterfactual_file import FILE as COUNTERFACTUALS
 from reward_kit.runs.counterfactual_file import RunCurves, read_curves
-from reward_kit.runs.files import EPISODES, HELD_OUT_SCORE, METRICS, read_json, wrap_os_errors
-from reward_kit.runs.label_file import LABELS, EpisodeLabels, add_label, check_label
+from reward_kit.runs.files import (
+    COUNTERFACTUALS_FILE,
+    CREDIT_FILE,
+    EPISODES_FILE,
+    HELD_OUT_SCORE,
+    KEPT_EPISODES,
+    LABELS_FILE,
+    METRICS_FILE,
+    RUN_FILE,
+    SCORES_FILE,
+    SUMMARY_FILE,
+    read_json,
+    wrap_os_errors,
+)
+from reward_kit.runs.label_file import EpisodeLabels, add_label, check_label
 from reward_kit.runs.results import LineRange, index_credit
-from reward_kit.runs.run_folder import FILE, RunHeader, check_score, is_open_elsewhere, line_record
+from reward_kit.runs.run_folder import RunHeader, check_score, is_open_elsewhere, line_record
 from reward_kit.runs.summary import PolicySummary, summarize, summary_from_json
 
 # Growing files
@@ -140,9 +152,9 @@ class _ReadLines:
     """The lines read from the files of a run. They are discarded when a file is replaced."""
 
     def __init__(self, path: Path) -> None:
-        self.episodes = TailReader(path / "episodes.jsonl")
-        self.scores = TailReader(path / "scores.jsonl", check_score)
-        self.label_lines = TailReader(path / LABELS, check_label)
+        self.episodes = TailReader(path / EPISODES_FILE)
+        self.scores = TailReader(path / SCORES_FILE, check_score)
+        self.label_lines = TailReader(path / LABELS_FILE, check_label)
         self.labels: dict[str, EpisodeLabels] = {}
         self.known: dict[str, _Known] = {}
         self.by_change: dict[str, None] = {}
@@ -296,7 +308,7 @@ class WatchedRun:
 
     def _index_credit(self) -> Mapping[str, LineRange]:
         """Index `credit.jsonl` by episode. The file is written and read as a whole."""
-        is_from = _file_state(self.path / "credit.jsonl")
+        is_from = _file_state(self.path / CREDIT_FILE)
         if is_from is None:  # treat a damaged file as missing
             return {}
         if is_from != self._credit[0]:
@@ -316,7 +328,7 @@ class WatchedRun:
             memory.spent.add_score(record)
             scored = memory.known.get(name)
             if scored is not None and scored.facts.row.attempt == attempt:
-                file, place_of_episode = self.path / "episodes.jsonl", scored.facts.place
+                file, place_of_episode = self.path / EPISODES_FILE, scored.facts.place
                 line = line_record(file, 0, _read(file, place_of_episode))
                 scored.facts = self._facts_of(line, place_of_episode)
                 self._note(name, scored)
@@ -344,8 +356,8 @@ class WatchedRun:
         self.change += 1
 
     def _read_header(self) -> None:
-        with wrap_os_errors("read", self.path / FILE):
-            facts = (self.path / FILE).stat()
+        with wrap_os_errors("read", self.path / RUN_FILE):
+            facts = (self.path / RUN_FILE).stat()
         is_from = (facts.st_ino, facts.st_mtime_ns)
         if is_from == self._header_is_from:
             return
@@ -356,7 +368,7 @@ class WatchedRun:
         self.change += 1
 
     def _read_curves(self) -> None:
-        is_from = _file_state(self.path / COUNTERFACTUALS)
+        is_from = _file_state(self.path / COUNTERFACTUALS_FILE)
         if is_from != self._curves_are_from:
             before, self.curves, self._curves_are_from = self.curves, read_curves(self.path), is_from
             self.change += 1
@@ -390,7 +402,7 @@ _END = 1 << 18
 
 def last_held_out(run: Path) -> float | None:
     """Return the last held-out score of a training run, or None if the end of its metrics contains no such score."""
-    path = run / METRICS
+    path = run / METRICS_FILE
     if not path.exists():
         return None
     with wrap_os_errors("read", path), path.open("rb") as file:
@@ -405,9 +417,8 @@ def last_held_out(run: Path) -> float | None:
     return None
 
 
-SUMMARY = "summary.json"
-_FILES = (FILE, SUMMARY, "episodes.jsonl", "scores.jsonl", METRICS)
-_FOLDERS = (EPISODES,)
+_FILES = (RUN_FILE, SUMMARY_FILE, EPISODES_FILE, SCORES_FILE, METRICS_FILE)
+_FOLDERS = (KEPT_EPISODES,)
 """A value that identifies the state of a page's files."""
 _NOTE_LENGTH = 300
 _SHARE_OF_TIME = 0.05
@@ -492,13 +503,13 @@ class RunCatalog:
         if self._only not in (None, name) or name in ("", ".", "..") or {"/", "\\", "\0"} & set(name):
             return None
         path, root = self._folder / name, self._folder.resolve()
-        parts = [path, *(path / file for file in (*_FILES, "credit.jsonl", COUNTERFACTUALS, LABELS, *_FOLDERS))]
+        parts = [path, *(path / file for file in (*_FILES, CREDIT_FILE, COUNTERFACTUALS_FILE, LABELS_FILE, *_FOLDERS))]
         for folder in _FOLDERS:
             with contextlib.suppress(OSError), os.scandir(path / folder) as entries:
                 parts += [Path(entry.path) for entry in entries if entry.is_symlink()]
         # Circular links cannot be resolved.
         is_inside = all(root in Path(os.path.realpath(part)).parents for part in parts)
-        return path if is_inside and (path / FILE).is_file() else None
+        return path if is_inside and (path / RUN_FILE).is_file() else None
 
     def poll(self) -> None:
         """Read the changes in the directory since the last poll. The amount read for each run is bounded."""
@@ -557,10 +568,10 @@ class RunCatalog:
             done = header.training.get("updates")
             updates = f", {done:,} updates" if isinstance(done, int) else ""
             return [known._replace(policy=f"in training{updates}", total=None, mean=last_held_out(path))]
-        if known.status not in ("running", "killed") and (path / SUMMARY).is_file():
+        if known.status not in ("running", "killed") and (path / SUMMARY_FILE).is_file():
             entry.watch = None
-            with boundary(StoreError, f"{path / SUMMARY} is damaged"):
-                return _with_figures(known, summary_from_json(read_json(path / SUMMARY)))
+            with boundary(StoreError, f"{path / SUMMARY_FILE} is damaged"):
+                return _with_figures(known, summary_from_json(read_json(path / SUMMARY_FILE)))
         return self._counted(path, entry, known)
 
     def _counted(self, path: Path, entry: _Entry, known: RunRow) -> Sequence[RunRow] | None:

@@ -39,10 +39,10 @@ from reward_kit.report.training_data import read_training
 from reward_kit.report.training_page import training_page
 from reward_kit.report.trend_page import LatencyReader, trend_page
 from reward_kit.report.viewer_access import TOKEN, Access
-from reward_kit.report.viewer_runs import SUMMARY, GroupLines, RunCatalog, RunRow, WatchedRun
-from reward_kit.runs.files import EPISODES, METRICS
+from reward_kit.report.viewer_runs import GroupLines, RunCatalog, RunRow, WatchedRun
+from reward_kit.runs.files import KEPT_EPISODES, METRICS_FILE, RUN_FILE, SUMMARY_FILE
 from reward_kit.runs.label_file import append_label, parse_label
-from reward_kit.runs.run_folder import FILE, RunHeader
+from reward_kit.runs.run_folder import RunHeader
 
 LOOPBACK = "127.0.0.1"
 _LOOK_EVERY_S = 0.5
@@ -449,7 +449,7 @@ def training_mark(run: Path) -> str:
     change.
     """
     parts = []
-    for name in (FILE, METRICS, SUMMARY, EPISODES):
+    for name in (RUN_FILE, METRICS_FILE, SUMMARY_FILE, KEPT_EPISODES):
         try:
             facts = (run / name).stat()
             parts += [facts.st_ino, facts.st_size, facts.st_mtime_ns]

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from reward_kit.errors import ConfigError, describe_read_error, did_you_mean
 from reward_kit.rl.schedule import Schedule
+from reward_kit.runs.files import SCORES_FILE
 
 __all__ = [
     "Latency",
@@ -202,7 +203,7 @@ def parse_latency(text: str) -> Latency:
     kind, _, rest = text.partition(":")
     if kind == "file":
         path = Path(rest)
-        return Latency("empirical", read_durations(path / "scores.jsonl" if path.is_dir() else path))
+        return Latency("empirical", read_durations(path / SCORES_FILE if path.is_dir() else path))
     written = _KINDS.keys() - {"empirical"}
     if kind not in written:
         raise ConfigError(f"latency {text!r}: unknown kind {kind!r}{did_you_mean(kind, {*written, 'file'})}")

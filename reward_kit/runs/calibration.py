@@ -20,6 +20,7 @@ from reward_kit.errors import ConfigError, Failure, RewardError, did_you_mean
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
+from reward_kit.runs.files import SCORES_FILE
 from reward_kit.runs.labels import LabeledRow, Pairs
 from reward_kit.runs.results import read_results
 from reward_kit.runs.statistics import Bounds, Floats, Integers, bootstrap_bounds, wilson_bounds
@@ -347,7 +348,7 @@ class RecordedScorer:
     mode: EvaluationMode = "pointwise"
 
     def __init__(self, run: Path, metric: str) -> None:
-        if not (run / "scores.jsonl").exists():
+        if not (run / SCORES_FILE).exists():
             raise ConfigError(
                 f"--metric {metric}: {run} has no scores.jsonl; use the labels of a scored run, or pass --reward"
             )

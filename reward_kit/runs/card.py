@@ -17,7 +17,6 @@ from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.summary import EpisodeRow, ModelUse, PolicySummary
 from reward_kit.task_parts import LimitsModel
 
-FILE = "card.json"
 CONFIDENCE = 0.95
 _IDENTITY = {"type", "model"}
 # These options of a policy do not change its answers.

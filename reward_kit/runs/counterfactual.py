@@ -31,8 +31,8 @@ from reward_kit.providers.session import CURRENT_PROVIDER_SESSION, ProviderSessi
 from reward_kit.reward_agent.agent import AsyncRewardAgent
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.rewards.judge_prompts import METRIC
-from reward_kit.runs.counterfactual_file import FILE, SCHEMA_VERSION, read_counterfactuals
-from reward_kit.runs.files import write_atomically
+from reward_kit.runs.counterfactual_file import SCHEMA_VERSION, read_counterfactuals
+from reward_kit.runs.files import COUNTERFACTUALS_FILE, write_atomically
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.results import index_results, read_results
@@ -348,4 +348,4 @@ def write_result(path: Path, result: Counterfactual, redaction: Redaction) -> No
         if (line["rollout_id"], line["continued_by"]) != (result.rollout_id, result.continued_by)
     ]
     texts = (compact_json(line).encode("ascii") for line in [*lines, redaction.redact_record(result.to_json())])
-    write_atomically(path / FILE, (redaction.redact_line(text) + b"\n" for text in texts))
+    write_atomically(path / COUNTERFACTUALS_FILE, (redaction.redact_line(text) + b"\n" for text in texts))

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from reward_kit.errors import StoreError, boundary
+from reward_kit.runs.files import COUNTERFACTUALS_FILE
 from reward_kit.runs.run_folder import read_lines
 from reward_kit.validation import describe_validation_error
 
-FILE = "counterfactual.jsonl"
 SCHEMA_VERSION = 1
 _Count = Annotated[int, Field(ge=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
@@ -87,7 +87,7 @@ class RunCurves(NamedTuple):
 
 def read_counterfactuals(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of `counterfactual.jsonl`, or nothing if no episode was measured."""
-    return (record for _, record in read_lines(path / FILE))
+    return (record for _, record in read_lines(path / COUNTERFACTUALS_FILE))
 
 
 def read_curves(path: Path) -> RunCurves:
@@ -102,8 +102,8 @@ def read_curves(path: Path) -> RunCurves:
         curves[curve.rollout_id][curve.continued_by] = curve
 
     try:
-        with boundary(StoreError, str(path / FILE)):
-            for _ in read_lines(path / FILE, add):
+        with boundary(StoreError, str(path / COUNTERFACTUALS_FILE)):
+            for _ in read_lines(path / COUNTERFACTUALS_FILE, add):
                 pass
     except StoreError as error:
         return RunCurves({}, str(error))

@@ -30,13 +30,12 @@ from reward_kit.errors import ConfigError, EpisodeError, Failure, StoreError, bo
 from reward_kit.models import EvaluateResult
 from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_processing import AlignedEpisode, CreditAssigner, CreditBatch
-from reward_kit.runs.files import read_json, write_atomically
+from reward_kit.runs.files import CREDIT_FILE, EPISODES_FILE, SCORES_FILE, SUMMARY_FILE, read_json, write_atomically
 from reward_kit.runs.run_folder import RunFolder, placed_episodes, read_credit, read_scores
 from reward_kit.runs.tasks import credit_code, credit_code_arguments, make_assigner
 from reward_kit.task_parts import CreditModel
 from reward_kit.validation import describe_validation_error
 
-FILE = "credit.jsonl"
 SCHEMA_VERSION = 1
 _RECORDED: Mapping[str | None, str] = {
     None: "state_key",
@@ -68,14 +67,14 @@ def assign_credit(path: Path, credit: CreditModel) -> RunCredit:
     batch = assigner.advantages(CreditBatch.from_episodes(episode.aligned for episode in stored))
     lines = ({"schema_version": SCHEMA_VERSION, **row} for row in batch.rows())
     texts = (json.dumps(line, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n" for line in lines)
-    write_atomically(path / FILE, texts)
+    write_atomically(path / CREDIT_FILE, texts)
     section = _section(assigner, batch, stored)
     return RunCredit(section, {episode.aligned.rollout_id: episode.offset for episode in stored})
 
 
 def write_section(path: Path, credit: RunCredit) -> None:
     """Write the `credit` section of the run's `summary.json`; the other sections are not changed."""
-    summary = read_json(path / "summary.json") if (path / "summary.json").exists() else {"schema_version": 1}
+    summary = read_json(path / SUMMARY_FILE) if (path / SUMMARY_FILE).exists() else {"schema_version": 1}
     RunFolder(path).write_summary({"policies": [], **summary, "credit": credit.section})
 
 
@@ -85,7 +84,7 @@ def credit_settings(path: Path) -> CreditModel | None:
     The settings are as untrusted as the run. Call `reject_stored_code` before using them.
     """
     try:
-        section = read_json(path / "summary.json").get("credit")
+        section = read_json(path / SUMMARY_FILE).get("credit")
         if section is None:
             return None
         own = {key: section[key] for key in ("estimator", "step_rewards")}
@@ -165,7 +164,7 @@ def _stored(path: Path, assigner: CreditAssigner, *, keeps_steps: bool = True) -
         if latest.is_outdated(rollout_id, attempt):
             continue
         scored, episode = _scored(path, rollout_id, scores.get((rollout_id, attempt))), None
-        where = f"{path / 'episodes.jsonl'}:{number}"
+        where = f"{path / EPISODES_FILE}:{number}"
         try:
             with boundary(StoreError, f"{where}: it cannot be read as an episode"):
                 if record["stop_reason"] != StopReason.RUN_LIMIT:
@@ -186,7 +185,7 @@ def _scored(path: Path, rollout_id: str, record: Mapping[str, Any] | None) -> Sc
     if record is None:
         return Scored(rollout_id)
     result, failure = record.get("result"), record.get("failure")
-    where = f"{path / 'scores.jsonl'}: the score of {rollout_id}"
+    where = f"{path / SCORES_FILE}: the score of {rollout_id}"
     try:
         with boundary(StoreError, f"{where} cannot be read"):
             return Scored(

@@ -22,6 +22,7 @@ from rich.text import Text
 from reward_kit.console import SafeConsole
 from reward_kit.display_text import printable
 from reward_kit.reward_agent.stats import AgentStats
+from reward_kit.runs.files import SUMMARY_FILE
 from reward_kit.runs.statistics import Interval, bounded_interval
 from reward_kit.runs.summary import TOKEN_DETAILS, EpisodeRow, PolicySummary, metric_names
 
@@ -131,7 +132,7 @@ def small_table(
     rows: Sequence[Sequence[str]],
     *,
     is_plain: bool = False,
-    full_list: str = "summary.json",
+    full_list: str = SUMMARY_FILE,
 ) -> list[RenderableType]:
     """Return a table below the main table, or nothing without rows.
 

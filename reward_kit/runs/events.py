@@ -15,7 +15,7 @@ from pathlib import Path
 from reward_kit.display_text import SafeFormatter
 from reward_kit.private_files import private_opener
 from reward_kit.processes import LOG_FOLDER
-from reward_kit.runs.files import HELD_OUT_SCORE
+from reward_kit.runs.files import HELD_OUT_SCORE, LOG_FILE
 from reward_kit.runs.redaction import Redaction
 from reward_kit.runs.summary import EpisodeRow
 
@@ -98,7 +98,7 @@ def run_logs(run: Path, redaction: Redaction) -> Iterator[None]:
     """Write the log of a run and the output of its processes to the directory of the run during the block."""
     token = LOG_FOLDER.set(run / "logs")
     try:
-        with log_to_file(run / "run.log", redaction):
+        with log_to_file(run / LOG_FILE, redaction):
             yield
     finally:
         LOG_FOLDER.reset(token)

@@ -23,7 +23,7 @@ from typing import IO, Any, Literal, NamedTuple, cast
 from reward_kit.display_text import printable
 from reward_kit.episodes.json_codec import from_json_value
 from reward_kit.errors import ConfigError, StoreError, did_you_mean, install_hint
-from reward_kit.runs.files import replacing, wrap_os_errors
+from reward_kit.runs.files import CREDIT_FILE, replacing, wrap_os_errors
 from reward_kit.runs.results import Result, index_credit, read_results
 from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.summary import TOKEN_DETAILS, total_usage
@@ -101,7 +101,7 @@ class CreditLines:
     """A reader that returns the lines of a run's `credit.jsonl` for each episode."""
 
     def __init__(self, run: Path) -> None:
-        self._path = run / "credit.jsonl"
+        self._path = run / CREDIT_FILE
         self._index = index_credit(run)
 
     def read(self, rollout_id: str) -> list[Mapping[str, Any]]:

@@ -19,6 +19,21 @@ from reward_kit.errors import StoreError
 from reward_kit.private_files import private_opener
 
 logger = logging.getLogger("reward_kit.runs")
+RUN_FILE: Final = "run.json"
+"""The header of a run. A directory that contains this file is a run."""
+EPISODES_FILE: Final = "episodes.jsonl"
+SCORES_FILE: Final = "scores.jsonl"
+CREDIT_FILE: Final = "credit.jsonl"
+COUNTERFACTUALS_FILE: Final = "counterfactual.jsonl"
+LABELS_FILE: Final = "labels.jsonl"
+METRICS_FILE: Final = "metrics.jsonl"
+"""The metrics of a training run, one line per update."""
+SUMMARY_FILE: Final = "summary.json"
+CARD_FILE: Final = "card.json"
+REPORT_FILE: Final = "report.html"
+LOG_FILE: Final = "run.log"
+SWEEP_FILE: Final = "sweep.json"
+"""The header of a sweep, in the directory that contains the directories of its runs."""
 STATES = "states"
 LOG_COPIES = "imported"
 """The directory of a run for the copies of imported logs."""
@@ -174,11 +189,9 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, is_private: b
         file.writelines([data] if isinstance(data, bytes) else data)
 
 
-METRICS: Final = "metrics.jsonl"
-"""The file that contains the metrics of each update, one line per update."""
 HELD_OUT_SCORE: Final = "held_out/score"
 """The main metric of an evaluation: the mean score on the held-out samples."""
-EPISODES: Final = "episodes"
+KEPT_EPISODES: Final = "episodes"
 """The directory of kept episodes, one file per update."""
 TRAINING: Final = "training"
 """The key in the line of a kept episode under which the results of its update are stored."""
@@ -186,10 +199,10 @@ TRAINING: Final = "training"
 
 def episodes_file(run: Path, update: int) -> Path:
     """Return the path of the file that stores the episodes of an update."""
-    return run / EPISODES / f"update-{update:06d}.jsonl"
+    return run / KEPT_EPISODES / f"update-{update:06d}.jsonl"
 
 
 def episodes_files(run: Path) -> dict[int, Path]:
     """Return the files of stored episodes, keyed by update number and in ascending order."""
-    named = {file.stem.removeprefix("update-"): file for file in (run / EPISODES).glob("update-*.jsonl")}
+    named = {file.stem.removeprefix("update-"): file for file in (run / KEPT_EPISODES).glob("update-*.jsonl")}
     return dict(sorted((int(number), file) for number, file in named.items() if number.isdecimal()))

@@ -10,6 +10,7 @@ from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.notebook_html import Html, details, element, escape, faint, line, link, root, strong, table
 from reward_kit.runs.display import as_text, cost_text, figure, interval_text, judge_cost_text, metric_rows
+from reward_kit.runs.files import REPORT_FILE
 from reward_kit.runs.results import Result, read_results
 from reward_kit.runs.summary import EpisodeRow, PolicySummary
 
@@ -65,7 +66,7 @@ class FinishedRun:
     @property
     def page(self) -> Path:
         """The path of the HTML report."""
-        return self.path / "report.html"
+        return self.path / REPORT_FILE
 
     def results(self) -> Iterator[Result]:
         """Yield all episodes and their scores from the files of the run.

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -236,6 +236,30 @@ def differences(run: Path, before: Mapping[str, str], now: Mapping[str, str], in
             more = [f"    … and {len(lines) - _LINES_SHOWN} more lines"] if len(lines) > _LINES_SHOWN else []
             texts.append("\n".join([f"the {name} {file} changed:", *lines[:_LINES_SHOWN], *more]))
     return texts
+
+
+def refuse_changes(run: Path, changes: Sequence[str], *, use: str = "resumed", force: bool | None = None) -> str | None:
+    """Raise an error if inputs of a run changed, because its results would not be comparable.
+
+    Args:
+        run: the run's directory.
+        changes: a description of each changed input.
+        use: what the command does with the run.
+        force: True to return a warning instead of raising an error. None if the command has no option `--force`.
+
+    Raises:
+        ConfigError: If inputs changed and `force` is not set.
+    """
+    if not changes:
+        return None
+    changed = "\n".join(changes)
+    if force:
+        return f"--force: {run} is {use} although its inputs changed:\n{changed}"
+    fixes = ["Undo the changes", "start again in a new directory"]
+    fixes += ["continue anyway with --force"] if force is not None else []
+    raise ConfigError(
+        f"{run} cannot be {use}, because its inputs changed:\n{changed}\n{', '.join(fixes[:-1])}, or {fixes[-1]}"
+    )
 
 
 def _copy_name(name: str, file: Path) -> str:

@@ -18,10 +18,9 @@ from reward_kit.episodes.json_codec import compact_json
 from reward_kit.errors import ConfigError, StoreError, type_name
 from reward_kit.private_files import private_opener
 from reward_kit.processes import lock_file
-from reward_kit.runs.files import cut_torn_line
+from reward_kit.runs.files import LABELS_FILE, cut_torn_line
 from reward_kit.runs.run_folder import line_record, placed_lines
 
-LABELS = "labels.jsonl"
 LABELED_AT = "labeled_at"
 LONGEST_NOTE = 10_000
 _LOCK_S = 5.0
@@ -41,8 +40,8 @@ EpisodeLabels = dict[int | None, Label]
 def read_run_labels(run: Path) -> dict[str, EpisodeLabels]:
     """Return the labels of each episode of a run; empty if there is no `labels.jsonl`."""
     labels: dict[str, EpisodeLabels] = {}
-    for number, (_, line) in enumerate(placed_lines(run / LABELS), 1):
-        add_label(labels, line_record(run / LABELS, number, line, check_label))
+    for number, (_, line) in enumerate(placed_lines(run / LABELS_FILE), 1):
+        add_label(labels, line_record(run / LABELS_FILE, number, line, check_label))
     return labels
 
 
@@ -102,7 +101,7 @@ def append_label(run: Path, record: Mapping[str, Any]) -> None:
     Raises:
         StoreError: the file cannot be written, or another process keeps it locked.
     """
-    path, line = run / LABELS, compact_json(record).encode("ascii") + b"\n"
+    path, line = run / LABELS_FILE, compact_json(record).encode("ascii") + b"\n"
     try:
         descriptor = private_opener(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:

@@ -13,7 +13,8 @@ from reward_kit.errors import ConfigError, did_you_mean
 from reward_kit.models import Message
 from reward_kit.reward_agent.scoring import ScoringRequest
 from reward_kit.runs.datasets import read_rows
-from reward_kit.runs.label_file import LABELED_AT, LABELS
+from reward_kit.runs.files import EPISODES_FILE, LABELS_FILE
+from reward_kit.runs.label_file import LABELED_AT
 from reward_kit.runs.scoring import parse_messages, read_transcripts, recorded_episode
 
 Pairs = Literal["scores", "judge"]
@@ -68,8 +69,8 @@ def read_labels(
     The `labels.jsonl` of a run, which the viewer writes, refers to the episodes of that run unless `data` is given. The
     last label of each episode counts. Lines about steps and lines without a label are skipped.
     """
-    if data is None and path.name == LABELS and (path.parent / "episodes.jsonl").exists():
-        data = path.parent / "episodes.jsonl"
+    if data is None and path.name == LABELS_FILE and (path.parent / EPISODES_FILE).exists():
+        data = path.parent / EPISODES_FILE
     episodes = {} if data is None else {episode.id_: episode for episode in read_transcripts(data)}
     reader = _LabelReader(columns or LabelColumns(), episodes, pairs)
     rows = [reader.row(where, index, row) for index, (where, row) in enumerate(_last_labels(read_rows(path)))]

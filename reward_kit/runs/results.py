@@ -16,7 +16,7 @@ from reward_kit.episodes.record import LatestAttempts, episode_from_record, get_
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
 from reward_kit.models import EvaluateResult
 from reward_kit.notebook_html import Html, line, root, strong
-from reward_kit.runs.files import wrap_os_errors
+from reward_kit.runs.files import CREDIT_FILE, EPISODES_FILE, SCORES_FILE, wrap_os_errors
 from reward_kit.runs.run_folder import line_record, placed_episodes, placed_lines, placed_scores
 from reward_kit.runs.summary import EpisodeRow
 
@@ -33,7 +33,7 @@ class LineRange(NamedTuple):
 
 def index_credit(run: Path) -> Mapping[str, LineRange]:
     """Return the line range of each episode in the `credit.jsonl` of a run."""
-    path, ranges = run / "credit.jsonl", {}
+    path, ranges = run / CREDIT_FILE, {}
     name, start, prefix = "", 0, b"\n"
     for number, (offset, text) in enumerate(placed_lines(path), 1):
         if not text.startswith(prefix):
@@ -106,13 +106,13 @@ def read_results(run: Path, index: ResultIndex | None = None) -> Iterator[Result
     index = index or index_results(run)
     if not index.episodes:
         return
-    with wrap_os_errors("read", run / "episodes.jsonl"), (run / "episodes.jsonl").open("rb") as episodes:
+    with wrap_os_errors("read", run / EPISODES_FILE), (run / EPISODES_FILE).open("rb") as episodes:
         if not index.scores:
             for offset in index.episodes.values():
                 line = _line_at(episodes, offset)
                 yield Result(line, json.loads(line), None)
             return
-        with (run / "scores.jsonl").open("rb") as scores:
+        with (run / SCORES_FILE).open("rb") as scores:
             for rollout_id, offset in index.episodes.items():
                 line = _line_at(episodes, offset)
                 at = index.scores.get(rollout_id)

@@ -40,7 +40,12 @@ from reward_kit.lazy import package_version
 from reward_kit.private_files import make_private_folder, private_opener
 from reward_kit.processes import lock_file
 from reward_kit.runs.files import (
+    CREDIT_FILE,
+    EPISODES_FILE,
+    RUN_FILE,
+    SCORES_FILE,
     STATES,
+    SUMMARY_FILE,
     cut_torn_line,
     read_json,
     read_line,
@@ -54,7 +59,6 @@ from reward_kit.runs.redaction import Redaction
 from reward_kit.safe_input import complete_lines
 from reward_kit.validation import describe_validation_error
 
-FILE = "run.json"
 CHECKPOINTS = "checkpoints"
 SCHEMA_VERSION = 1
 _ALWAYS = {"schema_version", "versions", "status", "timing"}
@@ -161,26 +165,26 @@ class RunHeader(pydantic.BaseModel):
     @classmethod
     def read(cls, run: Path) -> RunHeader:
         """Read the header of a run."""
-        return read_header(run / FILE, cls, SCHEMA_VERSION)
+        return read_header(run / RUN_FILE, cls, SCHEMA_VERSION)
 
     @classmethod
     def read_folder(cls, run: Path) -> RunHeader:
         """Read the header of a directory that the user specified; give a hint if the directory is not a run."""
-        if (run / FILE).is_file():
+        if (run / RUN_FILE).is_file():
             return cls.read(run)
         folders = {run, run.parent, Path("runs")}
-        near = did_you_mean(str(run), (str(path.parent) for folder in folders for path in folder.glob(f"*/{FILE}")))
-        if (run.parent / FILE).is_file():
+        near = did_you_mean(str(run), (str(path.parent) for folder in folders for path in folder.glob(f"*/{RUN_FILE}")))
+        if (run.parent / RUN_FILE).is_file():
             near = f"; did you mean {str(run.parent)!r}?"
         near = near if near.endswith("?") else "; `reward-kit runs list` lists the runs"
-        raise ConfigError(f"{run} is not a run directory: it has no {FILE}{near}")
+        raise ConfigError(f"{run} is not a run directory: it has no {RUN_FILE}{near}")
 
     @classmethod
     def read_resumable(cls, run: Path) -> RunHeader:
         """Read the header of a run passed to `--resume`."""
-        if not (run / FILE).is_file():
+        if not (run / RUN_FILE).is_file():
             raise ConfigError(
-                f"--resume: {run} is not a run; pass a directory that contains {FILE}, or omit the directory to "
+                f"--resume: {run} is not a run; pass a directory that contains {RUN_FILE}, or omit the directory to "
                 "resume the latest run"
             )
         return cls.read(run)
@@ -192,7 +196,7 @@ class RunHeader(pydantic.BaseModel):
         try:
             return TrainingHeader.model_validate(self.training)
         except pydantic.ValidationError as error:
-            raise StoreError(f"{run / FILE}: {'; '.join(describe_validation_error(error))}") from None
+            raise StoreError(f"{run / RUN_FILE}: {'; '.join(describe_validation_error(error))}") from None
 
     @property
     def pass_threshold(self) -> float:
@@ -277,7 +281,7 @@ def latest_run(log_dir: Path, name: str | None = None, *, training: bool = False
 def newest_runs(log_dir: Path, fits: Callable[[RunHeader], bool]) -> list[Path]:
     """Return the runs in `log_dir` whose headers satisfy `fits`, newest first; damaged runs are skipped."""
     started = {}
-    for path in log_dir.glob(f"*/{FILE}"):
+    for path in log_dir.glob(f"*/{RUN_FILE}"):
         with suppress(StoreError):
             if fits(header := RunHeader.read(path.parent)):
                 started[path.parent] = header.timing.started_at
@@ -353,7 +357,7 @@ class RunFolder:
         with ExitStack() as opened:
             opened.enter_context(lock_folder(self.path))
             header = RunHeader.read(self.path)
-            for name in ("episodes.jsonl", "scores.jsonl") if header.training is None else ():
+            for name in (EPISODES_FILE, SCORES_FILE) if header.training is None else ():
                 with wrap_os_errors("open", self.path / name):
                     cut_torn_line(self.path / name)
                 self._files[name] = self._open(name, os.O_WRONLY | os.O_APPEND, opened)
@@ -375,10 +379,10 @@ class RunFolder:
 
     def write_header(self, header: RunHeader) -> None:
         """Replace `run.json`."""
-        write_atomically(self.path / FILE, self.redaction.redact_line(header.to_bytes()))
+        write_atomically(self.path / RUN_FILE, self.redaction.redact_line(header.to_bytes()))
         self.header = header
 
-    def write_summary(self, summary: Mapping[str, Any], name: str = "summary.json") -> None:
+    def write_summary(self, summary: Mapping[str, Any], name: str = SUMMARY_FILE) -> None:
         """Replace `summary.json` or another JSON file of this name."""
         text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
         write_atomically(self.path / name, self.redaction.redact_line(text))
@@ -396,11 +400,11 @@ class RunFolder:
                         make_private_folder(path.parent, exist_ok=True)
                     write_atomically(path, snapshot.payload)
                 self._states.add(path)
-        self._append("episodes.jsonl", episode_to_record(episode, final_state=stored))
+        self._append(EPISODES_FILE, episode_to_record(episode, final_state=stored))
 
     def append_score(self, record: Mapping[str, Any]) -> None:
         """Append one score."""
-        self._append("scores.jsonl", {"schema_version": SCHEMA_VERSION, **record})
+        self._append(SCORES_FILE, {"schema_version": SCHEMA_VERSION, **record})
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         text = compact_json(self.redaction.redact_record(record))
@@ -442,7 +446,7 @@ def read_episodes(path: Path) -> Iterator[dict[str, Any]]:
 
 def placed_episodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the records of `episodes.jsonl` and their byte offsets, for use with `episode_at`."""
-    return read_lines(path / "episodes.jsonl")
+    return read_lines(path / EPISODES_FILE)
 
 
 def read_scores(path: Path) -> Iterator[dict[str, Any]]:
@@ -456,7 +460,7 @@ def read_scores(path: Path) -> Iterator[dict[str, Any]]:
 
 def placed_scores(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the records of `scores.jsonl` and their byte offsets."""
-    return read_lines(path / "scores.jsonl", check_score)
+    return read_lines(path / SCORES_FILE, check_score)
 
 
 def check_score(record: Mapping[str, Any]) -> None:
@@ -472,12 +476,12 @@ def check_score(record: Mapping[str, Any]) -> None:
 
 def read_credit(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of `credit.jsonl`, one per step, or nothing if no credit was assigned."""
-    return (record for _, record in read_lines(path / "credit.jsonl"))
+    return (record for _, record in read_lines(path / CREDIT_FILE))
 
 
 def episode_at(path: Path, offset: int) -> SingleAgentEpisode:
     """Load the episode at a byte offset of `episodes.jsonl`, including its final state."""
-    with wrap_os_errors("read", path / "episodes.jsonl"), (path / "episodes.jsonl").open("rb") as lines:
+    with wrap_os_errors("read", path / EPISODES_FILE), (path / EPISODES_FILE).open("rb") as lines:
         lines.seek(offset)
         return load_episode(path, json.loads(lines.readline()))
 

@@ -42,9 +42,8 @@ from reward_kit.reward_agent.scoring import Reward, Scored, Scorer, ScoringReque
 from reward_kit.reward_agent.stats import AgentStats
 from reward_kit.run_warnings import CURRENT_RUN_WARNINGS, RunWarnings
 from reward_kit.runs import events
-from reward_kit.runs.card import FILE as CARD
 from reward_kit.runs.card import run_card
-from reward_kit.runs.files import report_store_errors
+from reward_kit.runs.files import CARD_FILE, CREDIT_FILE, report_store_errors
 from reward_kit.runs.plan import Control, Listener, RunPlan
 from reward_kit.runs.run_folder import RunFolder, episode_at, placed_episodes, read_scores
 from reward_kit.runs.scoring_units import RunClock, ScoringUnit, ScoringUnits, StoppedEpisode, UnitScoring
@@ -171,12 +170,12 @@ async def run(
         summary = {**summary_to_json(policies), **repeated, **cached, **further(rows)}
         settings = plan.definition.credit
         # Credit assigned by `reward-kit credit`, possibly for earlier scores. The settings are in the old summary.
-        if settings is None and (folder.path / "credit.jsonl").exists():
+        if settings is None and (folder.path / CREDIT_FILE).exists():
             from reward_kit.runs.credit import credit_settings
 
             settings = credit_settings(folder.path)
         folder.write_summary(summary)
-        folder.write_summary(run_card(folder.header, rows, policies, execution.repeated_cost), CARD)
+        folder.write_summary(run_card(folder.header, rows, policies, execution.repeated_cost), CARD_FILE)
         is_stored = settings is not plan.definition.credit
         credit, credit_error = (None, None) if settings is None else _assign_credit(folder.path, settings, is_stored)
         from reward_kit.report.run_page import write_page

@@ -30,7 +30,9 @@ from reward_kit.private_files import make_private_folder
 from reward_kit.reward_agent.scoring import Reward, check_parameters, check_truth
 from reward_kit.runs.datasets import read_rows
 from reward_kit.runs.files import (
+    EPISODES_FILE,
     LOG_COPIES,
+    RUN_FILE,
     STATES,
     copied_log,
     episodes_files,
@@ -42,7 +44,7 @@ from reward_kit.runs.files import (
 from reward_kit.runs.plan import RunPlan
 from reward_kit.runs.redaction import HIDDEN, Redaction, load_redaction
 from reward_kit.runs.results import ResultIndex, index_results, read_results
-from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader, load_episode, new_run_path
+from reward_kit.runs.run_folder import RunFolder, RunHeader, load_episode, new_run_path
 from reward_kit.runs.task_file import apply_overrides, format_override, override_source
 from reward_kit.runs.tasks import credit_code, credit_code_arguments, load_task_reward
 from reward_kit.validation import describe_validation_error
@@ -151,7 +153,7 @@ def run_origin(header: RunHeader) -> ScoreOrigin | None:
 
 def data_origin(data: Path) -> ScoreOrigin:
     """Return the task of the run from which the transcripts come, or a placeholder for other transcripts."""
-    is_of_run = data.name == "episodes.jsonl" and (data.parent / FILE).is_file()
+    is_of_run = data.name == EPISODES_FILE and (data.parent / RUN_FILE).is_file()
     known = run_origin(RunHeader.read(data.parent)) if is_of_run else None
     return known or ScoreOrigin({"name": data.stem}, Path.cwd())
 
@@ -292,7 +294,7 @@ def copy_results(source: SourceRun, target: Path, redaction: Redaction) -> int:
             hidden += HIDDEN.encode() in line
             yield line
 
-    write_atomically(target / "episodes.jsonl", lines())
+    write_atomically(target / EPISODES_FILE, lines())
     for log in (source.header.imported or {}).get("files") or ():
         file = copied_log(source.path, log.get("copy"))
         link_or_copy(file, target / LOG_COPIES / file.name)

@@ -12,7 +12,7 @@ from typing import Any
 from reward_kit.display_text import escape_text
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.runs.display import FigureTable, difference_text, figure
-from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, wrap_os_errors
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS_FILE, wrap_os_errors
 from reward_kit.runs.inputs import TASK_FILE
 from reward_kit.runs.run_folder import RunHeader
 from reward_kit.runs.statistics import Interval
@@ -93,9 +93,9 @@ def _side(run: Path, label: str) -> TrainingSide:
     header = RunHeader.read(run)
     config = header.require_training(run).config
     found: dict[str, float] = {}
-    if (run / METRICS).is_file():
-        with wrap_os_errors("read", run / METRICS), boundary(StoreError, f"{run / METRICS} cannot be read"):
-            records = map(json.loads, (run / METRICS).read_text(encoding="utf-8").split("\n")[:-1])
+    if (run / METRICS_FILE).is_file():
+        with wrap_os_errors("read", run / METRICS_FILE), boundary(StoreError, f"{run / METRICS_FILE} cannot be read"):
+            records = map(json.loads, (run / METRICS_FILE).read_text(encoding="utf-8").split("\n")[:-1])
             evaluations = [record for record in records if record.get(HELD_OUT_SCORE) is not None]
             last = evaluations[-1] if evaluations else {}
             found = {name: float(last[name]) for name in _SHOWN if last.get(name) is not None}

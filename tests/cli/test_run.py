@@ -298,7 +298,12 @@ def test_changed_task_is_resumed_only_with_force(project: Project) -> None:
     project.call("run", "task.yaml")
     project.write_task(num_rollouts_per_sample=3)
     done = project.call("run", "--resume")
-    assert done.returncode == 2 and "cannot be resumed" in done.stderr and "--force" in done.stderr
+    run = project.run_path().relative_to(project.folder)
+    problem = (
+        f"{run} cannot be resumed, because its inputs changed:\nthe task file {project.folder}/task.yaml changed:\n"
+    )
+    fixes = "\nUndo the changes, start again in a new directory, or continue anyway with --force\n"
+    assert done.returncode == 2 and problem in done.stderr and fixes in done.stderr
     assert "    -num_rollouts_per_sample: 2\n    +num_rollouts_per_sample: 3\n" in done.stderr
     assert len(lines(project.run_path() / "episodes.jsonl")) == 6
     forced = project.call("run", "--resume", "--force")

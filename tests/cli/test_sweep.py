@@ -88,7 +88,9 @@ def test_sweep_prints_a_line_per_run_and_the_tables(tmp_path: Path) -> None:
     assert again.returncode == 0 and summary["sweep"] == f"runs/{folder.name}" and summary["status"] == "complete"
     (tmp_path / "reward.py").write_text((tmp_path / "reward.py").read_text() + "\n# changed\n")
     refused = command_line.call("sweep", "--resume", cwd=tmp_path)
-    assert refused.returncode == 2 and "because these inputs changed: gigpo: evaluation's reward" in refused.stderr
+    problem = f"runs/{folder.name} cannot be resumed, because its inputs changed:\ngigpo: evaluation's reward\n"
+    fixes = "\nUndo the changes, or start again in a new directory\n"
+    assert refused.returncode == 2 and problem in refused.stderr and fixes in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -63,15 +63,16 @@ def check_changed_resume_needs_force(folder: Path) -> None:
     (folder / "reward.py").write_text((folder / "reward.py").read_text() + "\n# another\n")
     # With a train file, --resume takes the latest run of its name.
     refused = command_line.call("train", "train.yaml", "--resume", cwd=folder)
-    assert refused.returncode == 2 and "because these inputs changed: evaluation's reward, reward" in refused.stderr
+    run = run_path(folder).relative_to(folder)
+    problem = f"{run} cannot be resumed, because its inputs changed:\n"
+    fixes = "Undo the changes, start again in a new directory, or continue anyway with --force"
+    assert refused.returncode == 2 and f"{problem}evaluation's reward\nreward\n{fixes}\n" in refused.stderr
     lake_folder(folder, ppo={**TRAIN["ppo"], "lr": 0.02})
     refused = command_line.call("train", "--resume", cwd=folder)
-    assert (
-        refused.returncode == 2
-        and "because these inputs changed: train file (ppo.lr was 0.01, is 0.02)." in refused.stderr
-    )
+    assert refused.returncode == 2 and f"{problem}train file (ppo.lr was 0.01, is 0.02)\n{fixes}" in refused.stderr
     forced = command_line.call("train", "--resume", "--force", "-T", "updates=3", cwd=folder)
     assert forced.returncode == 0 and metrics_of(run_path(folder))[-1]["update"] == 3
+    assert f"--force: {run} is resumed although its inputs changed:\ntrain file (ppo.lr was" in forced.stderr
     check_changed_limit_is_stored(folder)
 
 

@@ -189,7 +189,8 @@ def test_changed_task_is_reported(tmp_path: Path) -> None:
     run = chores(tmp_path)
     (tmp_path / "reward.py").write_text(REWARD + "\n# changed\n")
     done = call(tmp_path, "why", str(run))
-    assert done.returncode == 2 and "because its inputs changed" in done.stderr and "--force" in done.stderr
+    assert done.returncode == 2 and "or continue anyway with --force" in done.stderr
+    assert "cannot be examined, because its inputs changed:\nthe reward" in done.stderr
 
 
 def test_run_whose_episodes_all_passed_or_without_reward_is_reported(tmp_path: Path) -> None:

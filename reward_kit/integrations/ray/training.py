@@ -55,7 +55,9 @@ from reward_kit.rl.training.setup import (
 )
 from reward_kit.rl.training.train_file import check_resources, train_into
 from reward_kit.rl.training.trainer import trainable
-from reward_kit.runs.run_folder import FILE, RunFolder, RunHeader
+from reward_kit.runs.files import RUN_FILE
+from reward_kit.runs.inputs import refuse_changes
+from reward_kit.runs.run_folder import RunFolder, RunHeader
 from reward_kit.runs.tasks import LoadedTask, load_tools
 from reward_kit.task_parts import PolicyModel
 
@@ -281,10 +283,10 @@ def train_loop(config: Mapping[str, Any]) -> None:
         plan, run = load_plan(Path(config["train_file"]), config.get("overrides")), Path(config["run"])
         check_policy(plan)
         check_resources(plan)
-        if is_new := not (run / FILE).is_file():
+        if is_new := not (run / RUN_FILE).is_file():
             RunFolder.create(run, new_run_header(run.name, plan), plan.redaction)
-        elif refused := changes_since(RunHeader.read(run), plan, run).refused:
-            raise ConfigError(f"{run} cannot be resumed, because these settings or files changed: {', '.join(refused)}")
+        else:
+            refuse_changes(run, changes_since(RunHeader.read(run), plan, run).refused)
         factories = Factories() if group is None else Factories(sharded_learner_factory(group))
         if plan.config.engine.type == "ray":
             factories = on_cluster(plan, factories)

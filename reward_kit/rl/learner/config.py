@@ -22,6 +22,7 @@ OldValues = Literal["recorded", "recomputed"]
 LRSchedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 Optimizer = Literal["adamw", "muon"]
+Attention = Literal["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
 _CLIPS: dict[str, tuple[float, float]] = {
     "ppo": (0.2, 0.2),
     "gspo": (3e-4, 4e-4),
@@ -177,6 +178,13 @@ class PPOConfig:
         compile: whether to compile the layers of the module with `torch.compile`. The first update then takes a minute
             longer. If the compiler fails, or the module is sharded over processes, the layers run uncompiled and a
             warning is logged.
+        attention: the attention implementation of `transformers` for training. If None, the module's own is kept, which
+            is scaled dot-product attention ("sdpa") for most models. If the implementation does not work on this
+            machine, the module's own is kept and a warning is logged.
+        packed: whether to concatenate the rows of a micro-batch instead of padding them to the longest row. On a GPU
+            and in bfloat16, attention within the rows is computed by the kernel of `torch` for rows of variable length,
+            otherwise by padding the rows for attention alone. If the module cannot compute packed rows, they are padded
+            and a warning is logged.
         max_logits: the maximum number of logits in memory, which is the number of tokens times the vocabulary size. If
             there are more logits, the head runs in chunks. With a gradient, the head requires five times the memory of
             these logits; without a gradient, it requires twice their memory.
@@ -227,6 +235,8 @@ class PPOConfig:
     precision: Precision | None = None
     gradient_checkpointing: bool = False
     compile: bool = False
+    attention: Attention | None = None
+    packed: bool = False
     max_logits: int = 2**27
     lora: LoRAOptions | None = None
     limits: OffPolicyLimits = field(default_factory=OffPolicyLimits)
@@ -281,6 +291,7 @@ _CHOICES = {
     "schedule": LRSchedule,
     "precision": Precision,
     "optimizer": Optimizer,
+    "attention": Attention,
 }
 _COUNTS = {"epochs": 1, "minibatch_rows": 1, "minibatches": 1, "max_tokens_per_micro_batch": 1, "max_logits": 1}
 _COUNTS |= {"critic_warmup": 0, "warmup": 0}
@@ -345,6 +356,8 @@ def _check_together(config: PPOConfig) -> None:
         != bool(config.norm_length),
         "critic_warmup trains only the value head, but value_coefficient is 0": config.critic_warmup
         and not config.value_coefficient,
+        "packed rows cannot be computed with attention 'eager'; remove one of the two": config.packed
+        and config.attention == "eager",
         "min_lr_share has no effect with a constant schedule; set schedule='linear' or 'cosine'": config.min_lr_share
         and config.schedule == "constant",
     }

@@ -22,6 +22,14 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from reward_kit.errors import ConfigError, boundary
+from reward_kit.rl.learner.attention import (
+    CLOSE,
+    attention_name,
+    last_hidden,
+    packed_inputs,
+    use_attention,
+    use_packed_attention,
+)
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.learner.sharding import Processes, shardable_layers
 from reward_kit.rl.learner.training_rows import MicroBatch, Restriction
@@ -31,8 +39,6 @@ logger = logging.getLogger("reward_kit.rl")
 AfterHead = Callable[[Tensor], Tensor]
 FORBIDDEN = -1e30
 """The logit of a token that a constraint forbids. Its probability is 0 and, unlike with -inf, no entropy is NaN."""
-_CLOSE = 0.02
-"""The relative tolerance of comparisons, above the error of bfloat16 and far below the difference of two tokens."""
 
 
 class Scores(NamedTuple):
@@ -49,8 +55,11 @@ class LogprobModel:
     Args:
         module: a causal language model of `transformers`, with or without adapters or a value head, or any module that
             maps (ids_BT, attention_mask_BT) to logits_BTV.
-        config: the options. Only `temperature`, `precision`, `max_logits` and whether entropies are used have an
-            effect.
+        config: the options. Only `temperature`, `precision`, `attention`, `packed`, `max_logits` and whether entropies
+            are used have an effect.
+
+    Attributes:
+        is_packed: True if micro-batches must be packed.
     """
 
     def __init__(self, module: nn.Module, config: PPOConfig) -> None:
@@ -60,10 +69,19 @@ class LogprobModel:
         # Rows of a plain weight can be selected by id. Sharded weights exist only inside the module's forward pass.
         self._can_narrow = type(self._head) is nn.Linear and Processes.current().size == 1
         self._last_layer: LastLayer | None = None
-        # A checkpointed layer runs again in the backward pass, after its hooks are removed.
-        if self._head is not None and not config.gradient_checkpointing:
-            module.eval()  # Use evaluation mode, since two passes with dropout differ.
-            with self._precision(next(module.parameters()).device):
+        self.is_packed = False
+        if self._head is None:
+            for name in ("attention", "packed"):
+                if getattr(config, name):
+                    logger.warning("ppo.%s: %s is not a language model of transformers", name, type(module).__name__)
+            return
+        module.eval()  # Use evaluation mode, since two passes with dropout differ.
+        with self._precision(next(module.parameters()).device):
+            if config.attention is not None:
+                use_attention(module, self._head, config.attention)
+            self.is_packed = config.packed and use_packed_attention(module, self._head)
+            # A checkpointed layer runs again in the backward pass, after its hooks are removed.
+            if not config.gradient_checkpointing:
                 self._last_layer = find_last_layer(module, self._head)
 
     @property
@@ -144,7 +162,8 @@ class LogprobModel:
         handle = head.register_forward_pre_hook(pick)
         try:
             with nullcontext() if last is None else last.only_at(part.before_N):
-                logits_NV = self.module(input_ids=part.ids_BT, use_cache=False).logits.squeeze(0)
+                packed = {} if part.packing is None else packed_inputs(part.packing, attention_name(self.module))
+                logits_NV = self.module(input_ids=part.ids_BT, use_cache=False, **packed).logits.squeeze(0)
         finally:
             handle.remove()
         if is_whole:
@@ -328,23 +347,14 @@ def find_last_layer(module: nn.Module, head: nn.Module) -> LastLayer | None:
     if not (isinstance(norm, nn.Module) and isinstance(out, nn.Module)):
         return None
     last, device = LastLayer(layers[-1], norm, out), next(module.parameters()).device
-
-    def hidden_BTH() -> Tensor:
-        seen: list[Tensor] = []
-        handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-        try:
-            module(input_ids=torch.arange(4, device=device).unsqueeze(0), use_cache=False)
-        finally:
-            handle.remove()
-        return seen[0].float()
-
+    ids_1T = torch.arange(4, device=device).unsqueeze(0)
     indices = torch.tensor([1, 3], device=device)
-    expected = hidden_BTH()[:, indices]
+    expected = last_hidden(module, head, input_ids=ids_1T)[:, indices]
     try:
         with last.only_at(indices):
-            reduced = hidden_BTH()
+            reduced = last_hidden(module, head, input_ids=ids_1T)
     except (RuntimeError, TypeError, ValueError, IndexError):  # The shapes do not match
         return None
     if reduced.shape != expected.shape:
         return None
-    return last if bool((reduced - expected).abs().max() <= _CLOSE * expected.abs().max()) else None
+    return last if bool((reduced - expected).abs().max() <= CLOSE * expected.abs().max()) else None

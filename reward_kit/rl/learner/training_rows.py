@@ -1,7 +1,7 @@
 """Rows in the form that the learner uses: unpadded, divided into parts, and with loss tokens selected.
 
-Each part is padded on the right to the length of its longest row. With causal attention, no other token attends to this
-padding, so no attention mask is needed. The axis `_N` contains the tokens in the loss.
+Each part is either packed into one row, or padded on the right to the length of its longest row. With causal attention,
+no other token attends to this padding, so no attention mask is needed. The axis `_N` contains the tokens in the loss.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError, TrainingError, did_you_mean, type_name
+from reward_kit.rl.loss_terms import on_device
 from reward_kit.tokens import PackedBatch, TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
@@ -36,19 +37,40 @@ class Restriction(NamedTuple):
     sets: int
 
 
+class Packing(NamedTuple):
+    """The boundaries of rows that are concatenated into one row of L tokens."""
+
+    cu_seqlens: Tensor  # (B+1,) int32: the index at which each row begins, and L
+    longest: int  # The length of the longest row
+    positions_1L: Tensor  # The position of each token in its own row
+
+    @classmethod
+    def of(cls, lengths_B: Ints, device: torch.device) -> Packing:
+        """Return the boundaries of rows of these lengths, which are at least 1."""
+        ends = np.cumsum([0, *lengths_B], dtype=np.int32)
+        positions = ranges(np.zeros_like(lengths_B), lengths_B)[None]
+        return cls(_moved(ends, device), int(lengths_B.max()), _moved(positions, device))
+
+
 class MicroBatch(NamedTuple):
-    """Rows that pass through the module together."""
+    """Rows that pass through the module together.
+
+    If the rows are packed, B is 1, and T is the number of all tokens.
+    """
 
     ids_BT: Tensor  # padded on the right
     mask_BT: Tensor  # 1 on tokens
     before_N: Tensor  # the index on the flat axis (B·T) whose logits predict each token
     targets_N: Tensor  # the tokens
-    rows_N: Tensor  # The row of each token
-    turns_N: Tensor  # A number for each token, which is equal for the tokens of an action
+    rows_N: Tensor  # The row of each token, on the CPU
+    turns_N: Tensor  # A number for each token, on the CPU, which is equal for the tokens of an action
     firsts_M: Tensor  # The indices of the first tokens of actions, at which the critic predicts a value
+    first_rows_M: Tensor  # The rows of these tokens, on the CPU
+    choices_N: Tensor | None  # True at tokens at which the policy had a choice, on the CPU; None if at all of them
     columns: dict[str, Tensor]  # (N,) real numbers by name
     restriction: Restriction | None  # None if no token was sampled under a constraint
     allowed_U: Tensor | None = None  # The ids that any set allows, ascending; None if some token is unconstrained
+    packing: Packing | None = None  # The rows in `ids_BT`, if they are packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,35 +178,46 @@ class TrainingRows:
         """Return the indices, row by row, of the tokens in the loss that belong to these rows."""
         return ranges((np.cumsum(self.counts_B) - self.counts_B)[rows], self.counts_B[rows])
 
-    def part(self, rows: Ints, device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
+    def part(
+        self, rows: Ints, device: torch.device, dtype: torch.dtype = torch.float32, *, is_packed: bool = False
+    ) -> MicroBatch:
         """Return these rows as a micro-batch on a device.
 
         If there are no rows, the micro-batch consists of one row with a single token that is not in the loss.
         """
         lengths, counts = self.lengths_B[rows], self.counts_B[rows]
-        width = int(lengths.max(initial=1))
-        ids = np.zeros((max(len(rows), 1), width), dtype=np.int64)
-        ids.reshape(-1)[ranges(np.arange(len(rows)) * width, lengths)] = self.ids[ranges(self.starts_B[rows], lengths)]
+        present = lengths if len(rows) else np.ones(1, dtype=np.int64)
+        if is_packed:
+            shape, starts = (1, int(present.sum())), np.cumsum(lengths) - lengths
+        else:
+            shape = (len(present), int(present.max()))
+            starts = np.arange(len(rows)) * shape[1]
+        ids, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        cells = ranges(starts, lengths)
+        ids.reshape(-1)[cells] = self.ids[ranges(self.starts_B[rows], lengths)]
+        mask.reshape(-1)[cells if len(rows) else 0] = 1
         tokens, local = self.token_indices(rows), np.repeat(np.arange(len(rows)), counts)
-        places = local * width + self.positions_N[tokens]
+        places = starts[local] + self.positions_N[tokens]
+        firsts, choices = np.flatnonzero(self.is_first_N[tokens]), self.columns.get(CHOICE)
         real = np.float64 if dtype == torch.float64 else np.float32
-        mask = np.arange(width) < (lengths[:, None] if len(rows) else 1)
 
         def moved(values: Array) -> Tensor:
-            tensor = torch.from_numpy(values)
-            return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+            return _moved(values, device)
 
         return MicroBatch(
             ids_BT=moved(ids),
-            mask_BT=moved(mask.astype(np.int64).reshape(ids.shape)),
+            mask_BT=moved(mask),
             before_N=moved(places - 1),
             targets_N=moved(ids.reshape(-1)[places]),
-            rows_N=moved(local),
-            turns_N=moved(self.turns_N[tokens]),
-            firsts_M=moved(np.flatnonzero(self.is_first_N[tokens])),
-            columns={key: moved(values[tokens].astype(real)) for key, values in self.columns.items()},
+            rows_N=torch.from_numpy(local),
+            turns_N=torch.from_numpy(self.turns_N[tokens]),
+            firsts_M=moved(firsts),
+            first_rows_M=torch.from_numpy(local[firsts]),
+            choices_N=None if choices is None else torch.from_numpy(choices[tokens]),
+            columns={key: moved(values[tokens].astype(real)) for key, values in self.columns.items() if key != CHOICE},
             restriction=self._restriction(tokens, moved),
             allowed_U=self._allowed_by_any(tokens, moved),
+            packing=Packing.of(present, device) if is_packed else None,
         )
 
     def _allowed_by_any(self, tokens: Ints, moved: Callable[[Array], Tensor]) -> Tensor | None:
@@ -202,6 +235,10 @@ class TrainingRows:
         owners = np.repeat(np.arange(len(ids)), [len(one) for one in ids])
         flat = np.concatenate(ids).astype(np.int64)
         return Restriction(moved(restricted), moved(numbers.astype(np.int64)), moved(owners), moved(flat), len(ids))
+
+
+def _moved(values: Array, device: torch.device) -> Tensor:
+    return on_device(torch.from_numpy(values), device)
 
 
 def _allowed(rows: TokenBatch, rows_N: Ints, positions_N: Ints) -> tuple[Ints, tuple[Array, ...]]:

@@ -25,7 +25,7 @@ from reward_kit.errors import ConfigError, install_hint
 from reward_kit.private_files import private_opener
 from reward_kit.rl.training.config import LogsModel, TrainModel
 from reward_kit.rl.training.pipelines import Progress
-from reward_kit.runs.files import HELD_OUT_SCORE, METRICS, cut_torn_line, wrap_os_errors
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS_FILE, cut_torn_line, wrap_os_errors
 from reward_kit.runs.run_folder import GENERATED_NAME
 
 DisplayKind = Literal["rich", "plain", "none"]
@@ -85,7 +85,7 @@ class Logs:
     """
 
     def __init__(self, run: Path, options: LogsModel, config: Mapping[str, Any], first: int, metrics_size: int) -> None:
-        self.metrics = MetricsFile(run / METRICS)
+        self.metrics = MetricsFile(run / METRICS_FILE)
         self.metrics.cut(metrics_size)
         self._tensorboard = self._wandb = None
         if options.tensorboard:

@@ -19,7 +19,7 @@ from reward_kit.report.sweep_page import SweepTable
 from reward_kit.rl.training.sweep_file import START
 from reward_kit.runs.comparison_table import p_text
 from reward_kit.runs.display import difference_text, figure, interval_text
-from reward_kit.runs.files import read_json, wrap_os_errors
+from reward_kit.runs.files import SUMMARY_FILE, read_json, wrap_os_errors
 from reward_kit.runs.run_folder import RunHeader, current_status
 from reward_kit.runs.statistics import (
     Interval,
@@ -128,7 +128,7 @@ def run_facts(run: Path, error: str | None) -> dict[str, Any]:
         return {"status": "failed" if error else "missing", "error": error}
     cpu_s = None
     with suppress(StoreError):
-        cpu_s = read_json(run / "summary.json").get("cpu_s")
+        cpu_s = read_json(run / SUMMARY_FILE).get("cpu_s")
     status = "failed" if error else current_status(run, header)
     facts = {"status": status, "updates": training.updates, "env_steps": training.env_steps, "cpu_s": cpu_s}
     return facts | ({"error": error} if error else {})

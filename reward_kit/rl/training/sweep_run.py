@@ -35,9 +35,9 @@ from reward_kit.rl.training.resume import new_run_header
 from reward_kit.rl.training.rollouts import Collector, evaluation_policy
 from reward_kit.rl.training.setup import Factories, in_lockstep, make_worker, open_components, use_threads
 from reward_kit.rl.training.train_file import train_into
-from reward_kit.runs.files import HELD_OUT_SCORE
+from reward_kit.runs.files import HELD_OUT_SCORE, RUN_FILE
 from reward_kit.runs.plan import INTERRUPTED, Control
-from reward_kit.runs.run_folder import CHECKPOINTS, FILE, RunFolder, RunHeader
+from reward_kit.runs.run_folder import CHECKPOINTS, RunFolder, RunHeader
 from reward_kit.runs.statistics import mean_interval, safe_mean
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -109,7 +109,7 @@ def train_run(request: RunRequest, report: Report) -> str:
     assert request.run is not None
     plan = load_plan(Path(request.train), request.overrides, stored=request.overrides)
     path = Path(request.run)
-    is_new = not (path / FILE).is_file()
+    is_new = not (path / RUN_FILE).is_file()
     if is_new:
         shutil.rmtree(path, ignore_errors=True)  # left behind by a killed process
         RunFolder.create(path, new_run_header(path.name, plan), plan.redaction)

@@ -39,6 +39,8 @@ from reward_kit.rl.training.sweep_run import EvaluationRequest, RunRequest, chec
 from reward_kit.rl.training.train_file import check_resources
 from reward_kit.runs.comparison_table import markdown_table
 from reward_kit.runs.files import (
+    SUMMARY_FILE,
+    SWEEP_FILE,
     cut_torn_line,
     report_store_errors,
     write_atomically,
@@ -49,7 +51,6 @@ from reward_kit.runs.redaction import without_secrets
 from reward_kit.runs.run_folder import RunHeader, lock_folder, new_run_path, read_header, software_versions
 from reward_kit.runs.task_file import overrides_from
 
-FILE = "sweep.json"
 CHANGEABLE = ("processes",)
 """The keys of the sweep file that may change when a sweep is resumed."""
 _SCHEMA_VERSION = 1
@@ -211,14 +212,14 @@ class SweepHeader(BaseModel):
     @classmethod
     def read(cls, folder: Path) -> SweepHeader:
         """Read the header of a sweep."""
-        if not (folder / FILE).is_file():
-            raise ConfigError(f"{folder} is not a sweep: it has no {FILE}")
-        return read_header(folder / FILE, cls, _SCHEMA_VERSION)
+        if not (folder / SWEEP_FILE).is_file():
+            raise ConfigError(f"{folder} is not a sweep: it has no {SWEEP_FILE}")
+        return read_header(folder / SWEEP_FILE, cls, _SCHEMA_VERSION)
 
     def write(self, folder: Path, plan: SweepPlan) -> None:
         """Replace `sweep.json`."""
         text = json.dumps(self.model_dump(mode="json"), indent=2, allow_nan=False).encode("ascii") + b"\n"
-        write_atomically(folder / FILE, _redact(plan, text))
+        write_atomically(folder / SWEEP_FILE, _redact(plan, text))
 
 
 def _redact(plan: SweepPlan, text: bytes) -> bytes:
@@ -241,7 +242,7 @@ def create_sweep(plan: SweepPlan, log_dir: Path) -> Path:
 def latest_sweep(log_dir: Path) -> Path:
     """Return the newest sweep in a directory."""
     found = {}
-    for path in log_dir.glob(f"*/{FILE}"):
+    for path in log_dir.glob(f"*/{SWEEP_FILE}"):
         with suppress(StoreError):  # a damaged sweep does not block others
             found[path.parent] = SweepHeader.read(path.parent).started_at
     if not found:
@@ -423,5 +424,5 @@ def write_results(folder: Path, plan: SweepPlan, status: str, errors: Mapping[st
     notes = "\n".join(f"- {note}" for note in summary["notes"])
     summary["markdown"] = "\n\n".join(filter(None, [*parts, notes]))
     text = json.dumps(summary, indent=2, allow_nan=False).encode("ascii") + b"\n"
-    write_atomically(folder / "summary.json", _redact(plan, text))
+    write_atomically(folder / SUMMARY_FILE, _redact(plan, text))
     return summary

@@ -13,7 +13,7 @@ from reward_kit.blocking import run_blocking
 from reward_kit.errors import ConfigError, requires_extra
 from reward_kit.report.run_page import write_page
 from reward_kit.runs import events
-from reward_kit.runs.files import METRICS
+from reward_kit.runs.files import METRICS_FILE
 from reward_kit.runs.plan import Interruptible
 from reward_kit.runs.run_folder import CHECKPOINTS, RunFolder, new_run_path
 from reward_kit.runs.tasks import check_resource_starts
@@ -126,4 +126,4 @@ def train_into(
 
 
 def _has_metrics(run: Path) -> bool:
-    return (run / METRICS).is_file() and (run / METRICS).stat().st_size > 0
+    return (run / METRICS_FILE).is_file() and (run / METRICS_FILE).stat().st_size > 0

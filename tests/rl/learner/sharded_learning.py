@@ -119,7 +119,7 @@ def outcome(saved: dict[str, Any] | None = None) -> Outcome:
     other = learner()
     other.load_state_dict(state if saved is None else saved)
     metrics.append(other.update(batch, version=3))
-    lonely = learner(with_values=False, gradient_checkpointing=True, max_logits=3 * VOCABULARY)
+    lonely = learner(with_values=False, packed=True, gradient_checkpointing=True, max_logits=3 * VOCABULARY)
     lonely.update(batch[[2]], version=0)
     return Outcome(
         gradient,

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from reward_kit.errors import ConfigError
+from reward_kit.integrations.ray.training import train_loop
 from reward_kit.rl.training.plan import load_plan
 from reward_kit.rl.training.resume import Changes, changes_since, new_run_header
+from reward_kit.runs.run_folder import RunFolder
 from tests.rl.training.frozen_lake import TRAIN, lake_folder
 
 
@@ -62,3 +65,16 @@ def test_changed_referenced_files_are_named(tmp_path: Path) -> None:
     header = new_run_header("run", load_plan(path))
     (tmp_path / "reward.py").write_text((tmp_path / "reward.py").read_text() + "\n# another\n")
     assert changes_since(header, load_plan(path), tmp_path).refused == ["evaluation's reward", "reward"]
+
+
+def test_ray_train_rejects_a_directory_with_a_run_of_other_inputs(tmp_path: Path) -> None:
+    plan, run = load_plan(lake_folder(tmp_path)), tmp_path / "run"
+    with RunFolder.create(run, new_run_header("run", plan), plan.redaction):
+        pass
+    lake_folder(tmp_path, ppo={**TRAIN["ppo"], "lr": 0.02})
+    with pytest.raises(ConfigError) as caught:
+        train_loop({"train_file": str(plan.path), "run": str(run)})
+    assert str(caught.value) == (
+        f"{run} cannot be resumed, because its inputs changed:\ntrain file (ppo.lr was 0.01, is 0.02)\n"
+        "Undo the changes, or start again in a new directory"
+    )
