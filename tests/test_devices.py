@@ -68,11 +68,11 @@ def test_float64_is_an_error_on_a_device_without_it() -> None:
 @pytest.mark.parametrize("device", ["standin", "standin32"])
 def test_standin_device_rejects_other_tensors(device: str) -> None:
     tests = {
-        "standin": "two_devices_are_an_error or tensors_of_tests",
+        "standin": "two_devices_are_an_error or tensors_of_tests or micro_batches_do_not_wait",
         # Sampling, generation, and a loss that adds up in float64.
         "standin32": "float64_is_an_error or extreme_uniforms or likely_allowed or computes_only_new or gspo-seq-mean",
     }
-    files = ["tests/test_devices.py", "tests/agent/policies/hf/", "tests/rl/test_losses.py"]
+    files = ["tests/test_devices.py", "tests/agent/policies/hf/", "tests/rl/test_losses.py", "tests/rl/learner/"]
     done = run_tests(device, "-q", "-m", "device", *files, "-k", tests[device])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "s" not in done.stdout.partition(" ")[0], "a test was skipped"

@@ -76,7 +76,8 @@ class GlobalBatch:
 class MaskedTokens:
     """The tokens included in a loss.
 
-    The included tokens are selected first so that the values of other tokens are never read, even if they are NaN.
+    The included tokens are selected first so that the values of other tokens are never read, even if they are NaN. If
+    the mask and the ids are on the CPU, losses of values on a GPU are computed without waiting for the GPU.
 
     Args:
         loss_mask_BT: 1 for tokens included in the loss.
@@ -94,8 +95,12 @@ class MaskedTokens:
             raise ConfigError(
                 f"loss_mask must have two axes, row and token, but its shape is {tuple(loss_mask_BT.shape)}"
             )
+        if sequence_ids_BT is not None:
+            _check_tensor("sequence_ids", sequence_ids_BT)
+            loss_mask_BT = loss_mask_BT.to(sequence_ids_BT.device)
         self.shape = loss_mask_BT.shape
         self.indices_N = loss_mask_BT.reshape(-1).nonzero().squeeze(1)
+        self._used_N = self.indices_N  # on the device of the values
         self.count = len(self.indices_N)
         if loss_mask_BT.dtype != torch.bool and (loss_mask_BT.reshape(-1)[self.indices_N] != 1).any():
             raise ConfigError("loss_mask must contain only 0 and 1; pass a factor for each token as weights_BT")
@@ -128,7 +133,8 @@ class MaskedTokens:
     def pick(self, name: str, values_BT: Tensor) -> Tensor:
         """Return the values of the included tokens (N,), in float32 or wider. `name` is used in messages."""
         self._check_shape(name, values_BT)
-        return widened(values_BT.reshape(-1).index_select(0, self.indices_N))
+        values = values_BT.reshape(-1)
+        return widened(values if self.count == len(values) else values.index_select(0, self._indices_on(values.device)))
 
     def weighted(self, values_N: Tensor, weights_BT: Tensor | None) -> Tensor:
         """Multiply each value by the weight of its token. Weights have no gradient.
@@ -137,14 +143,23 @@ class MaskedTokens:
         """
         return values_N if weights_BT is None else values_N * self.pick("weights", weights_BT).detach()
 
-    def total(self) -> Statistic:
-        """Return the number of included tokens as a diagnostic."""
-        return Statistic("total", torch.tensor([self.count], device=self.indices_N.device))
+    def total(self, values_N: Tensor) -> Statistic:
+        """Return the number of included tokens as a diagnostic on the device of their values."""
+        return Statistic("total", values_N.new_full((1,), self.count, dtype=torch.long))
 
     def lay(self, values_N: Tensor) -> Tensor:
         """Return a (B,T) tensor that contains these values for the included tokens and 0 elsewhere."""
         flat = values_N.new_zeros(self.shape.numel())
-        return flat.index_put((self.indices_N,), values_N).view(self.shape)
+        return flat.index_put((self._indices_on(values_N.device),), values_N).view(self.shape)
+
+    def spread(self, values_Q: Tensor) -> Tensor:
+        """Return the value of each token's sequence (N,)."""
+        return values_Q.index_select(0, on_device(self.sequence_N, values_Q.device))
+
+    def _indices_on(self, device: torch.device) -> Tensor:
+        if self._used_N.device != device:
+            self._used_N = on_device(self.indices_N, device)
+        return self._used_N
 
     @cached_property
     def sequence_N(self) -> Tensor:
@@ -166,7 +181,7 @@ class MaskedTokens:
         # `index_add` adds one value after the other. In float32, the error of a sum of 100,000 values would reach 1%.
         device = float64_device(values_N.device)
         sums_Q = torch.zeros(self.sequences, dtype=torch.float64, device=device)
-        sums_Q = sums_Q.index_add(0, self.sequence_N.to(device), values_N.to(device).double())
+        sums_Q = sums_Q.index_add(0, on_device(self.sequence_N, device), values_N.to(device).double())
         return sums_Q.to(values_N.dtype).to(values_N.device)
 
     def sequence_means(self, values_N: Tensor) -> Tensor:
@@ -189,6 +204,13 @@ class MaskedTokens:
                 f"{aggregation!r} requires a constant length; pass global_batch=GlobalBatch.of(…, norm_length=…)"
             )
         return share / whole.norm_length
+
+
+def on_device(values: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device. A copy from the CPU to a GPU waits for nothing."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=device.type != "cpu")
 
 
 def widened(values: Tensor) -> Tensor:
@@ -295,14 +317,14 @@ def mean_statistic(values_N: Tensor) -> Statistic:
     """Return the mean of the numbers, or the fraction of booleans that are true."""
     values_N = values_N.detach()
     values_N = values_N if values_N.is_floating_point() else values_N.float()
-    return Statistic("mean", torch.stack([values_N.sum(), values_N.new_tensor(len(values_N))]))
+    return Statistic("mean", torch.stack([values_N.sum(), values_N.new_full((), len(values_N))]))
 
 
 def spread_statistics(name: str, values_N: Tensor) -> dict[str, Statistic]:
     """Return `<name>_min`, `<name>_max` and `<name>_mean`."""
     values_N = values_N.detach()
-    least = values_N.amin().reshape(1) if len(values_N) else values_N.new_tensor([torch.inf])
-    greatest = values_N.amax().reshape(1) if len(values_N) else values_N.new_tensor([-torch.inf])
+    least = values_N.amin().reshape(1) if len(values_N) else values_N.new_full((1,), torch.inf)
+    greatest = values_N.amax().reshape(1) if len(values_N) else values_N.new_full((1,), -torch.inf)
     return {
         f"{name}_min": Statistic("min", least),
         f"{name}_max": Statistic("max", greatest),

@@ -162,7 +162,7 @@ def gspo_loss(
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
     log_ratio_Q = _cut(tokens.sequence_means(log_ratio_N.detach()))
-    ratio_N = _shared_ratio(log_ratio_Q[tokens.sequence_N], tokens.pick("logprobs", logprobs_BT))
+    ratio_N = _shared_ratio(tokens.spread(log_ratio_Q), tokens.pick("logprobs", logprobs_BT))
     loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
     measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(log_ratio_Q.exp(), log_ratio_N, tokens)
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
@@ -214,7 +214,7 @@ def turn_clip_loss(
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
     reduce = turns.sequence_means if ratio == "mean" else turns.sequence_sums
     log_ratio_Q = _cut(reduce(log_ratio_N.detach()))
-    ratio_N = _shared_ratio(log_ratio_Q[turns.sequence_N], tokens.pick("logprobs", logprobs_BT))
+    ratio_N = _shared_ratio(turns.spread(log_ratio_Q), tokens.pick("logprobs", logprobs_BT))
     loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
     measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(log_ratio_Q.exp(), log_ratio_N, tokens)
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
@@ -323,7 +323,7 @@ def gmpo_loss(
     high_N, low_N = up_N & (log_ratio_N > clip.high), down_N & (log_ratio_N < -clip.low)
     bounded_N = torch.where(high_N, clip.high, torch.where(low_N, -clip.low, log_ratio_N)).to(log_ratio_N.dtype)
     ratio_Q = _cut(tokens.sequence_means(bounded_N)).exp()
-    loss_N = tokens.weighted(-advantages_N * ratio_Q[tokens.sequence_N], weights_BT)
+    loss_N = tokens.weighted(-advantages_N * tokens.spread(ratio_Q), weights_BT)
     measured = _fractions(low_N, high_N) | _ratio_statistics(ratio_Q.detach(), log_ratio_N, tokens)
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
 
@@ -486,7 +486,7 @@ def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: MaskedTokens) 
             "effective_sample_size": effective_size_statistic(ratio),
             "approx_kl": mean_statistic(log_ratio_N.expm1() - log_ratio_N),
             "approx_kl_k1": mean_statistic(-log_ratio_N),
-            "tokens": tokens.total(),
+            "tokens": tokens.total(log_ratio_N),
         }
     )
 
@@ -538,7 +538,7 @@ def truncated_importance_weights(
             log_ratio = tokens.sequence_sums(log_ratio)
         ratio = log_ratio.exp()
         weights = ratio.clamp(max=cap)  # including infinite ratios
-        weights_N = weights[tokens.sequence_N] if level == "sequence" else weights
+        weights_N = tokens.spread(weights) if level == "sequence" else weights
         measured = _weight_statistics(weights) | Diagnostics({"weight_capped_fraction": mean_statistic(ratio > cap)})
         return ImportanceWeights(tokens.lay(weights_N), measured)
 
@@ -826,6 +826,6 @@ def value_loss(
         "value_error": mean_statistic((values_N - returns_N).abs()),
         "value_mean": mean_statistic(values_N),
         "return_mean": mean_statistic(returns_N),
-        "value_tokens": tokens.total(),
+        "value_tokens": tokens.total(values_N),
     }
     return Loss(tokens.aggregate(0.5 * squares_N, aggregation, global_batch), Diagnostics(measured))

@@ -42,9 +42,10 @@ from reward_kit.rl.loss_terms import (
     Diagnostics,
     GlobalBatch,
     Loss,
+    MaskedTokens,
     Statistic,
-    mean_statistic,
     merge_diagnostics,
+    spread_statistics,
 )
 from reward_kit.rl.losses import (
     AdaptiveKLCoefficient,
@@ -400,7 +401,8 @@ class PPOLearner:
     ) -> _StepRecord:
         """Accumulate the gradient of a mini-batch, and then read the loss and the norm from the device.
 
-        This read is the only synchronization with the device. If `policy` is false, only the value head learns. If
+        Apart from this read, only models of `transformers` wait for the device, once for each padded micro-batch, and
+        "decoupled", which excludes tokens. If `policy` is false, only the value head learns. If
         `gap` is true, the module's log-probabilities are compared with the sampler's. If `limit` is not None, the
         gradient is clipped to this norm.
         """
@@ -525,10 +527,10 @@ def _micro_batch_loss(
 
     During the critic's warm-up, `policy` is false, and only the value head learns.
     """
-    row_ids, chosen = _row(part.rows_N), part.columns.get(CHOICE)
+    row_ids = _row(part.rows_N)
     # All tokens with a choice form one row, in which `row_ids` separates the sequences.
     over = _LossArguments(
-        loss_mask_BT=torch.ones_like(row_ids) if chosen is None else _row(chosen > 0),
+        loss_mask_BT=_row(_choices(part)),
         aggregation=config.reduction,
         global_batch=counts.tokens,
         sequence_ids_BT=row_ids,
@@ -546,7 +548,7 @@ def _micro_batch_loss(
         terms["entropy_loss"] = (coefficient, entropy_loss(_row(scores.entropies_N), **over))
     if scores.values_M is not None and config.value_coefficient:
         # Here, each action is one token in the row of its episode.
-        action_rows = _row(part.rows_N.index_select(0, part.firsts_M))
+        action_rows = _row(part.first_rows_M)
         old, returns = (_row(part.columns[key].index_select(0, part.firsts_M)) for key in ("old_values", "returns"))
         term = value_loss(
             _row(scores.values_M),
@@ -623,11 +625,14 @@ _CLIPPED: dict[str, Callable[..., Loss]] = {
 
 
 def _gap(logprobs_N: Tensor, part: MicroBatch) -> Diagnostics:
-    gap = (logprobs_N.detach() - part.columns["logprobs"]).abs()
-    if CHOICE in part.columns:
-        gap = gap[part.columns[CHOICE] > 0]
-    most = Statistic("max", gap.amax().reshape(1) if len(gap) else gap.new_tensor([-torch.inf]))
-    return Diagnostics({"logprob_gap": most, "logprob_gap_mean": mean_statistic(gap)})
+    gap = MaskedTokens(_row(_choices(part))).pick("gap", _row((logprobs_N.detach() - part.columns["logprobs"]).abs()))
+    statistics = spread_statistics("gap", gap)
+    return Diagnostics({"logprob_gap": statistics["gap_max"], "logprob_gap_mean": statistics["gap_mean"]})
+
+
+def _choices(part: MicroBatch) -> Tensor:
+    """Return True for each token at which the policy had a choice, on the CPU."""
+    return torch.ones_like(part.rows_N, dtype=torch.bool) if part.choices_N is None else part.choices_N
 
 
 def _why_empty(rows: TokenBatch, flat: TrainingRows) -> str:

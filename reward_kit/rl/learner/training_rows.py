@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError, TrainingError, did_you_mean, type_name
+from reward_kit.rl.loss_terms import on_device
 from reward_kit.tokens import PackedBatch, TokenBatch
 from reward_kit.tokens.columns import Array, Ints, ranges
 
@@ -61,9 +62,11 @@ class MicroBatch(NamedTuple):
     mask_BT: Tensor  # 1 on tokens
     before_N: Tensor  # the index on the flat axis (B·T) whose logits predict each token
     targets_N: Tensor  # the tokens
-    rows_N: Tensor  # The row of each token
-    turns_N: Tensor  # A number for each token, which is equal for the tokens of an action
+    rows_N: Tensor  # The row of each token, on the CPU
+    turns_N: Tensor  # A number for each token, on the CPU, which is equal for the tokens of an action
     firsts_M: Tensor  # The indices of the first tokens of actions, at which the critic predicts a value
+    first_rows_M: Tensor  # The rows of these tokens, on the CPU
+    choices_N: Tensor | None  # True at tokens at which the policy had a choice, on the CPU; None if at all of them
     columns: dict[str, Tensor]  # (N,) real numbers by name
     restriction: Restriction | None  # None if no token was sampled under a constraint
     allowed_U: Tensor | None = None  # The ids that any set allows, ascending; None if some token is unconstrained
@@ -195,6 +198,7 @@ class TrainingRows:
         mask.reshape(-1)[cells if len(rows) else 0] = 1
         tokens, local = self.token_indices(rows), np.repeat(np.arange(len(rows)), counts)
         places = starts[local] + self.positions_N[tokens]
+        firsts, choices = np.flatnonzero(self.is_first_N[tokens]), self.columns.get(CHOICE)
         real = np.float64 if dtype == torch.float64 else np.float32
 
         def moved(values: Array) -> Tensor:
@@ -205,10 +209,12 @@ class TrainingRows:
             mask_BT=moved(mask),
             before_N=moved(places - 1),
             targets_N=moved(ids.reshape(-1)[places]),
-            rows_N=moved(local),
-            turns_N=moved(self.turns_N[tokens]),
-            firsts_M=moved(np.flatnonzero(self.is_first_N[tokens])),
-            columns={key: moved(values[tokens].astype(real)) for key, values in self.columns.items()},
+            rows_N=torch.from_numpy(local),
+            turns_N=torch.from_numpy(self.turns_N[tokens]),
+            firsts_M=moved(firsts),
+            first_rows_M=torch.from_numpy(local[firsts]),
+            choices_N=None if choices is None else torch.from_numpy(choices[tokens]),
+            columns={key: moved(values[tokens].astype(real)) for key, values in self.columns.items() if key != CHOICE},
             restriction=self._restriction(tokens, moved),
             allowed_U=self._allowed_by_any(tokens, moved),
             packing=Packing.of(present, device) if is_packed else None,
@@ -232,8 +238,7 @@ class TrainingRows:
 
 
 def _moved(values: Array, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return on_device(torch.from_numpy(values), device)
 
 
 def _allowed(rows: TokenBatch, rows_N: Ints, positions_N: Ints) -> tuple[Ints, tuple[Array, ...]]:
