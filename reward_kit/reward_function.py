@@ -48,7 +48,7 @@ class RewardFunction:
         self._call = self.func if hasattr(self.func, "__reward_spec__") else reward_function(self.func)
 
     def __call__(self, messages: Sequence[Any], ground_truth: Any = None, **kwargs: Any) -> EvaluateResult:
-        """Call the function. If there is no ground truth, pass the messages before the last one instead."""
+        """Call the function. Without ground truth, pass the messages before the last one instead."""
         truth = list(messages[:-1]) if ground_truth is None else ground_truth
         result: EvaluateResult = self._call(messages=messages, ground_truth=truth, **{**self.kwargs, **kwargs})
         return result

@@ -65,7 +65,7 @@ def describe_problem(problem: ErrorDetails) -> str:
 
 
 def _field_names_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """Return the field names of the model at `path`, or [] if there is no model at that path."""
+    """Return the field names of the model at `path`, or [] if that path has no model."""
     for part in path:
         if isinstance(part, int):
             continue

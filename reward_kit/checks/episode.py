@@ -328,7 +328,7 @@ class BatchChecks:
         return findings
 
 
-class Action(NamedTuple):
+class ActionRange(NamedTuple):
     """The position of an action's tokens in a token sequence."""
 
     step: int
@@ -343,16 +343,16 @@ class CheckedTokens:
     ids: Array  # (T,) all tokens, observed and sampled
     action_mask: Array  # (T,) 1 for sampled tokens
     logprobs: Array | None  # (T,) 0.0 if `action_mask` is 0, NaN if unknown; None if they were not recorded
-    actions: tuple[Action, ...] = ()  # In order; () if only the mask is known
+    actions: tuple[ActionRange, ...] = ()  # In order; () if only the mask is known
     first: int = 0  # The offset that messages add to positions in `ids`
 
-    def spans(self) -> tuple[Action, ...]:
+    def spans(self) -> tuple[ActionRange, ...]:
         """Return the actions. If they are unknown, return the runs of ones in the mask, numbered from 0."""
         if self.actions:
             return self.actions
         edges = np.flatnonzero(np.diff(np.concatenate([[0], (self.action_mask == 1).astype(np.int8), [0]])))
         starts, stops = edges[::2].tolist(), edges[1::2].tolist()
-        return tuple(map(Action, range(len(starts)), starts, stops))
+        return tuple(map(ActionRange, range(len(starts)), starts, stops))
 
     def step_at(self, token: int) -> int | None:
         """Return the step whose action contains a token, or None if no known action contains it."""
@@ -367,7 +367,9 @@ def segment_rows(tokens: EpisodeTokens) -> Iterator[CheckedTokens]:
         mask[span.start : span.stop] = 1
     for number, (start, stop) in enumerate(_bounds(tokens)):
         actions = tuple(
-            Action(span.step, span.start - start, span.stop - start) for span in tokens.spans if span.segment == number
+            ActionRange(span.step, span.start - start, span.stop - start)
+            for span in tokens.spans
+            if span.segment == number
         )
         part = slice(start, stop)
         yield CheckedTokens(ids[part], mask[part], logprobs[part], actions, start)
@@ -430,7 +432,7 @@ def _displacement(mask: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> 
 
     The edges are ignored.
     """
-    # A shift leaves a gap in the mask. If there is no gap, values were added rather than shifted.
+    # A shift leaves a gap in the mask. Without a gap, values were added rather than shifted.
     if not (mask & ~known).any():
         return 0
     for size in range(1, min(_FARTHEST_SHIFT, len(mask) - 1) + 1):

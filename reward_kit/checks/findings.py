@@ -75,7 +75,7 @@ FIXES = {
     "length-earns": "do not add points for length",
     "near-miss-earns": "compare whole values",
     "nothing-earns": "test a property that the initial state does not have",
-    "opener-earns": "require a marked answer, and return 0 if there is none",
+    "opener-earns": "require a marked answer, and return 0 without one",
     "patched-checks-earn": "run submitted code in another process than the checks",
     "patched-clock-earns": "measure time outside the process of the submitted code",
     "printed-verdict-earns": "do not read a verdict from output that submitted code can write",

@@ -192,7 +192,7 @@ _BY_ANNOTATION: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 
 @dataclass(slots=True)
-class Question:
+class BenchQuestion:
     """A question, its ground truth, its known answers and their scores."""
 
     blank: ScoringRequest  # The rollout without an answer, as if the agent did nothing
@@ -243,15 +243,16 @@ class Given:
             )
 
 
-def build_questions(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[Question]:
+def build_questions(given: Given, annotation: str, *, takes_truth: bool, most: int = 4) -> list[BenchQuestion]:
     """Create the questions for a reward from the user's inputs or from the ground truth's annotation."""
     if given.ends:
         pairs = given.ends[:most]
-        return [Question(_before_answer(nothing), right.ground_truth, right, True) for right, nothing in pairs]
+        return [BenchQuestion(_before_answer(nothing), right.ground_truth, right, True) for right, nothing in pairs]
     if given.rollouts and not given.truths:
         questions = []
         for rollout in given.rollouts[:most]:
-            question, gold = Question(_before_answer(rollout), rollout.ground_truth), rollout.sample.get("gold_answer")
+            question = BenchQuestion(_before_answer(rollout), rollout.ground_truth)
+            gold = rollout.sample.get("gold_answer")
             if isinstance(gold, str):
                 question.gold, question.is_given = question.answered(gold), True
             questions.append(question)
@@ -268,9 +269,9 @@ def build_questions(given: Given, annotation: str, *, takes_truth: bool, most: i
     return [_make_question(truth, is_truth_given=False) for truth in truths]
 
 
-def _make_question(truth: Any, gold: str | None = None, *, is_truth_given: bool = True) -> Question:
+def _make_question(truth: Any, gold: str | None = None, *, is_truth_given: bool = True) -> BenchQuestion:
     blank = make_request((user(QUESTION),), truth, environment_return=0.0)
-    question = Question(blank, truth, is_truth_given=is_truth_given)
+    question = BenchQuestion(blank, truth, is_truth_given=is_truth_given)
     if gold is not None:
         question.gold, question.is_given = replace(question.answered(gold), environment_return=1.0), True
     return question
@@ -284,7 +285,7 @@ def _before_answer(rollout: ScoringRequest) -> ScoringRequest:
 
 async def learned(
     given: Given, annotation: str, bench: Bench, chance: random.Random, *, takes_truth: bool
-) -> list[Question]:
+) -> list[BenchQuestion]:
     """Create the questions for a reward, and score their answers.
 
     Returns:
@@ -302,7 +303,7 @@ async def learned(
     return [question for question in questions if question.was_scored]
 
 
-async def _learn(question: Question, bench: Bench, chance: random.Random) -> None:
+async def _learn(question: BenchQuestion, bench: Bench, chance: random.Random) -> None:
     """Find the answer form that the reward expects, and score a correct answer and wrong answers in that form."""
     question.wrong = wrong_values(question.truth, chance) if question.truth is not None else ()
     if question.gold is None and is_tool_call(question.truth):
@@ -341,7 +342,7 @@ async def _learn(question: Question, bench: Bench, chance: random.Random) -> Non
             return
 
 
-async def _floor(question: Question, bench: Bench) -> float | None:
+async def _floor(question: BenchQuestion, bench: Bench) -> float | None:
     """Return the highest score that a wrong answer in the same form gets."""
     texts = [question.written(value) for value in question.wrong] or ["I do not know."]
     seen = [await bench.see(question.answered(text)) for text in texts]
@@ -454,7 +455,7 @@ class CheckContext:
     report: RewardReport
     source: SourceFacts
     chance: random.Random
-    questions: list[Question]  # At least one
+    questions: list[BenchQuestion]  # At least one
     rollouts: Sequence[ScoringRequest] = ()
     scores: dict[str, CallOutcome] = field(default_factory=dict)  # By the name of the rollout
     events: dict[tuple[str, str], None] = field(default_factory=dict)
@@ -462,7 +463,7 @@ class CheckContext:
     early: list[tuple[ScoringRequest, float | None]] = field(default_factory=list)  # The first scores
 
     @property
-    def first(self) -> Question:
+    def first(self) -> BenchQuestion:
         """The question that most probes use.
 
         If possible, it is a question whose correct answer earns more than wrong answers.
@@ -470,7 +471,7 @@ class CheckContext:
         return next((question for question in self.questions if question.separates_answers), self.questions[0])
 
     @property
-    def known(self) -> list[Question]:
+    def known(self) -> list[BenchQuestion]:
         """The questions whose correct answer earns more than wrong answers."""
         return [question for question in self.questions if question.separates_answers]
 

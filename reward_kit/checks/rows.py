@@ -15,7 +15,7 @@ import numpy as np
 
 from reward_kit.checks.episode import (
     LARGEST_ID,
-    Action,
+    ActionRange,
     Array,
     CheckedTokens,
     LogprobsOf,
@@ -107,10 +107,10 @@ def _attended(row: Mapping[str, Array]) -> slice:
     return slice(int(attended[0]), int(attended[-1]) + 1) if len(attended) else slice(0, 0)
 
 
-def _row_tokens(row: Mapping[str, Array], segment: Sequence[Action]) -> CheckedTokens:
+def _row_tokens(row: Mapping[str, Array], segment: Sequence[ActionRange]) -> CheckedTokens:
     """Return the tokens of a row. The actions of its segment are included if they agree with the mask."""
     offset, mask = _attended(row).start, row["action_mask"]
-    actions = tuple(Action(a.step, a.start + offset, a.stop + offset) for a in segment)
+    actions = tuple(ActionRange(a.step, a.start + offset, a.stop + offset) for a in segment)
     covered = sum(int(mask[a.start : a.stop].sum()) for a in actions)
     if not covered == sum(a.stop - a.start for a in actions) == mask.sum():
         actions = ()  # There is one row per action, or the mask is invalid, so only the mask is known
@@ -122,7 +122,7 @@ def _check_row(
 ) -> None:
     part = _attended(row)
     if part.stop:
-        actions = tuple(Action(a.step, a.start - part.start, a.stop - part.start) for a in tokens.actions)
+        actions = tuple(ActionRange(a.step, a.start - part.start, a.stop - part.start) for a in tokens.actions)
         logprobs = tokens.logprobs[part] if tokens.logprobs is not None else None
         seen = CheckedTokens(tokens.ids[part], tokens.action_mask[part], logprobs, actions, part.start)
         check_tokens(findings, seen, token_logprobs=token_logprobs)

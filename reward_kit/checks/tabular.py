@@ -14,8 +14,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
-class Branch(NamedTuple):
-    """A possible outcome of an action. If there is no next state, the task has ended."""
+class PossibleOutcome(NamedTuple):
+    """A possible outcome of an action. If `next_state` is absent, the task ends."""
 
     probability: float
     reward: float
@@ -58,7 +58,7 @@ class TabularTask:
     The parameters of the policy are its logits, one per state and action, flattened to a (P,) vector.
     """
 
-    branches: Mapping[tuple[str, int], Sequence[Branch]]
+    branches: Mapping[tuple[str, int], Sequence[PossibleOutcome]]
     policy: Mapping[str, Sequence[float]]
     start: str
     horizon: int

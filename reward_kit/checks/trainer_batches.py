@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reward_kit.checks.tabular import Branch, Floats, Path, TabularTask
+from reward_kit.checks.tabular import Floats, Path, PossibleOutcome, TabularTask
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -73,8 +73,8 @@ def _task(rewards: Sequence[float], chances: Sequence[float]) -> TabularTask:
     states = "abc"
     branches = {}
     for number, state in enumerate(states):
-        branches[state, 0] = [Branch(1.0, rewards[2 * number], None)]
-        branches[state, 1] = [Branch(1.0, rewards[2 * number + 1], states[number + 1] if number < 2 else None)]
+        branches[state, 0] = [PossibleOutcome(1.0, rewards[2 * number], None)]
+        branches[state, 1] = [PossibleOutcome(1.0, rewards[2 * number + 1], states[number + 1] if number < 2 else None)]
     return TabularTask(branches, {s: (p, 1.0 - p) for s, p in zip(states, chances, strict=True)}, "a", horizon=3)
 
 

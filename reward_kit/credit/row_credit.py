@@ -144,7 +144,7 @@ def _check_same_scores(scores_B: Floats, columns: Mapping[str, Any]) -> None:
             )
 
 
-class _Action(NamedTuple):
+class _RowAction(NamedTuple):
     """An action in a row: the columns of its tokens, and the data of its step."""
 
     row: int
@@ -158,7 +158,7 @@ class _Action(NamedTuple):
 class _Trajectory:
     group: Hashable
     rows: list[int]
-    actions: list[_Action]
+    actions: list[_RowAction]
 
 
 def row_credit(
@@ -289,7 +289,7 @@ def action_tokens(row: int, sampled_T: Flags, columns: Mapping[str, Any]) -> lis
     return np.split(places, ends[:-1])
 
 
-def _actions(row: int, sampled_T: Flags, columns: Mapping[str, Any]) -> list[_Action] | None:
+def _actions(row: int, sampled_T: Flags, columns: Mapping[str, Any]) -> list[_RowAction] | None:
     parts = action_tokens(row, sampled_T, columns)
     if not parts:
         return None if parts is None else []
@@ -302,7 +302,7 @@ def _actions(row: int, sampled_T: Flags, columns: Mapping[str, Any]) -> list[_Ac
         [bool(one) for one in valid or [True] * count],
         strict=True,
     )
-    return [_Action(row, *item) for item in items]
+    return [_RowAction(row, *item) for item in items]
 
 
 _SINGLE = {"state_keys": "anchor_obs", "step_rewards": "rewards", "valid_actions": "is_action_valid"}

@@ -401,7 +401,7 @@ class RealEngine(EngineProcess):
         return _view(await self.ask({"op": "step", "command": command}))
 
     async def expert(self) -> list[str]:
-        """Return the planner's commands to the goal, or [] if there is no plan.
+        """Return the planner's commands to the goal, or [] if it finds no plan.
 
         Call this method before the first step.
         """

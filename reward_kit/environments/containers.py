@@ -146,7 +146,7 @@ async def find_engine() -> ContainerEngine:
     """Return the first engine that is on the PATH and answers.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no engine is on the PATH, or no engine answers.
     """
     if not _engines:
         problems = []

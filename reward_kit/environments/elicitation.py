@@ -30,8 +30,8 @@ Required: {required}. To refuse, answer with only the word decline."""
 class UserAnswer(NamedTuple):
     """The user's answer to one message.
 
-    If `text` is `None`, `reason` describes why there is no answer. If both are set, `text` is the last message from a
-    user who ended the conversation, and `reason` applies only if the text is not a valid answer.
+    If `text` is `None`, `reason` describes why the answer is missing. If both are set, `text` is the last message from
+    a user who ended the conversation, and `reason` applies only if the text is not a valid answer.
     """
 
     text: str | None

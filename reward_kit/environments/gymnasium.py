@@ -174,7 +174,7 @@ class Blackjack(Family):
 class Unknown(Family):
     """A fallback for all other environments with discrete actions.
 
-    The state is the state of the transition table or, if there is no table, the observation.
+    The state is the state of the transition table or, without a table, the observation.
     """
 
     has_table = False

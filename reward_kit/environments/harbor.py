@@ -279,7 +279,7 @@ async def run_tests(
     Reward files and, unless `keeps_tests` is set, a directory `/tests` that the agent made are removed before.
 
     Returns:
-        `rewards`, a mapping from names to numbers; `reward`, the main one; or `problem`, the reason why there is none.
+        `rewards`, a mapping from names to numbers; `reward`, the main one; or `problem`, the reason why it is missing.
         `log` is the end of the tests' output.
     """
     stale = f"rm -rf {_LOGS}/reward.txt {_LOGS}/reward.json{'' if keeps_tests else ' /tests'}"

@@ -130,7 +130,7 @@ class Game:
         return _view(self._env.step(request["command"])[0])
 
     def expert(self, request: Mapping[str, Any]) -> list[str]:
-        """Return the planner's commands from the current state, or [] if there is no plan."""
+        """Return the planner's commands from the current state, or [] if it finds no plan."""
         return list(self._env._pddl_state.replan(self._env._entity_infos))
 
 

@@ -223,7 +223,7 @@ class InfiniteLookbackBuffer(Generic[T]):
         None selects all items after the lookback.
 
         Raises:
-            EpisodeError: one-hot vectors were requested, but there is no space.
+            EpisodeError: one-hot vectors were requested, but the space is unknown.
             IndexError: an index is out of range and there is no `fill`.
             TypeError: `indices` has an unsupported type.
         """

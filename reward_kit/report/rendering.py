@@ -116,7 +116,7 @@ class Stroke(NamedTuple):
     kind: str
 
 
-class Label(NamedTuple):
+class ChartLabel(NamedTuple):
     """A piece of text; `anchor` is start, middle or end."""
 
     x: float
@@ -135,7 +135,7 @@ class Drawing:
     height: float = 0.0
     rects: list[Rect] = field(default_factory=list)
     paths: list[Stroke] = field(default_factory=list)
-    labels: list[Label] = field(default_factory=list)
+    labels: list[ChartLabel] = field(default_factory=list)
     legend: dict[str, str] = field(default_factory=dict)
 
     def rect(self, x: float, y: float, width: float, height: float, kind: str, note: str = "") -> None:
@@ -148,7 +148,7 @@ class Drawing:
 
     def label(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
         """Add a piece of text."""
-        self.labels.append(Label(r2(x), r2(y), text, anchor, kind))
+        self.labels.append(ChartLabel(r2(x), r2(y), text, anchor, kind))
 
 
 def r2(value: float) -> float:

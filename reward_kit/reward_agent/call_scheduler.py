@@ -48,7 +48,7 @@ Finisher = Callable[[Sequence[ScoringRequest], Sequence[Scored]], Coroutine[Any,
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The policy for retrying failed calls. If the rollout itself failed, there is no call to retry.
+    """The policy for retrying failed calls. A failed rollout has no call to retry.
 
     Attributes:
         policy: the number of attempts, the time budget of each call, and the waits between attempts. As for model
@@ -224,7 +224,7 @@ class CallScheduler:
             self._tasks.start_soon(self._work, call)
 
     def _take(self) -> Call | None:
-        """Return the next call, or None if there is no call or the rate limit does not allow one yet."""
+        """Return the next call, or None if the queue is empty or the rate limit does not allow one yet."""
         while (call := self._next()) is not None:
             if not call.is_wanted:
                 self._promote_follower(call)

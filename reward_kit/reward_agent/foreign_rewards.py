@@ -43,7 +43,7 @@ class _Form(NamedTuple):
 
     style: str  # "trl", "verifiers", "openenv" or "pair"
     output: str  # the parameter that receives the answer
-    truth: str  # the parameter that receives the ground truth; "" if there is none
+    truth: str  # the parameter that receives the ground truth; "" if absent
     columns: tuple[str, ...]  # the other parameters, which receive fields of the sample
     takes_any: bool
     reads_messages: bool  # whether a completion is a list of messages; otherwise, it is a string

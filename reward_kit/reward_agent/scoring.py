@@ -270,7 +270,7 @@ def failure_from_error(error: RewardKitError) -> tuple[Failure, float | None]:
 def unscored_result(error: str, usages: Sequence[str]) -> EvaluateResult | None:
     """Return a result that has no score but contains the judges' usage, which costs money.
 
-    If there is no usage, return None.
+    Return None if nothing was used.
     """
     if not usages:
         return None

@@ -297,7 +297,7 @@ class Ticket:
 
 
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class _ResultWaiter:
     size: int
     order: Order
     wake_up: asyncio.Event = field(default_factory=asyncio.Event)
@@ -313,7 +313,7 @@ class DeliveryQueue:
         self._undelivered = OrderedDict.fromkeys(range(size // group_size))
         self._ready: OrderedDict[int, None] = OrderedDict()
         self._rest: list[int] = []  # the remaining indexes of a split group
-        self._takers: deque[_Waiter] = deque()
+        self._takers: deque[_ResultWaiter] = deque()
         self._is_closed = False
 
     def complete(self, group: int) -> None:
@@ -360,7 +360,7 @@ class DeliveryQueue:
                 f"{' or '.join(sizes)}, or set cut_groups=True; {outstanding}"
             )
         self.outstanding -= size
-        taker = _Waiter(size, order)
+        taker = _ResultWaiter(size, order)
         self._takers.append(taker)
         try:
             while True:
@@ -393,7 +393,7 @@ class DeliveryQueue:
         self._wake_first()
         return whole
 
-    def _groups_for(self, taker: _Waiter) -> list[int] | None:
+    def _groups_for(self, taker: _ResultWaiter) -> list[int] | None:
         """Return the groups for the first caller, or None if they are not complete yet."""
         count = max(0, -(-(taker.size - len(self._rest)) // self._group_size))
         if len(self._ready) < count:

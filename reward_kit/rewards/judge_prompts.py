@@ -240,7 +240,7 @@ class Question:
         data: the untrusted data to be judged.
         form: the members of the verdict other than `check` and `reasons`.
         refuse: a function that checks a verdict of the correct form. It returns a description of the problem, or "" if
-            there is no problem.
+            it is valid.
     """
 
     name: str

@@ -375,7 +375,7 @@ def _plain(query: str) -> str:
 
 
 def _terms(text: str) -> int | None:
-    """Return the position at which the terms of the outermost ORDER BY end, or None if there is no ORDER BY."""
+    """Return the position at which the terms of the outermost ORDER BY end, or None without ORDER BY."""
     depth, before, end = 0, "", None
     for match in _TOKEN.finditer(text):
         depth += {"(": 1, ")": -1}.get(match[0], 0)

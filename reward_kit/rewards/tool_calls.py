@@ -156,7 +156,7 @@ def tool_calls_match(
             return passed(
                 not made, f"no call was expected, {f'but {called} was called' if made else 'and none was made'}"
             )
-        known, unknown = schemas or {}, ToolSchema(True, same)
+        known, unknown = schemas or {}, ArgumentsSchema(True, same)
         shares = [[_share(one, call, known.get(one.name, unknown)) for call in made] for one in expected]
         pair = best_in_order if ordered else best_pairs
         exact = pair([[float(share == 1.0) for share in row] for row in shares])
@@ -182,7 +182,7 @@ def tool_calls_match(
     return EvaluateResult(score=1.0 if is_right else parts.get(partial, 0.0), reason=reason, metrics=metrics)
 
 
-def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[MadeCall], schema: ToolSchema) -> str:
+def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[MadeCall], schema: ArgumentsSchema) -> str:
     """Return the reason why an expected call was not counted."""
     near = [index for index, call in enumerate(made) if call.name == expected.name and shares[index] < 1.0]
     if not near:
@@ -199,7 +199,7 @@ def _problem(expected: ExpectedCall, shares: Sequence[float], made: Sequence[Mad
     return f"; {quoted(expected.name)}: argument {quoted(name)} {given}, but {wanted} expected"
 
 
-def _made(call: _ParsedCall, schemas: Mapping[str, ToolSchema] | None, validate: str) -> MadeCall:
+def _made(call: _ParsedCall, schemas: Mapping[str, ArgumentsSchema] | None, validate: str) -> MadeCall:
     if call.problem:
         return MadeCall(call.name, {}, call.problem)
     try:
@@ -247,7 +247,7 @@ def _read(text: str, is_call: bool) -> Iterator[_ParsedCall]:
             yield _ParsedCall("", "", "a call has no name or no arguments")
 
 
-def _schemas(tools: Any, sample: Any, same: ArgumentRules) -> dict[str, ToolSchema] | None:
+def _schemas(tools: Any, sample: Any, same: ArgumentRules) -> dict[str, ArgumentsSchema] | None:
     """Return the schemas, keyed by tool name, or None if no tools are known."""
     if tools is not None:
         return _by_name(tools, same, ConfigError, "option 'tools': tools")
@@ -265,8 +265,8 @@ def _schemas(tools: Any, sample: Any, same: ArgumentRules) -> dict[str, ToolSche
     return None
 
 
-def _by_name(tools: Any, same: ArgumentRules, error: type[Exception], where: str) -> dict[str, ToolSchema]:
-    by_name: dict[str, ToolSchema] = {}
+def _by_name(tools: Any, same: ArgumentRules, error: type[Exception], where: str) -> dict[str, ArgumentsSchema]:
+    by_name: dict[str, ArgumentsSchema] = {}
     for index, item in enumerate(tools):
         inner = item.get("function", item) if isinstance(item, Mapping) else None
         name = inner.get("name") if isinstance(inner, Mapping) else None
@@ -276,7 +276,7 @@ def _by_name(tools: Any, same: ArgumentRules, error: type[Exception], where: str
             schema = as_json(inner.get("parameters", True))
         except ValueError as problem:
             raise error(f"{where}[{index}].parameters: {problem}") from None
-        by_name[name] = ToolSchema(True if schema is None else schema, same, name)
+        by_name[name] = ArgumentsSchema(True if schema is None else schema, same, name)
     return by_name
 
 
@@ -370,7 +370,7 @@ _DECIMAL: Final = re.compile(r"[+-]?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-
 _BFCL_DROPS: Final = str.maketrans("'", '"', " ,./-_*^")
 
 
-class ToolSchema:
+class ArgumentsSchema:
     """The schema for a tool's arguments.
 
     The following JSON Schema keywords are supported: type, required, properties, additionalProperties, items, enum,
@@ -647,7 +647,7 @@ def read_expected(ground_truth: Any) -> list[ExpectedCall]:
     return calls
 
 
-def _share(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> float:
+def _share(expected: ExpectedCall, made: MadeCall, schema: ArgumentsSchema) -> float:
     """Return the share of correct arguments among all expected or passed arguments.
 
     The share is 0 for an invalid call and for a call to a different tool.
@@ -658,7 +658,7 @@ def _share(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> float:
     return len(_same_arguments(expected, made, schema)) / count if count else 1.0
 
 
-def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) -> set[str]:
+def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ArgumentsSchema) -> set[str]:
     """Return the names of the correct arguments among all expected or passed arguments."""
     written = expected.arguments.keys() | made.arguments.keys()
     if not expected.has_choices:
@@ -674,7 +674,7 @@ def _same_arguments(expected: ExpectedCall, made: MadeCall, schema: ToolSchema) 
 
 
 def _is_allowed(
-    name: str, expected: Mapping[str, Any], made: Mapping[str, Any], argument_schema: Any, schema: ToolSchema
+    name: str, expected: Mapping[str, Any], made: Mapping[str, Any], argument_schema: Any, schema: ArgumentsSchema
 ) -> bool:
     """Return True if an argument has an allowed value. A missing argument has its default value."""
     default = (
@@ -689,7 +689,7 @@ def _is_allowed(
     )
 
 
-def _fits_choice(choice: Any, value: Any, value_schema: Any, schema: ToolSchema) -> bool:
+def _fits_choice(choice: Any, value: Any, value_schema: Any, schema: ArgumentsSchema) -> bool:
     """Return True if a value equals an allowed value.
 
     In an allowed object, each field contains a list of allowed values.

@@ -155,8 +155,8 @@ def gspo_loss(
         L_t = max(-A_t r_t, -A_t clip(r_t, 1 - clip_low, 1 + clip_high))
 
     If all tokens in a sequence have the same advantage and the aggregation is the default, the value and the gradient
-    are the same as for the loss over whole sequences. The diagnostics are the same as for `ppo_clip_loss`, except that
-    there is no dual clip and that `ratio_…` and `effective_sample_size` are computed over sequences.
+    are the same as for the loss over whole sequences. The diagnostics are the same as for `ppo_clip_loss` without the
+    dual clip, but `ratio_…` and `effective_sample_size` are computed over sequences.
     """
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
@@ -355,7 +355,7 @@ def dppo_loss(
         L_t = -A_t min(r_t, cap), or 0 if A_t > 0, p > q and D_t > clip_high, or A_t < 0, p < q and D_t > clip_low
 
     If a token's ratio exceeds `cap`, its gradient is the truncated ratio times the gradient of its log-probability. For
-    "kl", bounds near 0.05 are usual. The diagnostics are the same as for `ppo_clip_loss`, except that there is no dual
+    "kl", bounds near 0.05 are usual. The diagnostics are the same as for `ppo_clip_loss` without the dual
     clip.
     """
     clip = ClipRange(clip_low, clip_high).checked()

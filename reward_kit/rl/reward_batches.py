@@ -170,7 +170,7 @@ class RewardBatch:
 
         The column `action_lengths` contains, for each row, a list of the number of tokens in each action. Without this
         column, an action is a contiguous run of valid tokens. An action without tokens ends at the last token of the
-        previous action or, if there is no previous action, at the first token of the row.
+        previous action or, for the first action, at the first token of the row.
 
         Raises:
             ConfigError: If the lengths do not add up to the number of valid tokens in the row, or if no action in a row

@@ -259,7 +259,7 @@ def paired(baseline: Side, side: Side) -> Pairing:
 class MetricDifference(NamedTuple):
     """The paired difference of a metric that both runs have.
 
-    `missing` is the number of samples that both runs have but for which there is no value to pair. The means exclude
+    `missing` is the number of samples that both runs have but that lack a value to pair. The means exclude
     these samples, and are `None` if no sample is left.
     """
 

@@ -106,11 +106,11 @@ def make_provider(processor: SpanProcessor) -> TracerProvider:
 def _span_list(spans: list[ReadableSpan]) -> SpanProcessor:
     from opentelemetry.sdk.trace import SpanProcessor
 
-    class Collector(SpanProcessor):
+    class SpanCollector(SpanProcessor):
         def on_end(self, span: ReadableSpan) -> None:
             spans.append(span)
 
-    return Collector()
+    return SpanCollector()
 
 
 def export_results(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reward_kit.agent.models import StepData
-from reward_kit.checks.tabular import Branch, Floats, Path, TabularTask
+from reward_kit.checks.tabular import Floats, Path, PossibleOutcome, TabularTask
 
 Estimate = Callable[..., Any]
 
@@ -177,12 +177,12 @@ def slopes_of(function: Callable[[Floats], float], at_P: Floats, h: float = 1e-5
 # state, and rewards on the way have both signs, so that neither length nor the number of visits is neutral.
 LOOPS = TabularTask(
     {
-        ("a", 0): [Branch(1.0, 0.25, None)],
-        ("a", 1): [Branch(1.0, 0.0, "b")],
-        ("b", 0): [Branch(1.0, 0.5, "a")],
-        ("b", 1): [Branch(0.5, 1.0, None), Branch(0.5, -0.25, "c")],
-        ("c", 0): [Branch(1.0, 0.75, None)],
-        ("c", 1): [Branch(1.0, -0.5, "b")],
+        ("a", 0): [PossibleOutcome(1.0, 0.25, None)],
+        ("a", 1): [PossibleOutcome(1.0, 0.0, "b")],
+        ("b", 0): [PossibleOutcome(1.0, 0.5, "a")],
+        ("b", 1): [PossibleOutcome(0.5, 1.0, None), PossibleOutcome(0.5, -0.25, "c")],
+        ("c", 0): [PossibleOutcome(1.0, 0.75, None)],
+        ("c", 1): [PossibleOutcome(1.0, -0.5, "b")],
     },
     {"a": (0.25, 0.75), "b": (0.5, 0.5), "c": (0.25, 0.75)},
     "a",

@@ -42,24 +42,24 @@ _MOST_LOG_LINES = 1_000
 logger = logging.getLogger("reward_kit.integrations.ray")
 
 
-class Usage(NamedTuple):
+class EpisodesUsage(NamedTuple):
     """The tokens, steps and cost (in US dollars) of all episodes so far."""
 
     tokens: int = 0
     cost: float = 0.0
     steps: int = 0
 
-    def plus(self, other: Usage) -> Usage:
-        return Usage(self.tokens + other.tokens, self.cost + other.cost, self.steps + other.steps)
+    def plus(self, other: EpisodesUsage) -> EpisodesUsage:
+        return EpisodesUsage(self.tokens + other.tokens, self.cost + other.cost, self.steps + other.steps)
 
-    def since(self, before: Usage) -> Usage:
-        return Usage(self.tokens - before.tokens, self.cost - before.cost, self.steps - before.steps)
+    def since(self, before: EpisodesUsage) -> EpisodesUsage:
+        return EpisodesUsage(self.tokens - before.tokens, self.cost - before.cost, self.steps - before.steps)
 
 
 class RunUsage(NamedTuple):
     """The total usage of a run's other processes, and the time that the run has taken."""
 
-    spent: Usage
+    spent: EpisodesUsage
     seconds: float
 
 
@@ -72,11 +72,11 @@ class ActorBudget(RunBudget):
 
     def __init__(self, limits: RunLimitsModel | None = None) -> None:
         super().__init__(limits)
-        self.own = self._others = Usage()
+        self.own = self._others = EpisodesUsage()
 
     def spend(self, used: ActionUsage, steps: int = 0) -> None:
         super().spend(used, steps)
-        self.own = self.own.plus(Usage(used.tokens, used.cost or 0.0, steps))
+        self.own = self.own.plus(EpisodesUsage(used.tokens, used.cost or 0.0, steps))
 
     def hear(self, rest: RunUsage) -> None:
         """Update the usage of the other processes and the duration of the run."""
@@ -116,7 +116,7 @@ class Reply(NamedTuple):
     """An episode as a line of `episodes.jsonl`, and the usage and the logs of the process since its last reply."""
 
     record: dict[str, Any]
-    spent: Usage
+    spent: EpisodesUsage
     logs: list[tuple[int, str, str]]
     notices: list[str]
     gave_up: str | None

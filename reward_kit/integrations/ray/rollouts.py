@@ -34,12 +34,12 @@ from reward_kit.integrations.ray.actors import (
     ActorPool,
     Assignment,
     CollectedLogs,
+    EpisodesUsage,
     Member,
     Process,
     Reply,
     RunUsage,
     Setup,
-    Usage,
     await_result,
     is_actor_lost,
     start_actor,
@@ -106,7 +106,7 @@ class RolloutActor(Process):
         if (group := self._groups.pop(group_id, None)) is not None:
             await CallTurn(group.close(), self.context)
 
-    async def exchange(self, rest: RunUsage) -> Usage:
+    async def exchange(self, rest: RunUsage) -> EpisodesUsage:
         """Update the state of the run, and return the usage of this process."""
         self._budget.hear(rest)
         return self._budget.own
@@ -156,7 +156,7 @@ class RolloutPool:
         self.definition, self.budget, self.traffic = definition, budget or RunBudget(), traffic or ProviderSession()
         self._setup, self._options = setup, options
         self._pool = ActorPool("rollout worker", self._start, size, options.worker_wait_s, self.traffic.tell)
-        self._booked: dict[Member, Usage] = {}
+        self._booked: dict[Member, EpisodesUsage] = {}
         self._published: tuple[int, Any] | None = None
         self._last_tries = anyio.Lock()
 
@@ -249,16 +249,16 @@ class RolloutPool:
         if group.keeps_start and member is not None and not member.is_lost:
             member.handle.close_group.remote(group.id)
 
-    def _book(self, member: Member, spent: Usage) -> None:
-        news = spent.since(self._booked.get(member, Usage()))
+    def _book(self, member: Member, spent: EpisodesUsage) -> None:
+        news = spent.since(self._booked.get(member, EpisodesUsage()))
         if news.steps > 0 or news.tokens > 0:  # Responses may arrive out of order.
             self._booked[member] = spent
             self.budget.spend(ActionUsage(news.tokens, news.cost), news.steps)
 
     def _rest(self, member: Member) -> RunUsage:
         """Return the usage of the run outside this process."""
-        total = Usage(self.budget.tokens, self.budget.cost, self.budget.steps)
-        return RunUsage(total.since(self._booked.get(member, Usage())), self.budget.seconds)
+        total = EpisodesUsage(self.budget.tokens, self.budget.cost, self.budget.steps)
+        return RunUsage(total.since(self._booked.get(member, EpisodesUsage())), self.budget.seconds)
 
     async def _exchange(self) -> None:
         """Regularly send each process the other processes' usage.

@@ -46,9 +46,9 @@ def rollout_output(
     The columns are `prompt_ids`, `completion_ids`, `env_mask` and `logprobs`. For reward functions, there are also
     `rollout_id`, `sample_id`, `messages`, `assistant_turns`, `stop_reason`, `failure`, `environment_return` and
     `num_steps`. For `token_advantages`, there are `action_lengths`, `step_rewards` and `state_keys`, which have an item
-    for each action of the row. If there is no credit, the step rewards are the step outputs of the reward or, if there
-    are none, the rewards of the environment. If scores are computed, there is a column `score`, which is `None` for an
-    unscored episode. If credit is computed, there is a column `token_advantages`.
+    for each action of the row. Without credit, the step rewards are the step outputs of the reward or, if the reward
+    returns no step outputs, the rewards of the environment. If scores are computed, there is a column `score`, which is
+    `None` for an unscored episode. If credit is computed, there is a column `token_advantages`.
 
     Unscored episodes and actions without an advantage are excluded from training: their `env_mask` is 0. TRL requires a
     row for each prompt and rejects empty completions. If an episode failed before the policy sampled a token, its row

@@ -63,7 +63,7 @@ class Workers(NamedTuple):
     held_out: TrainingWorker | None
 
 
-class _NoTokenizer:
+class _IdTokenizer:
     """A replacement for the tokenizer of a policy that has none. It shows token ids."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
@@ -155,7 +155,7 @@ async def open_components(
         agent = await stack.enter_async_context(reward_agent(plan.task))
         normalization = config.reward_manager.normalization_type
         # Without normalization, scores would be placed on tokens and read back unchanged.
-        manager = EpisodeRewardManager(_NoTokenizer(), 0, normalization_type=normalization)
+        manager = EpisodeRewardManager(_IdTokenizer(), 0, normalization_type=normalization)
         trainer = Trainer(
             workers.worker,
             agent,
@@ -173,7 +173,7 @@ async def open_components(
         if config.evaluation is not None and plan.held_out is not None and workers.held_out is not None:
             held_out, examples = plan.held_out, None
             if config.evaluation.examples:
-                decoder = getattr(policy, "tokenizer", None) or _NoTokenizer()
+                decoder = getattr(policy, "tokenizer", None) or _IdTokenizer()
                 examples = EpisodeRewardManager(decoder, config.evaluation.examples, seed=config.seed, echo=echo)
             # A separate held-out task has its own reward.
             own = await stack.enter_async_context(reward_agent(held_out.task)) if held_out.is_own_task else agent

@@ -34,7 +34,7 @@ class LogFormat:
         documents: yields the documents of a log.
         to_log: converts a document; the last argument is its location for messages.
         header: reads the header of a log.
-        to_document: converts the lines of an episode and its score to a document, or None if there is no export.
+        to_document: converts the lines of an episode and its score to a document; None for a format without export.
         lost_fields: yields the fields of these two lines that a document cannot store.
     """
 

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 from reward_kit.agent.policies import make_policy
 from reward_kit.agent.policies.hf.action_formats import tools_of
 from reward_kit.agent.policies.hf.chat_layout import TOOLS_CHANGED
+from reward_kit.agent.policies.hf.graphs import RECORDERS
 from reward_kit.agent.policies.hf.model import PolicyWithValue, remember, remembered
 from reward_kit.agent.policies.hf_policy import HFAgentPolicy
 from reward_kit.agent.policies.simple_policies import ExpertPolicy
@@ -27,6 +28,7 @@ from reward_kit.rl.training.rollouts import LockstepBarrier
 from reward_kit.rl.training.session import save_weights
 from reward_kit.tokens import build_rows
 from tests.agent.policies.hf.small_models import CHATML, PLAIN_TEXT, byte_tokenizer, small_llama, word_tokenizer
+from tests.agent.policies.hf.tape import TapeRecorder
 from tests.devices import DEVICE, randomize
 
 pytestmark = pytest.mark.device
@@ -119,9 +121,12 @@ async def test_constrained_policy_makes_only_valid_calls_and_records_masks(form)
         assert gap(policy, episodes, "right") < 1e-4
 
 
-async def test_listed_commands_constrain_every_step():
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+async def test_listed_commands_constrain_every_step(cuda_graphs, monkeypatch):
+    if DEVICE.type != "cuda":
+        monkeypatch.setitem(RECORDERS, DEVICE.type, TapeRecorder)
     options = {"constrain": True, "action_format": "bare", "tools_in_prompt": False, "max_new_tokens": 12}
-    async with open_policy(WORDS, undecided(WORDS), **options) as policy:
+    async with open_policy(WORDS, undecided(WORDS), cuda_graphs=cuda_graphs, **options) as policy:
         episodes = await episodes_of(policy, CHORES, size=4)
         assert len({action["arguments"]["command"] for e in episodes for action in e.get_actions()}) > 3
         infos = [episode.get_infos(t + 1) for episode in episodes for t in range(len(episode))]
@@ -129,6 +134,7 @@ async def test_listed_commands_constrain_every_step():
         assert gap(policy, episodes, "left") < 1e-4
         assert policy.untrainable_reason is None
         assert [segment.reason for segment in episodes[0].tokens.segments] == ["start"]
+        assert policy._engine.has_graphs is cuda_graphs
 
 
 async def test_free_text_follows_the_grammar_and_records_masks():

@@ -13,7 +13,7 @@ import pytest
 from reward_kit.agent.limits import ActionUsage
 from reward_kit.cli.main import program
 from reward_kit.errors import ConfigError
-from reward_kit.integrations.ray.actors import ActorBudget, RunUsage, Usage
+from reward_kit.integrations.ray.actors import ActorBudget, EpisodesUsage, RunUsage
 from reward_kit.integrations.ray.engine import TaskWorkers, divide_rates, environment_for, max_processes, moved
 from reward_kit.integrations.ray.options import RayOptions
 from reward_kit.task_parts import RunLimitsModel
@@ -105,20 +105,20 @@ class TestBudget:
     def test_budget_counts_own_usage_at_once_and_others_when_reported(self) -> None:
         budget = ActorBudget(self.LIMITS)
         budget.spend(ActionUsage(30, 0.5), steps=1)
-        budget.hear(RunUsage(Usage(60, 1.0, 7), 5.0))
+        budget.hear(RunUsage(EpisodesUsage(60, 1.0, 7), 5.0))
         assert (budget.tokens, budget.cost, budget.steps) == (90, 1.5, 8)
-        assert budget.own == Usage(30, 0.5, 1)
+        assert budget.own == EpisodesUsage(30, 0.5, 1)
         assert budget.exhausted() is None
-        budget.hear(RunUsage(Usage(60, 1.0, 7), 5.0))  # told once more, it is not counted twice
+        budget.hear(RunUsage(EpisodesUsage(60, 1.0, 7), 5.0))  # told once more, it is not counted twice
         assert budget.tokens == 90
         budget.spend(ActionUsage(10), steps=1)
         assert (exhausted := budget.exhausted()) is not None and exhausted.key == "total_tokens"
 
     def test_budget_uses_the_clock_of_the_run(self) -> None:
         budget = ActorBudget(self.LIMITS)
-        budget.hear(RunUsage(Usage(), 999.0))
+        budget.hear(RunUsage(EpisodesUsage(), 999.0))
         assert budget.exhausted() is None
-        budget.hear(RunUsage(Usage(), 1000.0))
+        budget.hear(RunUsage(EpisodesUsage(), 1000.0))
         assert (exhausted := budget.exhausted()) is not None and exhausted.key == "wall_time_s"
         assert 1000.0 <= budget.seconds <= 1000.0 + time.monotonic()
 
