@@ -161,19 +161,21 @@ def use_packed_attention(module: nn.Module, head: nn.Module) -> bool:
 
     A trial on a few tokens compares packed rows with single rows.
     """
-    own = attention_name(module)
-    names = (own,) if own in _FLASH else (VARLEN, BY_ROW)
-    problems = []
+    names = [BY_ROW]
+    if (own := attention_name(module)) in _FLASH:
+        names = [own]
+    elif next(module.parameters()).device.type == "cuda":
+        names = [VARLEN, BY_ROW]
+    reason = ""
     for name in names:
-        if name == VARLEN and next(module.parameters()).device.type != "cuda":
-            continue
         try:
             _try_attention(module, head, name, is_packed=True)
         except ConfigError as error:
-            problems.append(_line(error))
+            reason = _line(error)
+            logger.info("ppo.packed: %s", reason)
         else:
             return True
-    logger.warning("ppo.packed: rows are padded, because the module cannot compute packed rows: %s", problems[-1])
+    logger.warning("ppo.packed: rows are padded, because the module cannot compute packed rows: %s", reason)
     return False
 
 
