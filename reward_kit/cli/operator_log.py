@@ -12,7 +12,8 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +117,35 @@ class OperatorHandler(logging.StreamHandler[Any]):
         for redaction in self._redactions:
             text = redaction.redact_text(text)
         return text
+
+
+class _FirstWarnings(logging.Handler):
+    """A handler that shows the first warning of each kind."""
+
+    def __init__(self, say: Callable[[str], None], redaction: Redaction) -> None:
+        super().__init__(logging.WARNING)
+        self._say, self._redaction = say, redaction
+        self._kinds: set[tuple[str, str]] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kind = (record.name, str(record.msg))
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._say(f"warning: {one_line(self._redaction.redact_text(record.getMessage()))}")
+
+
+@contextmanager
+def first_warnings(say: Callable[[str], None], redaction: Redaction) -> Iterator[None]:
+    """Show the first warning of each kind that the package logs during the block, unless the log is enabled."""
+    if is_on():
+        yield
+        return
+    handler, root = _FirstWarnings(say, redaction), logging.getLogger(ROOT)
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
 
 
 _shown: OperatorHandler | None = None

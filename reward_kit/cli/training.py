@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from reward_kit.cli import operator_log
 from reward_kit.cli.echo import echo, echo_json
 from reward_kit.cli.options import LATEST, report_hidden_secrets
 from reward_kit.cli.outcome import (
@@ -147,7 +148,11 @@ def _train(plan: TrainingPlan, path: Path, args: TrainArgs, group: ProcessGroup 
         here = os.environ.get("LOCAL_WORLD_SIZE", str(group.processes.size))
         called = ["torchrun", "--nproc-per-node", here, "-m", "reward_kit.cli.main"]
     resume = [*called, "train", "--resume", str(path)]
-    with noting_resume(resume, path), contextlib.redirect_stdout(sys.stderr):
+    with (
+        noting_resume(resume, path),
+        contextlib.redirect_stdout(sys.stderr),
+        operator_log.first_warnings(display.say, plan.redaction),
+    ):
         outcome = train_into(
             path,
             plan,
