@@ -110,20 +110,23 @@ class _CaptureCheck(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made: dict[int, Tensor] = {}  # a reference prevents that the memory is used again
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        aten = torch.ops.aten
-        # Indexing has the tag because of masks, whose elements must be counted.
-        has_mask = func is not aten.index.Tensor or any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-        )
-        is_dynamic = torch.Tag.dynamic_output_shape in func.tags and has_mask
-        if is_dynamic or torch.Tag.data_dependent_output in func.tags:
+        aten, kwargs = torch.ops.aten, kwargs or {}
+        with self:  # inference mode does not decompose operations such as `bool`, which reads an element
+            decomposed = func.decompose(*args, **kwargs)
+        if decomposed is not NotImplemented:
+            return decomposed
+        waits = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags})
+        if func.overloadpacket in (aten.index, aten.index_put, aten.index_put_):
+            # Only the elements of a mask must be counted.
+            waits = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+        if waits:
             raise RuntimeError(f"the model's code waits for the device in {func}")
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         given, made = (
             {one.untyped_storage()._cdata: one for one in tree_leaves(values) if isinstance(one, Tensor)}
             for values in ((args, kwargs), result)
         )
-        is_copy = func.overloadpacket in (aten.to, aten._to_copy, aten.copy_)
+        is_copy = func.overloadpacket in (aten._to_copy, aten.copy_)
         # Other operations receive a number from the CPU as an argument of their kernel, and may return one.
         if len({one.device for one in (*given.values(), *made.values()) if is_copy or one.dim()}) > 1:
             raise RuntimeError(f"the model's code copies between devices in {func}")

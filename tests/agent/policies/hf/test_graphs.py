@@ -312,6 +312,18 @@ def reads_a_number(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
     assert inputs[0].max().item() < VOCABULARY
 
 
+def reads_a_truth_value(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+    assert inputs[0].max() < VOCABULARY
+
+
+def writes_under_a_mask(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+    inputs[0][inputs[0] < 0] = inputs[0][0, :0]
+
+
+def counts_elements(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+    torch.where(inputs[0] < 0)
+
+
 def reads_a_mask(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
     assert inputs[0][inputs[0] >= VOCABULARY].shape == (0,)
 
@@ -334,7 +346,10 @@ INVALID = "the model's code reads memory that will not be valid in a replay"
         (lambda _: FrozenRecorder(), None, "their last hidden states differ by"),
         (lambda _: 1 / 0, None, "ZeroDivisionError"),
         (RECORDER, reads_a_number, WAITS),
+        (RECORDER, reads_a_truth_value, WAITS),
         (RECORDER, reads_a_mask, WAITS),
+        (RECORDER, writes_under_a_mask, WAITS),
+        (RECORDER, counts_elements, WAITS),
         (RECORDER, adds_an_array, INVALID if DEVICE.type == "cpu" else COPIES),
     ],
 )
