@@ -164,7 +164,7 @@ GROUPS = (
                 "reward_kit.rl.served_policy:ServedPolicy",
             ),
             "The learner": ("reward_kit.rl.ppo", "reward_kit.agent.policies.hf.model:PolicyWithValue"),
-            "Losses": ("reward_kit.rl.losses",),
+            "Losses": ("reward_kit.rl.losses", "reward_kit.rl.kl"),
             "Reward managers": ("reward_kit.rl.reward_manager",),
             "Checkpoints": ("reward_kit.rl.checkpoint",),
             "Models and tokenizers": ("reward_kit.rl.model_kit.models", "reward_kit.rl.model_kit.sft"),

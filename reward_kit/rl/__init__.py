@@ -9,15 +9,14 @@ from reward_kit.lazy import lazy_modules
 
 if TYPE_CHECKING:
     from reward_kit.rl.checkpoint import save_batch_for_study
+    from reward_kit.rl.kl import AdaptiveKLCoefficient, kl_loss
     from reward_kit.rl.learner.config import LoRAOptions, OffPolicyLimits, PPOConfig
     from reward_kit.rl.loss_terms import GlobalBatch, merge_diagnostics
     from reward_kit.rl.losses import (
-        AdaptiveKLCoefficient,
         cispo_loss,
         decoupled_ppo_loss,
         entropy_loss,
         gspo_loss,
-        kl_loss,
         ppo_clip_loss,
         truncated_importance_weights,
         value_loss,
@@ -99,8 +98,9 @@ __all__ = [
 _MODULES = {
     "checkpoint": "save_batch_for_study",
     "loss_terms": "GlobalBatch merge_diagnostics",
-    "losses": "AdaptiveKLCoefficient cispo_loss decoupled_ppo_loss entropy_loss gspo_loss kl_loss "
-    "ppo_clip_loss truncated_importance_weights value_loss",
+    "kl": "AdaptiveKLCoefficient kl_loss",
+    "losses": "cispo_loss decoupled_ppo_loss entropy_loss gspo_loss ppo_clip_loss truncated_importance_weights "
+    "value_loss",
     "model_kit.models": "TERSE_TEMPLATE build_decoder build_tokenizer compose_embeddings describe load_model "
     "save_model",
     "model_kit.sft": "DemonstratingPolicy Demonstrations SFTConfig SFTProgress episode_texts fit",

@@ -26,6 +26,8 @@ Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
 This is the mean over tokens, or the mean over sequences of the sum, of the mean, or of the sum divided by a constant
 length (`GlobalBatch.norm_length`).
 """
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clipped to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 _LEAST = 1e-12
 """The smallest divisor, so that a loss without tokens is 0 / 1e-12 = 0. The count for one process may be below 1."""
 
@@ -216,6 +218,11 @@ def on_device(values: Tensor, device: torch.device) -> Tensor:
 def widened(values: Tensor) -> Tensor:
     """Return the values in float32 or wider. In bfloat16, a ratio of 1.001 would round to 1."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
+    """Return the log-ratios clipped to ±`MAX_LOG_RATIO`. They have no gradient beyond this range."""
+    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def _check_tensor(name: str, values: object) -> None:

@@ -20,14 +20,13 @@ tokens in order, and the axis `_Q` contains the sequences with at least one incl
 
 from __future__ import annotations
 
-import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from reward_kit.credit.options import check_choice, check_number
-from reward_kit.errors import ConfigError, TrainingError
+from reward_kit.errors import ConfigError
 from reward_kit.rl.loss_terms import (
     Aggregation,
     Diagnostics,
@@ -35,25 +34,20 @@ from reward_kit.rl.loss_terms import (
     Loss,
     MaskedTokens,
     check_above_0,
+    clamp_log_ratio,
     effective_size_statistic,
     mean_statistic,
     spread_statistics,
-    widened,
 )
 
 __all__ = [
-    "AdaptiveKLCoefficient",
     "ImportanceWeights",
-    "PenalizedRewards",
     "cispo_loss",
     "decoupled_ppo_loss",
     "dppo_loss",
     "entropy_loss",
     "gmpo_loss",
     "gspo_loss",
-    "kl_estimate",
-    "kl_loss",
-    "penalized_rewards",
     "ppo_clip_loss",
     "sapo_loss",
     "token_entropies",
@@ -65,11 +59,8 @@ __all__ = [
 ]
 BeyondCap = Literal["exclude", "truncate"]
 Level = Literal["token", "sequence"]
-KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+", "abs"]
 Divergence = Literal["tv", "kl"]
 TurnRatio = Literal["mean", "product"]
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are clipped to ±20: exp(20) is far outside any clip range, and its square is finite in float32."""
 
 
 # Policy losses
@@ -127,7 +118,7 @@ def ppo_clip_loss(
     clip = ClipRange(clip_low, clip_high, dual_clip).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
-    ratio_N = _cut(log_ratio_N).exp()
+    ratio_N = clamp_log_ratio(log_ratio_N).exp()
     loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
     measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(ratio_N, log_ratio_N, tokens)
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
@@ -161,7 +152,7 @@ def gspo_loss(
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
-    log_ratio_Q = _cut(tokens.sequence_means(log_ratio_N.detach()))
+    log_ratio_Q = clamp_log_ratio(tokens.sequence_means(log_ratio_N.detach()))
     ratio_N = _shared_ratio(tokens.spread(log_ratio_Q), tokens.pick("logprobs", logprobs_BT))
     loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
     measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(log_ratio_Q.exp(), log_ratio_N, tokens)
@@ -213,7 +204,7 @@ def turn_clip_loss(
     turns = tokens.divided("turn_ids", turn_ids_BT)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
     reduce = turns.sequence_means if ratio == "mean" else turns.sequence_sums
-    log_ratio_Q = _cut(reduce(log_ratio_N.detach()))
+    log_ratio_Q = clamp_log_ratio(reduce(log_ratio_N.detach()))
     ratio_N = _shared_ratio(turns.spread(log_ratio_Q), tokens.pick("logprobs", logprobs_BT))
     loss_N = tokens.weighted(_clipped_surrogate(ratio_N, advantages_N, clip), weights_BT)
     measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(log_ratio_Q.exp(), log_ratio_N, tokens)
@@ -247,7 +238,7 @@ def cispo_loss(
     clip = ClipRange(clip_low, clip_high).checked()
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
-    ratio_N = _cut(log_ratio_N.detach()).exp()
+    ratio_N = clamp_log_ratio(log_ratio_N.detach()).exp()
     clipped_N = ratio_N.clamp(1.0 - clip.low, 1.0 + clip.high)
     loss_N = tokens.weighted(-clipped_N * advantages_N * tokens.pick("logprobs", logprobs_BT), weights_BT)
     measured = _fractions(low_N=ratio_N < 1.0 - clip.low, high_N=ratio_N > 1.0 + clip.high)
@@ -282,7 +273,7 @@ def sapo_loss(
     check_above_0("temperature_negative", temperature_negative)
     tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, old_logprobs_BT, advantages_BT)
-    ratio_N = _cut(log_ratio_N).exp()
+    ratio_N = clamp_log_ratio(log_ratio_N).exp()
     temperature_N = torch.full_like(ratio_N, temperature_negative)
     temperature_N[advantages_N > 0.0] = temperature_positive
     gates_N = torch.sigmoid(temperature_N * (ratio_N - 1.0)) * (4.0 / temperature_N)
@@ -322,7 +313,7 @@ def gmpo_loss(
     up_N, down_N = advantages_N >= 0.0, advantages_N < 0.0
     high_N, low_N = up_N & (log_ratio_N > clip.high), down_N & (log_ratio_N < -clip.low)
     bounded_N = torch.where(high_N, clip.high, torch.where(low_N, -clip.low, log_ratio_N)).to(log_ratio_N.dtype)
-    ratio_Q = _cut(tokens.sequence_means(bounded_N)).exp()
+    ratio_Q = clamp_log_ratio(tokens.sequence_means(bounded_N)).exp()
     loss_N = tokens.weighted(-advantages_N * tokens.spread(ratio_Q), weights_BT)
     measured = _fractions(low_N, high_N) | _ratio_statistics(ratio_Q.detach(), log_ratio_N, tokens)
     return Loss(tokens.aggregate(loss_N, aggregation, global_batch), measured)
@@ -368,7 +359,7 @@ def dppo_loss(
     rises_N = log_ratio_N.detach() > 0.0
     high_N = (advantages_N > 0.0) & rises_N & (apart_N > clip.high)
     low_N = (advantages_N < 0.0) & ~rises_N & (apart_N > clip.low)
-    ratio_N = _cut(log_ratio_N.detach()).exp()
+    ratio_N = clamp_log_ratio(log_ratio_N.detach()).exp()
     capped_N = ratio_N.clamp(max=cap) * (new_N - new_N.detach()).exp()
     loss_N = tokens.weighted(torch.where(low_N | high_N, 0.0, -advantages_N * capped_N), weights_BT)
     measured = _fractions(low_N, high_N) | _ratio_statistics(ratio_N, log_ratio_N, tokens)
@@ -431,7 +422,7 @@ def decoupled_ppo_loss(
         tokens = MaskedTokens(tokens.lay(within_N), sequence_ids_BT)
     weights_N = _proximal_weights(tokens, proximal_logprobs_BT, behavior_logprobs_BT).clamp(max=cap)
     log_ratio_N, advantages_N = _inputs(tokens, logprobs_BT, proximal_logprobs_BT, advantages_BT)
-    ratio_N = _cut(log_ratio_N).exp()
+    ratio_N = clamp_log_ratio(log_ratio_N).exp()
     loss_N = weights_N * _clipped_surrogate(ratio_N, advantages_N, clip)
     measured = _clip_fractions(ratio_N, advantages_N, clip) | _ratio_statistics(ratio_N, log_ratio_N, tokens)
     measured |= _weight_statistics(weights_N) | Diagnostics({"weight_capped_fraction": mean_statistic(~within_N)})
@@ -444,10 +435,6 @@ def _inputs(
     """Return the log-ratios and the advantages, both (N,)."""
     log_ratio_N = tokens.pick("logprobs", logprobs_BT) - tokens.pick("old_logprobs", old_logprobs_BT).detach()
     return log_ratio_N, tokens.pick("advantages", advantages_BT).detach()
-
-
-def _cut(log_ratio: Tensor) -> Tensor:
-    return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # no gradient beyond this range
 
 
 def _shared_ratio(log_ratio_N: Tensor, logprobs_N: Tensor) -> Tensor:
@@ -479,7 +466,7 @@ def _fractions(low_N: Tensor, high_N: Tensor) -> Diagnostics:
 
 def _ratio_statistics(ratio: Tensor, log_ratio_N: Tensor, tokens: MaskedTokens) -> Diagnostics:
     """Return diagnostics of token ratios (N,) or sequence ratios (Q,); see `ppo_clip_loss`."""
-    log_ratio_N = _cut(log_ratio_N.detach())
+    log_ratio_N = clamp_log_ratio(log_ratio_N.detach())
     return Diagnostics(
         {
             **spread_statistics("ratio", ratio),
@@ -554,7 +541,7 @@ def within_cap(
 
 def _proximal_weights(tokens: MaskedTokens, proximal_logprobs_BT: Tensor, behavior_logprobs_BT: Tensor) -> Tensor:
     proximal_N = tokens.pick("proximal_logprobs", proximal_logprobs_BT).detach()
-    return _cut(proximal_N - tokens.pick("behavior_logprobs", behavior_logprobs_BT).detach()).exp()
+    return clamp_log_ratio(proximal_N - tokens.pick("behavior_logprobs", behavior_logprobs_BT).detach()).exp()
 
 
 def _within(weights_N: Tensor, cap: float) -> Tensor:
@@ -565,163 +552,6 @@ def _weight_statistics(weights: Tensor) -> Diagnostics:
     return Diagnostics(
         {**spread_statistics("weight", weights), "weight_effective_sample_size": effective_size_statistic(weights)}
     )
-
-
-# Divergence from a reference
-
-
-def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
-    """Estimate KL(policy, reference) for each token (Schulman 2020, "Approximating KL divergence").
-
-        d  = logprobs - reference_logprobs; the reference has no gradient
-        k1 = d                   unbiased; can be negative
-        k2 = d² / 2              has a small bias if the two are close
-        k3 = exp(-d) - 1 + d     unbiased and never negative; d is clipped to ±20 first
-        k1+, k3+                 the value of k1 or k3 with the gradient of k2, which is d
-        abs = |d|                biased; a penalty on any change
-
-    The result is in float32 or wider.
-
-    On samples from the policy, only the gradient of k2 is the gradient of the divergence. The gradient of k1 is 0 on
-    average, and the gradient of k3 belongs to the reverse divergence, KL(reference, policy). Use k1 and k3 for
-    monitoring and rewards, and k2, k1+ and k3+ for a loss. In verl, k3 is capped at 10, so tokens far from the
-    reference have no gradient. Here, k3 is not capped.
-    """
-    check_choice("estimator", estimator, get_args(KLEstimator))
-    logprobs = widened(logprobs)
-    difference = logprobs - widened(reference_logprobs).detach()
-    if estimator == "k2":
-        return 0.5 * difference.square()
-    if estimator == "abs":
-        return difference.abs()
-    near = _cut(difference)
-    value = difference if estimator.startswith("k1") else torch.expm1(-near) + near
-    if not estimator.endswith("+"):
-        return value
-    # The second summand is 0 and has the gradient d. Unlike d² / 2, it cannot overflow.
-    return value.detach() + difference.detach() * (logprobs - logprobs.detach())
-
-
-def kl_loss(
-    logprobs_BT: Tensor,
-    reference_logprobs_BT: Tensor,
-    loss_mask_BT: Tensor,
-    *,
-    estimator: KLEstimator = "k3+",
-    weights_BT: Tensor | None = None,
-    aggregation: Aggregation = "token-mean",
-    global_batch: GlobalBatch | None = None,
-    sequence_ids_BT: Tensor | None = None,
-) -> Loss:
-    """Return the divergence from the reference as a loss. Multiply it by a coefficient, and add it to the policy loss.
-
-    The diagnostics are `kl`, the mean estimate per token (see `kl_estimate`), and `kl_sequence`, the sum of the
-    estimates in a sequence, averaged over sequences. Both are computed without `weights_BT`.
-    """
-    tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
-    kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
-    return Loss(tokens.aggregate(tokens.weighted(kl_N, weights_BT), aggregation, global_batch), measured)
-
-
-class PenalizedRewards(NamedTuple):
-    """Rewards (B,T) minus the penalty, in float32 or wider and without a gradient, and diagnostics of the penalty."""
-
-    rewards_BT: Tensor
-    diagnostics: Diagnostics
-
-
-def penalized_rewards(
-    rewards_BT: Tensor,
-    logprobs_BT: Tensor,
-    reference_logprobs_BT: Tensor,
-    loss_mask_BT: Tensor,
-    *,
-    coefficient: float,
-    estimator: KLEstimator = "k1",
-    sequence_ids_BT: Tensor | None = None,
-) -> PenalizedRewards:
-    """Subtract coefficient · kl_t from the reward of each included token, before advantages are computed.
-
-    The penalty then affects the policy through the advantages. The coefficient must be at least 0. Estimators with "+"
-    are rejected, because they differ only in their gradients. The diagnostics are the same as for `kl_loss`.
-    """
-    if estimator.endswith("+"):
-        raise ConfigError(
-            f"{estimator!r} differs from {estimator[:-1]!r} only in its gradient; use {estimator[:-1]!r} for rewards"
-        )
-    check_number("coefficient", coefficient, 0.0)
-    with torch.no_grad():
-        tokens = MaskedTokens(loss_mask_BT, sequence_ids_BT)
-        kl_N, measured = _kl(tokens, logprobs_BT, reference_logprobs_BT, estimator)
-        rewards_N = tokens.pick("rewards", rewards_BT) - coefficient * kl_N
-        # The type of the rewards could round the penalty away.
-        changed_BT = torch.where(loss_mask_BT.bool(), tokens.lay(rewards_N), rewards_BT.to(rewards_N.dtype))
-        return PenalizedRewards(changed_BT, measured)
-
-
-def _kl(
-    tokens: MaskedTokens, logprobs_BT: Tensor, reference_BT: Tensor, estimator: KLEstimator
-) -> tuple[Tensor, Diagnostics]:
-    reference_N = tokens.pick("reference_logprobs", reference_BT)
-    kl_N = kl_estimate(tokens.pick("logprobs", logprobs_BT), reference_N, estimator)
-    sums_Q = tokens.sequence_sums(kl_N.detach())
-    return kl_N, Diagnostics({"kl": mean_statistic(kl_N), "kl_sequence": mean_statistic(sums_Q)})
-
-
-class AdaptiveKLCoefficient:
-    """A coefficient that grows while the divergence from the reference exceeds the target, and shrinks otherwise.
-
-        coefficient ← coefficient · (1 + clip(kl / target - 1, -0.2, 0.2) · min(samples / horizon, 1))
-
-    See Ziegler et al. 2019, section 2.2. `samples` is capped at the horizon. Otherwise, the coefficient could become 0
-    if there were five times as many samples as the horizon. With even more samples, it could become negative, which
-    would reward divergence.
-
-    Args:
-        coefficient: the initial value.
-        target: the divergence to maintain, in the same unit as the divergence passed to `update`.
-        horizon: the number of samples over which the coefficient may change by a fifth.
-
-    Raises:
-        ConfigError: If an argument is not positive.
-    """
-
-    def __init__(self, coefficient: float, *, target: float, horizon: float) -> None:
-        for name, number in (("coefficient", coefficient), ("target", target), ("horizon", horizon)):
-            check_above_0(name, number)
-        self.value, self.target, self.horizon = coefficient, target, horizon
-
-    def update(self, kl: float, samples: float) -> float:
-        """Update the coefficient for a divergence, such as `kl_sequence`, that was measured on `samples` sequences.
-
-        Returns:
-            The new coefficient.
-
-        Raises:
-            TrainingError: If the divergence is not finite. The coefficient is unchanged.
-            ConfigError: If the number of samples is negative or not finite.
-        """
-        check_number("samples", samples, 0.0)
-        kl = float(kl)
-        if not math.isfinite(kl):
-            raise TrainingError(
-                f"the KL divergence from the reference is {kl}; its coefficient is still {self.value:g}"
-            )
-        error = min(max(kl / self.target - 1.0, -0.2), 0.2)
-        self.value *= 1.0 + error * min(samples / self.horizon, 1.0)
-        return self.value
-
-    def state_dict(self) -> dict[str, float]:
-        """Return the state for a checkpoint.
-
-        The state excludes the target and the horizon, which belong to the configuration.
-        """
-        return {"value": self.value}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Load the state from a checkpoint, or raise a `ConfigError` if it has no coefficient."""
-        check_number("the state's value", state.get("value"), 0.0)
-        self.value = state["value"]
 
 
 # Entropy and log-probabilities

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, RewardKitError, TrainingError, boundary, type_name
+from reward_kit.rl.kl import AdaptiveKLCoefficient, kl_loss
 from reward_kit.rl.learner.config import PPOConfig, lr_factor
 from reward_kit.rl.learner.forward import LogprobModel, Scores
 from reward_kit.rl.learner.optimizer import (
@@ -48,14 +49,12 @@ from reward_kit.rl.loss_terms import (
     spread_statistics,
 )
 from reward_kit.rl.losses import (
-    AdaptiveKLCoefficient,
     cispo_loss,
     decoupled_ppo_loss,
     dppo_loss,
     entropy_loss,
     gmpo_loss,
     gspo_loss,
-    kl_loss,
     ppo_clip_loss,
     sapo_loss,
     truncated_importance_weights,

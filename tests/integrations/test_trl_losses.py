@@ -12,16 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from reward_kit.rl.kl import kl_loss
 from reward_kit.rl.loss_terms import Aggregation, GlobalBatch, Loss
-from reward_kit.rl.losses import (
-    cispo_loss,
-    entropy_loss,
-    gspo_loss,
-    kl_loss,
-    ppo_clip_loss,
-    token_entropies,
-    token_logprobs,
-)
+from reward_kit.rl.losses import cispo_loss, entropy_loss, gspo_loss, ppo_clip_loss, token_entropies, token_logprobs
 from tests.integrations.peers import LONGEST, Case, Deviations, Peer, differentiated, generator, said, with_gradient
 
 pytestmark = pytest.mark.campaign

@@ -10,18 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from reward_kit.rl.kl import AdaptiveKLCoefficient, kl_estimate, kl_loss, penalized_rewards
 from reward_kit.rl.loss_terms import Aggregation
 from reward_kit.rl.losses import (
-    AdaptiveKLCoefficient,
     cispo_loss,
     decoupled_ppo_loss,
     dppo_loss,
     entropy_loss,
     gmpo_loss,
     gspo_loss,
-    kl_estimate,
-    kl_loss,
-    penalized_rewards,
     ppo_clip_loss,
     sapo_loss,
     token_entropies,

@@ -10,16 +10,15 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from reward_kit.rl.kl import KLEstimator, kl_loss
 from reward_kit.rl.loss_terms import Aggregation, GlobalBatch, Loss, merge_diagnostics
 from reward_kit.rl.losses import (
-    KLEstimator,
     cispo_loss,
     decoupled_ppo_loss,
     dppo_loss,
     entropy_loss,
     gmpo_loss,
     gspo_loss,
-    kl_loss,
     ppo_clip_loss,
     sapo_loss,
     turn_clip_loss,

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
+from reward_kit.rl.kl import AdaptiveKLCoefficient, KLEstimator, kl_estimate
 from reward_kit.rl.loss_terms import GlobalBatch
 from reward_kit.rl.losses import (
-    AdaptiveKLCoefficient,
-    KLEstimator,
     cispo_loss,
     decoupled_ppo_loss,
     gspo_loss,
-    kl_estimate,
     ppo_clip_loss,
     truncated_importance_weights,
     value_loss,

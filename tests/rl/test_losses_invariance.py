@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reward_kit.errors import ConfigError
+from reward_kit.rl.kl import penalized_rewards
 from reward_kit.rl.loss_terms import Aggregation
 from reward_kit.rl.losses import (
     Level,
     TurnRatio,
     gspo_loss,
-    penalized_rewards,
     ppo_clip_loss,
     truncated_importance_weights,
     turn_clip_loss,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from reward_kit.errors import ConfigError, TrainingError
-from reward_kit.rl.losses import AdaptiveKLCoefficient, KLEstimator, kl_estimate, kl_loss, penalized_rewards
+from reward_kit.rl.kl import AdaptiveKLCoefficient, KLEstimator, kl_estimate, kl_loss, penalized_rewards
 from tests.devices import tolerance
 from tests.rl.loss_cases import ESTIMATORS, random_case
 

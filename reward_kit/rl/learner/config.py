@@ -12,8 +12,9 @@ import torch
 
 from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError
+from reward_kit.rl.kl import KLEstimator
 from reward_kit.rl.loss_terms import Aggregation, check_above_0
-from reward_kit.rl.losses import BeyondCap, ClipRange, KLEstimator, Level
+from reward_kit.rl.losses import BeyondCap, ClipRange, Level
 
 logger = logging.getLogger("reward_kit.rl")
 LossName = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "decoupled", "turn_gspo", "turn_ppo"]
