@@ -93,6 +93,11 @@ class SlotLayer(CacheLayerMixin):
         for store in self.stores or ():
             store[target, :count] = store[source, :count]
 
+    def clear_row(self, row: int) -> None:
+        """Fill a row with zeros."""
+        for store in self.stores or ():
+            store[row] = 0
+
     def get_seq_length(self) -> int:
         """Return the number of positions to which a token may attend."""
         return self._slots.chunk.length if self._slots.chunk else 0
@@ -172,6 +177,12 @@ class KVSlots(Cache):
             layer.copy_row(source, target, count)
         self.ids_RC[target, :count] = self.ids_RC[source, :count]
         self.held_R[target] = count
+
+    def clear_row(self, row: int) -> None:
+        """Discard the content of a row that may not be finite. Even masked values would spoil later contexts."""
+        for layer in self._layers:
+            layer.clear_row(row)
+        self.held_R[row] = 0
 
     def forget(self) -> None:
         """Discard all content, because the weights have changed."""

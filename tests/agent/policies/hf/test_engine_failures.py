@@ -115,6 +115,20 @@ async def test_nan_logits_raise_an_error(sampling: Sampling) -> None:
             await engine.generate(engine.open("a", 0), [1, 2], max_new_tokens=4, sampling=sampling)
 
 
+async def test_contexts_are_finite_again_after_finite_weights() -> None:
+    model = tiny_model()
+    good = {name: weight.clone() for name, weight in model.state_dict().items()}
+    async with running(model, stop_ids=[]) as engine:
+        slot = engine.open("a", 0)
+        before = await engine.generate(slot, [1, 2, 3], max_new_tokens=4, sampling=GREEDY)
+        await engine.publish({name: torch.full_like(weight, torch.nan) for name, weight in good.items()}, 1)
+        with pytest.raises(PolicyError, match="logits are not finite"):
+            await engine.generate(slot, [*range(1, 20)], max_new_tokens=4, sampling=GREEDY)
+        await engine.publish(good, 2)
+        after = await engine.generate(slot, [1, 2, 3], max_new_tokens=4, sampling=GREEDY)
+    assert after == before._replace(policy_version=2)
+
+
 async def test_closing_the_engine_ends_every_waiting_call() -> None:
     model = tiny_model()
     engine = Engine(model, stop_ids=[], max_context=160, max_slots=1)
