@@ -122,13 +122,13 @@ def _plan_to_resume(args: TrainArgs, given: dict[str, object]) -> tuple[Path, Tr
         echo(warning, err=True)
     if given:
         plan = load_plan(train_file, {**before, **given}, stored=stored)
-    config = plan.config
-    if header.status == "complete" and config.is_finished(training.updates, training.env_steps):
+    reached = plan.config.reached_limits(training.updates, training.env_steps)
+    if header.status == "complete" and reached:
         done = f"{pluralize(training.updates, 'update')} and {training.env_steps:,} environment steps"
-        raised = f"updates={2 * training.updates}"
-        if config.max_env_steps is not None:
-            raised = f"max_env_steps={2 * config.max_env_steps}"
-        more = shlex.join(["reward-kit", "train", "--resume", str(path), "-T", raised])
+        counts = {"updates": training.updates, "max_env_steps": training.env_steps}
+        # The count may be far above a limit that was lowered, so suggest the next multiple of the limit.
+        raised = [f"-T {key}={limit * (counts[key] // limit + 1)}" for key, limit in reached.items()]
+        more = f"{shlex.join(['reward-kit', 'train', '--resume', str(path)])} {' '.join(raised)}"
         echo(f"{path} finished after {done}. To continue training, increase the limit:  {more}", err=True)
     return path, plan
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -48,6 +49,13 @@ def check_resume_of_a_finished_run(folder: Path) -> None:
     assert "To continue training, increase the limit:" in done.stderr
     assert f"reward-kit train --resume {run} -T updates=4" in done.stderr
     assert [line["update"] for line in metrics_of(folder / run)] == [0, 1, 2]
+    for steps, raised in ((100_000, "-T updates=4"), (1, r"-T updates=4 -T max_env_steps=\d+")):
+        more = command_line.call("train", "--resume", "-T", f"max_env_steps={steps}", "--dry-run", cwd=folder)
+        suggested = re.search(rf"reward-kit train --resume {re.escape(str(run))} {raised}$", more.stderr, re.M)
+        assert suggested, more.stderr
+        options = suggested[0].split()[4:]
+        continued = command_line.call("train", "--resume", *options, "--dry-run", cwd=folder)
+        assert continued.returncode == 0 and "finished after" not in continued.stderr
 
 
 def check_rejects_its_episodes(folder: Path) -> None:
@@ -98,13 +106,18 @@ def test_updates_with_nothing_to_learn_from_are_reported_once_and_counted(tmp_pa
     task = {**TRAIN["task"], "reward_function_path": "flat.py:flat"}
     lake_folder(tmp_path, task=task, credit="grpo", evaluation=None, updates=3)
     (tmp_path / "flat.py").write_text("def flat(messages):\n    return 0.5\n")
-    done = command_line.call("train", "train.yaml", "--display", "plain", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stderr.splitlines() if "nothing to learn from" in line] == [
-        "update 1: nothing to learn from: all advantages are zero, "
-        "for example because the scores of each group are equal",
-        "3 updates had nothing to learn from",
-    ]
+    reasons = {
+        "null": "all advantages are zero, for example because the scores of each group are equal",
+        "{max_collections: 1}": "dynamic_sampling dropped all groups, see groups/dropped in metrics.jsonl",
+    }
+    for dynamic, reason in reasons.items():
+        options = ("--display", "plain", "-T", f"dynamic_sampling={dynamic}")
+        done = command_line.call("train", "train.yaml", *options, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert [line for line in done.stderr.splitlines() if "nothing to learn from" in line] == [
+            f"update 1: nothing to learn from: {reason}",
+            "3 updates had nothing to learn from",
+        ]
 
 
 def test_first_warning_of_each_kind_is_shown(tmp_path: Path) -> None:

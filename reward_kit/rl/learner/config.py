@@ -10,11 +10,11 @@ from typing import Literal, get_args
 
 import torch
 
-from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError
 from reward_kit.rl.kl import KLEstimator
 from reward_kit.rl.loss_terms import Aggregation, check_above_0
 from reward_kit.rl.losses import BeyondCap, ClipRange, Level
+from reward_kit.validation import check_choice, check_number
 
 logger = logging.getLogger("reward_kit.rl")
 LossName = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "decoupled", "turn_gspo", "turn_ppo"]

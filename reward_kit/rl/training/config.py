@@ -398,11 +398,14 @@ class TrainModel(BaseModel):
             raise ValueError("set updates or max_env_steps")
         return self
 
+    def reached_limits(self, updates: int, env_steps: int) -> dict[str, int]:
+        """Return the limits, by key, that this many updates and environment steps reach."""
+        limits = {"updates": (self.updates, updates), "max_env_steps": (self.max_env_steps, env_steps)}
+        return {key: limit for key, (limit, count) in limits.items() if limit is not None and count >= limit}
+
     def is_finished(self, updates: int, env_steps: int) -> bool:
         """Return whether this many updates and environment steps are enough."""
-        return (self.updates is not None and updates >= self.updates) or (
-            self.max_env_steps is not None and env_steps >= self.max_env_steps
-        )
+        return bool(self.reached_limits(updates, env_steps))
 
     @property
     def best_by(self) -> str:

@@ -118,7 +118,8 @@ class Pipeline:
             if part:
                 updates.append(await self._learn(part))
         await self.trainer.publish()
-        return merge_updates(updates)
+        # Without updates, all groups were dropped. The learner returns the same figures if there is nothing to learn.
+        return merge_updates(updates) if updates else {"tokens": 0.0, "optimizer_steps": 0.0}
 
     async def _learn(self, groups: Sequence[_Group]) -> Figures:
         trainer, groups = self.trainer, sorted(groups, key=lambda one: one.number)

@@ -117,6 +117,7 @@ class LockstepBarrier(AgentPolicy):
         try:
             await self._complete.wait()
         except BaseException:
+            self._arrived -= 1  # the caller gives up this session
             with anyio.CancelScope(shield=True):
                 await session.close()
             raise

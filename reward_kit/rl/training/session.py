@@ -230,7 +230,10 @@ class _Session:
         self._idle += 1
         if self._idle == 1:
             why = "all advantages are zero, for example because the scores of each group are equal"
-            why = why if has_tokens else "no sampled token is in the loss; run.log has the reason"
+            if figures.get("groups/kept") == 0.0:
+                why = "dynamic_sampling dropped all groups, see groups/dropped in metrics.jsonl"
+            elif not has_tokens:
+                why = "no sampled token is in the loss; run.log has the reason"
             self._display.say(f"update {self.progress.updates}: nothing to learn from: {why}")
 
     async def _evaluate(self) -> Figures:

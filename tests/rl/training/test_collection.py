@@ -107,3 +107,26 @@ class TestLockstep:
         policy = CountingPolicy(breaks="b-")
         await collected(LockstepBarrier(policy), 4)
         assert policy.open_when_acting[0] == 2 and len(policy.open_when_acting) == 6
+
+    async def test_session_cancelled_while_it_waits_is_counted_once(self) -> None:
+        policy = CountingPolicy()
+        barrier, is_waiting, opened = LockstepBarrier(policy), anyio.CancelScope(), list[str]()
+        barrier.expect(3)
+
+        async def open_session(name: str, scope: anyio.CancelScope) -> None:
+            with scope:
+                await barrier.open(EpisodeContext(name, 0))
+                opened.append(name)
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(open_session, "a", is_waiting)
+                await anyio.wait_all_tasks_blocked()
+                is_waiting.cancel()
+                await anyio.wait_all_tasks_blocked()
+                barrier.give_up()
+                tasks.start_soon(open_session, "b", anyio.CancelScope())
+                await anyio.wait_all_tasks_blocked()
+                assert policy.open_now == 1 and opened == [], "the third session is not open yet"
+                tasks.start_soon(open_session, "c", anyio.CancelScope())
+        assert sorted(opened) == ["b", "c"]
