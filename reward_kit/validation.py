@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import pydantic
@@ -86,7 +88,28 @@ def model_types(annotation: Any) -> list[type[BaseModel]]:
     return [model for part in getattr(annotation, "__args__", ()) for model in model_types(part)]
 
 
-def check_number(name: str, value: Any, *, is_integer: bool = False, allow_zero: bool = False) -> None:
+def check_choice(name: str, choice: object, known: Sequence[str]) -> None:
+    """Raise a ConfigError if `choice` is not in `known`."""
+    if choice not in known:
+        raise ConfigError(f"unknown {name} {choice!r}{did_you_mean(str(choice), known)}")
+
+
+def check_number(name: str, number: object, low: float = -math.inf, high: float = math.inf) -> None:
+    """Raise a ConfigError if `number` is not a finite number in [low, high]."""
+    if not isinstance(number, Real) or not math.isfinite(number):
+        raise ConfigError(f"{name} must be a finite number, got {number!r}")
+    if number < low or not number <= high:
+        limits = f"in [{low:g}, {high:g}]" if high < math.inf else f"at least {low:g}"
+        raise ConfigError(f"{name} must be {limits}, got {number!r}")
+
+
+def check_integer(name: str, number: object, low: int) -> None:
+    """Raise a ConfigError if `number` is not an integer of at least `low`."""
+    if not isinstance(number, int) or isinstance(number, bool) or number < low:
+        raise ConfigError(f"{name} must be an integer of at least {low}, got {number!r}")
+
+
+def check_positive(name: str, value: Any, *, is_integer: bool = False, allow_zero: bool = False) -> None:
     """Check that an option is a positive number, or zero if that is allowed."""
     kinds = int if is_integer else int | float
     number = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)

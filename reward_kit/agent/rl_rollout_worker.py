@@ -59,7 +59,7 @@ from reward_kit.models import Message, TaskDefinitionModel
 from reward_kit.providers.model_calls import MODEL_CALLS, calls_of
 from reward_kit.providers.request_queue import WHILE_WAITING
 from reward_kit.telemetry.current import CURRENT_TELEMETRY
-from reward_kit.validation import check_number
+from reward_kit.validation import check_positive
 
 if TYPE_CHECKING:
     from reward_kit.agent.simulated_user import SimulatedUser, UserSession, UserTurn
@@ -361,7 +361,7 @@ class RLRolloutWorker:
             RewardKitError: If a continuation cannot start, for example because a repeated action has a different
                 result.
         """
-        check_number("n", n, is_integer=True)
+        check_positive("n", n, is_integer=True)
         if policy is not None and not hasattr(policy, "get_action"):
             raise ConfigError(f"policy must be an AgentPolicy, got {type_name(policy)}")
         worker = self if policy is None else self._with_policy(policy)

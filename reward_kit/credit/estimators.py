@@ -21,15 +21,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pydantic
 
-from reward_kit.credit.options import (
-    EpisodeStatistics,
-    Normalization,
-    check_choice,
-    check_integer,
-    check_normalization,
-    check_number,
-    check_returns,
-)
+from reward_kit.credit.options import EpisodeStatistics, Normalization, check_normalization, check_returns
 from reward_kit.credit.own_estimators import OwnEstimator
 from reward_kit.credit.state_estimators import g2po_credit, gagpo_credit, graphgpo_credit, hgpo_credit
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
@@ -46,7 +38,7 @@ from reward_kit.credit.step_arrays import (
 )
 from reward_kit.credit.step_credit import StepCredit, check_advantages, episode_credit, step_credit
 from reward_kit.errors import ConfigError, did_you_mean
-from reward_kit.validation import describe_problem
+from reward_kit.validation import check_choice, check_integer, check_number, describe_problem
 
 Length = Literal["recorded", "tokens", "steps"]
 Combination = Literal["convex", "additive"]

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Literal, get_args
 
-import numpy as np
-
-from reward_kit.errors import ConfigError, did_you_mean
+from reward_kit.errors import ConfigError
+from reward_kit.validation import check_choice, check_number
 
 Normalization = Literal["std", "mean", "constant", "leave_one_out"]
 EpisodeStatistics = Literal["trajectory", "step"]
 """What counts once in the statistics of the scores of a group: each trajectory, or each step."""
 RowsWithScore = Literal["last", "each"]
 """The rows of a trajectory that contain its score: only the last row, or each row."""
-
-
-def check_choice(name: str, choice: object, known: Sequence[str]) -> None:
-    """Raise a ConfigError if `choice` is not in `known`."""
-    if choice not in known:
-        raise ConfigError(f"unknown {name} {choice!r}{did_you_mean(str(choice), known)}")
-
-
-def check_number(name: str, number: object, low: float = -math.inf, high: float = math.inf) -> None:
-    """Raise a ConfigError if `number` is not a finite number in [low, high]."""
-    if not isinstance(number, int | float | np.integer | np.floating) or not math.isfinite(number):
-        raise ConfigError(f"{name} must be a finite number, got {number!r}")
-    if not low <= number <= high:
-        limits = f"in [{low:g}, {high:g}]" if high < math.inf else f"at least {low:g}"
-        raise ConfigError(f"{name} must be {limits}, got {number!r}")
-
-
-def check_integer(name: str, number: object, low: int) -> None:
-    """Raise a ConfigError if `number` is not an integer of at least `low`."""
-    if not isinstance(number, int) or isinstance(number, bool) or number < low:
-        raise ConfigError(f"{name} must be an integer of at least {low}, got {number!r}")
 
 
 def check_returns(gamma: float, default_step_reward: float) -> None:

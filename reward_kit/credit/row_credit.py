@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from reward_kit.agent.models import StepData
 from reward_kit.credit.estimators import ESTIMATORS, resolve_options
-from reward_kit.credit.options import RowsWithScore, check_choice
+from reward_kit.credit.options import RowsWithScore
 from reward_kit.credit.step_arrays import Flags, Floats
 from reward_kit.errors import ConfigError
+from reward_kit.validation import check_choice
 
 Array = npt.NDArray[Any]
 ROW_ESTIMATORS = tuple(name for name in ESTIMATORS if name not in ("gae", "vine"))

@@ -13,15 +13,7 @@ from typing import get_args
 
 import numpy as np
 
-from reward_kit.credit.options import (
-    EpisodeStatistics,
-    Normalization,
-    check_choice,
-    check_integer,
-    check_normalization,
-    check_number,
-    check_returns,
-)
+from reward_kit.credit.options import EpisodeStatistics, Normalization, check_normalization, check_returns
 from reward_kit.credit.state_hashes import StateHash, anchor_codes, check_state_hash
 from reward_kit.credit.step_arrays import (
     Batch,
@@ -34,6 +26,7 @@ from reward_kit.credit.step_arrays import (
     renumber_groups,
 )
 from reward_kit.credit.step_credit import StepCredit, check_advantages, step_credit
+from reward_kit.validation import check_choice, check_integer, check_number
 
 
 def hgpo_credit(

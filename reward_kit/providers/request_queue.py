@@ -30,7 +30,7 @@ from reward_kit.providers.faults import (
     UnreachableError,
     WrongEndpointError,
 )
-from reward_kit.validation import check_number
+from reward_kit.validation import check_positive
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Rates:
     def __post_init__(self) -> None:
         for name in ("requests_per_minute", "tokens_per_minute", "max_connections"):
             if (value := getattr(self, name)) is not None:
-                check_number(name, value, is_integer=name == "max_connections")
+                check_positive(name, value, is_integer=name == "max_connections")
 
     @property
     def is_unlimited(self) -> bool:

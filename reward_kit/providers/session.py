@@ -11,7 +11,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.providers.cassette import Cassette
 from reward_kit.providers.keys import NO_KEY, OPENAI_KEY, EndpointSettings, key_variable, resolve_endpoint
 from reward_kit.providers.request_queue import Rates, RequestQueue
-from reward_kit.validation import check_number
+from reward_kit.validation import check_positive
 
 if TYPE_CHECKING:
     from reward_kit.providers.response_cache import ResponseCache
@@ -51,7 +51,7 @@ class ProviderSession:
         is_dry_run: bool = False,
     ) -> None:
         if outage_time_s is not None:
-            check_number("outage_time_s", outage_time_s)
+            check_positive("outage_time_s", outage_time_s)
         self.cassette = cassette
         self.cache = cache
         self.outage_time_s = outage_time_s

@@ -32,7 +32,7 @@ from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest
 from reward_kit.reward_agent.stats import AgentStats, Tally
 from reward_kit.reward_agent.tickets import NOT_OPEN, BatchFormat, Order, ScoredChunk, Ticket
 from reward_kit.typed_interface import RewardSpec, reward_spec
-from reward_kit.validation import check_number
+from reward_kit.validation import check_positive
 
 _NOT_OPEN = NOT_OPEN.replace("async with AsyncRewardAgent", "with SyncRewardAgent")
 
@@ -81,9 +81,9 @@ class AsyncRewardAgent:
         if max_concurrency < 1:
             raise ConfigError(f"max_concurrency must be at least 1, got {max_concurrency}")
         if deadline_s is not None:
-            check_number("deadline_s", deadline_s)
+            check_positive("deadline_s", deadline_s)
         if max_pending is not None:
-            check_number("max_pending", max_pending, is_integer=True)
+            check_positive("max_pending", max_pending, is_integer=True)
         if isinstance(scorer, type) or (callable(scorer) and not hasattr(scorer, "score")):
             scorer = reward_spec(scorer)
         if isinstance(scorer, RewardSpec):
@@ -183,7 +183,7 @@ class AsyncRewardAgent:
         if group_size < 1 or len(requests) % group_size:
             raise ConfigError(f"a batch of {len(requests)} requests cannot be divided into groups of {group_size}")
         if deadline_s is not None:
-            check_number("deadline_s", deadline_s)
+            check_positive("deadline_s", deadline_s)
         if self._max_pending is not None:  # first come, first served
             turn = asyncio.Event()
             self._submitters.append(turn)

@@ -37,7 +37,7 @@ from reward_kit.reward_agent.scoring import Scored, Scorer, ScoringRequest, fail
 from reward_kit.reward_agent.stats import Tally
 from reward_kit.reward_agent.tickets import Ticket
 from reward_kit.telemetry.current import CURRENT_TELEMETRY
-from reward_kit.validation import check_number
+from reward_kit.validation import check_positive
 
 SPARE = 10
 """The number of retries that are allowed regardless of the share, for agents with few calls."""
@@ -76,7 +76,7 @@ class Retries:
                     f"Retries.classes: unknown failure class {name!r}{did_you_mean(name, FAILURE_CLASSES)}"
                 )
         if self.max_share is not None:
-            check_number("Retries.max_share", self.max_share)
+            check_positive("Retries.max_share", self.max_share)
 
 
 class SharedBudget:

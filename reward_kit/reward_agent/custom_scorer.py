@@ -16,7 +16,7 @@ from reward_kit.reward_agent.custom_rewards import NO_SCORE, Calls, failed, fini
 from reward_kit.reward_agent.in_process import InProcessScorer
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.typed_interface import RewardSpec
-from reward_kit.validation import check_number
+from reward_kit.validation import check_positive
 
 MAX_THREADS = 256
 """The maximum number of concurrent calls of a synchronous `compute_score`. Most of them wait for an endpoint."""
@@ -47,7 +47,7 @@ class CustomScorer(InProcessScorer):
             for name, value in policy.items():
                 if name not in known:
                     raise ConfigError(f"{what}: unknown key {name!r}{did_you_mean(str(name), known)}")
-                check_number(f"{what}[{name!r}]", value, is_integer=name == "max_attempts")
+                check_positive(f"{what}[{name!r}]", value, is_integer=name == "max_attempts")
             self.retries = Retries(RetryPolicy(**policy))
 
 

@@ -46,7 +46,7 @@ from reward_kit.reward_agent.scoring import Scored, ScoringRequest, failure_from
 from reward_kit.safe_input import REWARD_ANSWER_BYTES, TooLargeError, parse_json, read_body
 from reward_kit.telemetry.current import trace_headers
 from reward_kit.typed_interface import EvaluationMode, Origin
-from reward_kit.validation import check_number, describe_validation_error
+from reward_kit.validation import check_positive, describe_validation_error
 
 if TYPE_CHECKING:
     import aiohttp
@@ -182,10 +182,10 @@ class RequestOptions:
     policy: RetryPolicy = field(default_factory=RetryPolicy)
 
     def __post_init__(self) -> None:
-        check_number("timeout_s", self.timeout_s)
-        check_number("connect_timeout_s", self.connect_timeout_s)
-        check_number("max_attempts", self.policy.max_attempts, is_integer=True)
-        check_number("budget_s", self.policy.budget_s)
+        check_positive("timeout_s", self.timeout_s)
+        check_positive("connect_timeout_s", self.connect_timeout_s)
+        check_positive("max_attempts", self.policy.max_attempts, is_integer=True)
+        check_positive("budget_s", self.policy.budget_s)
 
 
 class RewardEndpoint:
@@ -335,7 +335,7 @@ class RemoteReward:
         If a call exceeds `deadline_s`, its rollouts are unscored, with the failure class `timeout`.
         """
         if deadline_s is not None:
-            check_number("deadline_s", deadline_s)
+            check_positive("deadline_s", deadline_s)
         other = copy.copy(self)
         other._endpoint, other._deadline_s = self._endpoint.clone(), deadline_s
         return other

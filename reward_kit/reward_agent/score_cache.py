@@ -13,7 +13,7 @@ from reward_kit.errors import ConfigError
 from reward_kit.reward_agent.scoring import Scored, ScoringRequest
 from reward_kit.reward_calls import BATCH_NAMES
 from reward_kit.typed_interface import RewardSpec
-from reward_kit.validation import check_number
+from reward_kit.validation import check_positive
 
 _NOT_HASHED = frozenset({"rollout_id", "step_data"})
 
@@ -35,7 +35,7 @@ class ScoreCache:
     """
 
     def __init__(self, max_entries: int = 100_000) -> None:
-        check_number("max_entries", max_entries, is_integer=True)
+        check_positive("max_entries", max_entries, is_integer=True)
         self._max_entries = max_entries
         self._entries: OrderedDict[str, tuple[Scored, ...]] = OrderedDict()
 

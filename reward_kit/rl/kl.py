@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError, TrainingError
 from reward_kit.rl.loss_terms import (
     Aggregation,
@@ -24,6 +23,7 @@ from reward_kit.rl.loss_terms import (
     mean_statistic,
     widened,
 )
+from reward_kit.validation import check_choice, check_number
 
 __all__ = ["AdaptiveKLCoefficient", "PenalizedRewards", "kl_estimate", "kl_loss", "penalized_rewards"]
 KLEstimator = Literal["k1", "k2", "k3", "k1+", "k3+", "abs"]

@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError, type_name
 from reward_kit.torch_cpu import float64_device
+from reward_kit.validation import check_choice, check_number
 
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 """The reduction of (N,) losses to one number.

@@ -25,7 +25,6 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError
 from reward_kit.rl.loss_terms import (
     Aggregation,
@@ -39,6 +38,7 @@ from reward_kit.rl.loss_terms import (
     mean_statistic,
     spread_statistics,
 )
+from reward_kit.validation import check_choice, check_number
 
 __all__ = [
     "ImportanceWeights",

@@ -25,7 +25,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from reward_kit.credit.options import RowsWithScore, check_choice, check_number
+from reward_kit.credit.options import RowsWithScore
 from reward_kit.display_text import printable
 from reward_kit.errors import (
     ConfigError,
@@ -53,6 +53,7 @@ from reward_kit.rl.reward_batches import (
     stack_facts,
 )
 from reward_kit.typed_interface import EvaluationMode, RewardSpec
+from reward_kit.validation import check_choice, check_number
 
 __all__ = [
     "BatchRewardManager",

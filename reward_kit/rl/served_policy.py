@@ -23,7 +23,6 @@ from reward_kit.agent.policies.hf.model import merged_model, parse_device
 from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.agent.policies.openai_policy import OpenAIAgentPolicy
 from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PastTurn, PolicyOutput
-from reward_kit.credit.options import check_choice
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError, RewardKitError
 from reward_kit.models import Message
@@ -31,6 +30,7 @@ from reward_kit.providers.faults import WrongEndpointError
 from reward_kit.providers.keys import resolve_endpoint
 from reward_kit.providers.transport import Transport
 from reward_kit.rl.model_kit.models import load_model, save_model
+from reward_kit.validation import check_choice
 
 Server = Literal["vllm", "sglang"]
 # Without these, both servers filter the distribution as the model's generation_config.json says.

@@ -43,7 +43,7 @@ from reward_kit.runs.task_objects import (
     resource_reference,
 )
 from reward_kit.runs.tasks import LoadedTask, check_resource_starts, load_task, resolve_task
-from reward_kit.validation import check_number
+from reward_kit.validation import check_positive
 
 Policies = str | LivePolicy | Sequence[str | LivePolicy] | Mapping[str, LivePolicy]
 
@@ -105,7 +105,7 @@ async def evaluate_async(
     """
     for name, count in (("rollouts", rollouts), ("limit", limit), ("max_concurrency", max_concurrency)):
         if count is not None:
-            check_number(name, count, is_integer=True)
+            check_positive(name, count, is_integer=True)
     models, names, live = _several("models", models), *_chosen(policies)
     keys = _keys("overrides", overrides)
     with overrides_in_python():

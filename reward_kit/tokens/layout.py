@@ -204,11 +204,17 @@ def micro_batches(
         even = _lightest_first(sizes, wanted)
         if all(sizes[part].sum() <= max_tokens for part in even):
             parts = even
-    while len(parts) < wanted:  # split the part with the most rows
-        most = int(np.argmax([len(part) for part in parts]))
-        half = len(parts[most]) // 2
+    return [np.sort(part) for part in split_to_multiple(parts, multiple_of)]
+
+
+def split_to_multiple(parts: Sequence[Ints], multiple_of: int) -> list[Ints]:
+    """Halve the part with the most rows until the number of parts is a multiple. A single row gives an empty part."""
+    parts = list(parts)
+    while len(parts) % multiple_of:
+        most = max(range(len(parts)), key=lambda index: len(parts[index]))
+        half = max(1, len(parts[most]) // 2)
         parts[most : most + 1] = [parts[most][:half], parts[most][half:]]
-    return [np.sort(part) for part in parts]
+    return parts
 
 
 def _descending(sizes: Ints) -> Ints:

@@ -27,7 +27,7 @@ from reward_kit.agent.policy_interface import AgentPolicy, EpisodeContext, PastT
 from reward_kit.environments.base import ToolSpec
 from reward_kit.errors import ConfigError, PolicyError, type_name
 from reward_kit.models import Message
-from reward_kit.validation import check_number
+from reward_kit.validation import check_positive
 
 _TOOL_SETS = 4096  # size of the cache of prepared tools
 _TOOL_ROLES = ("tool", "user")
@@ -106,13 +106,13 @@ class HFAgentPolicy(AgentPolicy):
     ) -> None:
         if tool_role not in (None, *_TOOL_ROLES):
             raise ConfigError(f"tool_role must be tool or user, got {tool_role!r}")
-        check_number("temperature", temperature, allow_zero=True)
-        check_number("top_p", top_p)
-        check_number("top_k", top_k, is_integer=True, allow_zero=True)
+        check_positive("temperature", temperature, allow_zero=True)
+        check_positive("top_p", top_p)
+        check_positive("top_k", top_k, is_integer=True, allow_zero=True)
         counts = {"max_new_tokens": max_new_tokens, "max_sessions": max_sessions, "max_context": max_context}
         for name, count in counts.items():
             if name != "max_context" or count is not None:
-                check_number(name, count, is_integer=True)
+                check_positive(name, count, is_integer=True)
         switches = {"constrain": constrain, "lockstep": lockstep, "cuda_graphs": cuda_graphs, "value_head": value_head}
         for name, switch in {**switches, "download": download, "tools_in_prompt": tools_in_prompt}.items():
             if not isinstance(switch, bool) and not (name == "tools_in_prompt" and switch is None):

@@ -22,7 +22,7 @@ from reward_kit.providers.keys import EndpointSettings
 from reward_kit.providers.prices import load_prices
 from reward_kit.providers.request_queue import Rates, RetryPolicy
 from reward_kit.providers.session import ProviderSession, endpoint_for
-from reward_kit.validation import check_number
+from reward_kit.validation import check_positive
 
 _CREDENTIALS = ("authorization", "api-key", "x-api-key")  # headers that replace a bearer token
 _SEED_RANGE = 2**31  # servers store seeds in a signed 32-bit integer
@@ -123,18 +123,18 @@ class OpenAIAgentPolicy(AgentPolicy):
         sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
         sampling = {key: value for key, value in sampling.items() if value is not None}
         for key, value in sampling.items():
-            check_number(key, value, is_integer=key == "max_tokens", allow_zero=key == "temperature")
+            check_positive(key, value, is_integer=key == "max_tokens", allow_zero=key == "temperature")
         self._request: dict[str, Any] = {
             "model": model,
             **sampling,
             **{key: True for key, wanted in (("logprobs", logprobs), ("stream", stream)) if wanted},
             **_check_extra_body({} if extra_body is None else extra_body),
         }
-        check_number("total_timeout_s", total_timeout_s)
-        check_number("idle_timeout_s", idle_timeout_s)
-        check_number("retry_budget_s", retry_budget_s)
-        check_number("retry_base_s", retry_base_s)
-        check_number("max_attempts", max_attempts, is_integer=True)
+        check_positive("total_timeout_s", total_timeout_s)
+        check_positive("idle_timeout_s", idle_timeout_s)
+        check_positive("retry_budget_s", retry_budget_s)
+        check_positive("retry_base_s", retry_base_s)
+        check_positive("max_attempts", max_attempts, is_integer=True)
         if api not in DIALECTS:
             raise ConfigError(f"api: unknown API {api!r}{did_you_mean(str(api), DIALECTS)}")
         dialect = DIALECTS[api]

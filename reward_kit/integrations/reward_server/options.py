@@ -17,7 +17,7 @@ from aiohttp import web
 
 from reward_kit.errors import ConfigError, RewardKitError, describe_read_error
 from reward_kit.providers.keys import read_dotenv
-from reward_kit.validation import check_number
+from reward_kit.validation import check_positive
 
 VARIABLE = "REWARD_KIT_SERVE_API_KEY"
 """The environment variable that contains the key of a server."""
@@ -149,7 +149,7 @@ class ServerOptions:
     def __post_init__(self) -> None:
         for field in fields(self):
             if field.name not in ("host", "port"):
-                check_number(field.name, getattr(self, field.name), is_integer=field.type == "int")
+                check_positive(field.name, getattr(self, field.name), is_integer=field.type == "int")
         for larger, smaller in AT_LEAST:
             if getattr(self, smaller) > getattr(self, larger):
                 raise ConfigError(

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from reward_kit.credit.options import check_choice
 from reward_kit.credit.state_hashes import readable_keys
 from reward_kit.episodes.record import environment_return, get_facts
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -21,6 +20,7 @@ from reward_kit.reward_agent.scoring import Scored
 from reward_kit.rl_processing import CreditAssigner, CreditBatch
 from reward_kit.tokens.columns import Columns
 from reward_kit.tokens.pipeline import row_columns
+from reward_kit.validation import check_choice
 
 Segments = Literal["refuse", "last"]
 ADVANTAGES = "token_advantages"

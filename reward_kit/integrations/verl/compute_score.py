@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from reward_kit.blocking import LoopThread
-from reward_kit.credit.options import check_choice
 from reward_kit.errors import ConfigError, RewardError, did_you_mean
 from reward_kit.models import Message
 from reward_kit.reward_agent import AsyncRewardAgent, Scored, Scorer, ScoringRequest
@@ -26,6 +25,7 @@ from reward_kit.reward_agent.agent import PersistentAgent
 from reward_kit.reward_agent.loading import SandboxChoice, make_scorer, resolve_reward
 from reward_kit.task_parts import SandboxLevel
 from reward_kit.typed_interface import RewardSpec
+from reward_kit.validation import check_choice
 
 SECTION = "reward.reward_kit"
 """The section of verl's configuration that sets a reward and the options for its calls."""

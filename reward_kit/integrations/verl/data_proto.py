@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from reward_kit.agent.models import StepData, episode_steps
-from reward_kit.credit.options import check_choice
 from reward_kit.credit.state_hashes import readable_keys
 from reward_kit.episodes.segments import ActionSpan
 from reward_kit.episodes.single_agent_episode import SingleAgentEpisode
@@ -27,6 +26,7 @@ from reward_kit.tokens import TokenBatch, pad_rows, row_columns, verl_batch
 from reward_kit.tokens.batch import concat_arrays, get_axis, get_widths
 from reward_kit.tokens.columns import Array, Columns
 from reward_kit.tokens.pipeline import RowPer, RowPipeline
+from reward_kit.validation import check_choice
 
 EPISODE = "reward_kit_episode"
 """The row column that contains the whole episode, for `from_data_proto`."""

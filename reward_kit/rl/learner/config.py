@@ -10,11 +10,11 @@ from typing import Literal, get_args
 
 import torch
 
-from reward_kit.credit.options import check_choice, check_number
 from reward_kit.errors import ConfigError
 from reward_kit.rl.kl import KLEstimator
 from reward_kit.rl.loss_terms import Aggregation, check_above_0
 from reward_kit.rl.losses import BeyondCap, ClipRange, Level
+from reward_kit.validation import check_choice, check_number
 
 logger = logging.getLogger("reward_kit.rl")
 LossName = Literal["ppo", "gspo", "cispo", "sapo", "gmpo", "dppo_tv", "dppo_kl", "decoupled", "turn_gspo", "turn_ppo"]
@@ -184,8 +184,8 @@ class PPOConfig:
             machine, the module's own is kept and a warning is logged.
         packed: whether to concatenate the rows of a micro-batch instead of padding them to the longest row. On a GPU
             and in bfloat16, attention within the rows is computed by the kernel of `torch` for rows of variable length,
-            otherwise by padding the rows for attention alone. If the module cannot compute packed rows, they are padded
-            and a warning is logged.
+            otherwise one row after the other. If the module cannot compute packed rows, they are padded and a warning
+            is logged.
         max_logits: the maximum number of logits in memory, which is the number of tokens times the vocabulary size. If
             there are more logits, the head runs in chunks. With a gradient, the head requires five times the memory of
             these logits; without a gradient, it requires twice their memory.

@@ -38,9 +38,9 @@ from reward_kit.rl.learner.optimizer import add_adapters, widen
 from reward_kit.rl.loss_terms import Diagnostics, merge_diagnostics
 from reward_kit.tokens import TokenBatch
 from reward_kit.tokens.columns import Array, Ints
+from reward_kit.tokens.layout import split_to_multiple
 
 Value = TypeVar("Value")
-_NO_ROWS: Ints = np.zeros(0, dtype=np.int64)
 _STARTED = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -108,13 +108,7 @@ class Processes:
         All processes receive the same number of micro-batches, as collective operations require. Micro-batches are
         halved until there are enough of them. Empty micro-batches pass through the module like any other micro-batch.
         """
-        parts = list(parts)
-        wanted = -(-len(parts) // self.size) * self.size
-        while len(parts) < wanted:
-            most = max(range(len(parts)), key=lambda index: len(parts[index]))
-            half = len(parts[most]) // 2
-            parts[most : most + 1] = [parts[most][:half], parts[most][half:]] if half else [parts[most], _NO_ROWS]
-        return parts[self.rank :: self.size]
+        return split_to_multiple(parts, self.size)[self.rank :: self.size]
 
     def merged(self, parts: Sequence[Diagnostics]) -> Sequence[Diagnostics]:
         """Merge the diagnostics of all micro-batches in all processes."""
@@ -375,7 +369,9 @@ def _in_thread(call: Callable[[], Value]) -> Future[Value]:
 
 
 class ShardedLearner:
-    """The learner in the first of multiple processes. It has the methods of `PPOLearner`; all processes run each call.
+    """The learner in the first of multiple processes.
+
+    It has the methods of `PPOLearner` that a trainer calls; all processes run each call.
 
     A copy of the module is sharded. The module itself, which is used for acting and saving, is not sharded and receives
     the new weights after each update.

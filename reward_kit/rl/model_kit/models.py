@@ -42,9 +42,9 @@ from transformers import (
 )
 
 from reward_kit.agent.policies.hf.model import no_progress_bars
-from reward_kit.credit.options import check_choice
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.rl.checkpoint import atomic_folder
+from reward_kit.validation import check_choice
 
 PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
 ROLE_MARKS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|tools|>")
