@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -277,7 +278,7 @@ def validate_model(located: LocatedYaml, overrides: Mapping[str, Any], model: ty
         raise ConfigError(f"{located.path}: {what} must be a mapping of keys, got {located.data!r:.60}")
     data = apply_overrides(located.data, overrides)
     try:
-        return model.model_validate(data)
+        validated = model.model_validate(data)
     except pydantic.ValidationError as error:
         lines = []
         for problem, text in zip(error.errors(), describe_validation_error(error, model), strict=True):
@@ -288,6 +289,29 @@ def validate_model(located: LocatedYaml, overrides: Mapping[str, Any], model: ty
                 why = "; YAML reads an empty value as null, which is None here"
             lines.append(f"{error_location(located, location, overrides)}: {text}{why}")
         raise ConfigError("\n".join(lines)) from None
+    lines = []
+    for location, given in _booleans_as_numbers(data, validated):
+        key = ".".join(map(str, location))
+        lines.append(f"{error_location(located, location, overrides)}: {key}: expected a number, got {given}")
+    if lines:
+        raise ConfigError("\n".join(lines))
+    return validated
+
+
+def _booleans_as_numbers(data: Any, validated: Any) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield the location and the YAML text of each boolean that Pydantic converted to a number."""
+    items: Iterable[tuple[Any, Any, Any]] = ()
+    if isinstance(data, bool):
+        if isinstance(validated, int | float) and not isinstance(validated, bool):
+            yield (), str(data).lower()
+    elif isinstance(data, Mapping):
+        get = validated.get if isinstance(validated, Mapping) else partial(getattr, validated)
+        items = ((key, value, get(key, None)) for key, value in data.items() if isinstance(key, str))
+    elif isinstance(data, list | tuple) and isinstance(validated, list | tuple):
+        items = ((index, *pair) for index, pair in enumerate(zip(data, validated, strict=False)))
+    for key, value, inner in items:
+        for location, given in _booleans_as_numbers(value, inner):
+            yield (key, *location), given
 
 
 def error_location(located: LocatedYaml, location: tuple[str | int, ...], overrides: Mapping[str, Any]) -> str:

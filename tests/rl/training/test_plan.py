@@ -47,6 +47,14 @@ def test_omitted_sections_have_defaults(tmp_path: Path) -> None:
             "ppo.limits.aprox_kl: unknown key; did you mean 'approx_kl'?",
         ),
         ({"ppo": {"lr": -1}}, "ppo", "lr must be at least 0"),
+        ({"ppo": {"lr": True}}, "lr", "ppo.lr: expected a number, got true"),
+        ({"ppo": {"epochs": False}}, "ppo", "epochs must be an integer of at least 1, got 0"),
+        ({"ppo": {"warmup": False}}, "warmup", "ppo.warmup: expected a number, got false"),
+        ({"ppo": {"lora": {"rank": True}}}, "rank", "ppo.lora.rank: expected a number, got true"),
+        ({"ppo": {"limits": {"approx_kl": True}}}, "approx_kl", "ppo.limits.approx_kl: expected a number, got true"),
+        ({"ppo": {"lr_by_name": {"head": True}}}, "head", "ppo.lr_by_name.head: expected a number, got true"),
+        ({"updates": True}, "updates", "updates: expected a number, got true"),
+        ({"rollout": {"max_concurrency": True}}, "max_concurrency", "rollout.max_concurrency: expected a number, got"),
         ({"pipeline": "asynchronous"}, "pipeline", "'sync', 'minibatch', 'one_step_off' or 'both'"),
         ({"credit": {"estimator": "gigpo", "omegga": 0.5}}, "omegga", "gigpo has no option 'omegga'"),
         ({"reward_manager": "dapo"}, "reward_manager", "'dapo' scores single answers and is meant for custom"),
@@ -101,6 +109,7 @@ def test_unknown_and_ineffective_keys_are_rejected(
             {"num_rollouts_per_sample": 3},
             "task.num_rollouts_per_sample has no effect, because rollout.group_size is used instead",
         ),
+        ({"max_episode_steps": True}, "max_episode_steps: expected a number, got true"),
         ({"policy": "random"}, "task.policy has no effect, because policy is used instead"),
         ({"run_limits": {"steps": 3}}, "in training, which updates or max_env_steps limit"),
     ],
@@ -135,6 +144,10 @@ def test_task_can_be_a_separate_file_with_overrides(tmp_path: Path) -> None:
     assert plan.name == "lake" and "dataset" in plan.digests
     with pytest.raises(ConfigError, match=r"^-T: max_episode_step: unknown key; did you mean 'max_episode_steps'"):
         load_plan(path, {"task.max_episode_step": 7})
+    with pytest.raises(ConfigError, match=r"^-T: ppo\.lr: expected a number, got true$"):
+        load_plan(path, {"ppo.lr": True})
+    with pytest.raises(ConfigError, match=r"^-T: ppo\.betas\.0: expected a number, got false$"):
+        load_plan(path, {"ppo.betas": [False, 0.9]})
     with pytest.raises(ConfigError, match=r"^-T: updates: must be 1 or more"):
         load_plan(path, {"updates": 0})
 
