@@ -41,7 +41,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from reward_kit.agent.policies.hf.model import no_progress_bars
+from reward_kit.agent.policies.hf.model import no_progress_bars, refuse_missing_weights
 from reward_kit.errors import ConfigError, StoreError, boundary
 from reward_kit.rl.checkpoint import atomic_folder
 from reward_kit.validation import check_choice
@@ -414,7 +414,7 @@ def load_model(
         device: the device for the weights.
 
     Raises:
-        ConfigError: If the directory contains no readable model.
+        ConfigError: If the directory contains no readable model, or weights are missing.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
@@ -422,8 +422,10 @@ def load_model(
     with boundary(ConfigError, f"cannot load the model in {folder}"), no_progress_bars():
         # No code in the directory is executed.
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", **options)
+        build: Any = AutoModelForCausalLM
+        model, report = build.from_pretrained(folder, dtype=dtype or "auto", output_loading_info=True, **options)
         has_tokenizer = (folder / "tokenizer_config.json").is_file()
         tokenizer = AutoTokenizer.from_pretrained(folder, **options) if has_tokenizer else None
         torch.nn.Module.to(model, device)
+    refuse_missing_weights(f"cannot load the model in {folder}", model, report)
     return LoadedModel(model, tokenizer)

@@ -22,7 +22,7 @@ from reward_kit.environments.household_problems import HOLDS
 from reward_kit.episodes.record import episode_from_record, episode_to_record, get_facts
 from reward_kit.errors import ConfigError, PolicyError
 from reward_kit.models import Message, TaskDefinitionModel
-from reward_kit.rl.model_kit.models import save_model
+from reward_kit.rl.model_kit.models import load_model, save_model
 from reward_kit.rl.model_kit.sft import DemonstratingPolicy, Demonstrations
 from reward_kit.rl.training.rollouts import LockstepBarrier
 from reward_kit.rl.training.session import save_weights
@@ -353,6 +353,19 @@ async def test_model_folder_is_loaded_and_its_module_can_be_trained(folder):
 def test_invalid_option_raises_one_config_error(folder, options, message):
     with pytest.raises(ConfigError, match=message):
         make_policy("hf", options, folder.parent)
+
+
+def test_model_with_missing_weights_is_rejected(tmp_path):
+    # transformers draws missing weights at random, so the acting weights would differ from the trained weights.
+    model = small_llama(len(BYTES))
+    weights = {name: value for name, value in model.state_dict().items() if ".1." not in name and "lm_head" not in name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    byte_tokenizer(CHATML).save_pretrained(tmp_path)
+    message = r"weights of \d+ parameters are missing: lm_head\.weight, model\.layers\.1\..* and \d+ more; save"
+    for load in (HFAgentPolicy, load_model):
+        with pytest.raises(ConfigError, match=message):
+            load(tmp_path)
+    assert HFAgentPolicy(tmp_path, device="meta").version == 0, "only the configuration is read"
 
 
 def test_model_object_without_tokenizer_is_rejected():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from reward_kit.display_text import pluralize
 from reward_kit.errors import ConfigError, boundary, did_you_mean, type_name
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class ModelSource(NamedTuple):
         """Load the model.
 
         Raises:
-            ConfigError: If the model is missing or is not a causal language model.
+            ConfigError: If the model is missing or incomplete, or is not a causal language model.
         """
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -151,8 +152,11 @@ class ModelSource(NamedTuple):
                     outline: PreTrainedModel = build.from_config(config, dtype=self.dtype, trust_remote_code=False)
                 return outline
             with no_progress_bars():
-                model: Any = build.from_pretrained(self.name, dtype=self.dtype, **self._loader_options())
+                model, report = build.from_pretrained(
+                    self.name, dtype=self.dtype, output_loading_info=True, **self._loader_options()
+                )
             loaded: PreTrainedModel = model.to(self.device)
+        refuse_missing_weights(f"model {self.name!r}", loaded, report)
         return loaded
 
     def load_tokenizer(self, name: str | None) -> PreTrainedTokenizerBase:
@@ -192,6 +196,25 @@ class ModelSource(NamedTuple):
                 f"{what} {place!r}: it is neither a directory nor a {what} in the local hub cache; "
                 "set download: true to download it"
             )
+
+
+def refuse_missing_weights(what: str, model: nn.Module, report: Mapping[str, Any]) -> None:
+    """Reject a loaded model if parameters were missing, since `transformers` draws these at random in each load.
+
+    Args:
+        what: the beginning of the message.
+        model: the loaded model.
+        report: the second result of `from_pretrained` with `output_loading_info=True`.
+
+    Raises:
+        ConfigError: If parameters were missing.
+    """
+    if missing := sorted({*report["missing_keys"]} & {name for name, _ in model.named_parameters()}):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ConfigError(
+            f"{what}: the weights of {pluralize(len(missing), 'parameter')} are missing: {', '.join(missing[:3])}{more}"
+            "; save the whole model with save_pretrained"
+        )
 
 
 def parse_device(name: str) -> torch.device:
