@@ -125,10 +125,16 @@ class _FirstWarnings(logging.Handler):
     def __init__(self, say: Callable[[str], None], redaction: Redaction) -> None:
         super().__init__(logging.WARNING)
         self._say, self._redaction = say, redaction
-        self._kinds: set[tuple[str, str]] = set()
+        self._kinds: set[tuple[str, str, str]] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        kind = (record.name, str(record.msg))
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        # The first argument is usually the subject, such as the name of a limit, or the whole message.
+        kind = (
+            record.name,
+            str(record.msg),
+            str(arguments[0]) if arguments and not isinstance(arguments[0], float) else "",
+        )
         if kind not in self._kinds:
             self._kinds.add(kind)
             self._say(f"warning: {one_line(self._redaction.redact_text(record.getMessage()))}")

@@ -96,7 +96,7 @@ def save_checkpoint(
 
     Args:
         folder: the directory for the run's checkpoints.
-        step: the number of the last training step, counted from 0.
+        step: the number of training steps so far.
         state: the state that the trainer needs to continue. It is a tree, as described in this module's docstring.
         score: the policy's score; higher is better. `prune` keeps the checkpoint with the highest score.
         facts: counters and similar data that can be stored as JSON.
@@ -182,7 +182,7 @@ def best(folder: Path) -> Path | None:
     """Find the complete checkpoint with the highest score. If multiple checkpoints share it, return the oldest."""
     scores = {}
     for path in checkpoints(folder):
-        with suppress(StoreError):  # `latest` reports it
+        with suppress(StoreError):  # `load_latest` reports it
             if (score := _manifest(path)["score"]) is not None:
                 scores[path] = score
     in_order = sorted(scores, key=lambda path: -scores[path])  # A stable sort keeps equal scores in the order of steps.

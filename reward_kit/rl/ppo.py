@@ -400,10 +400,10 @@ class PPOLearner:
     ) -> _StepRecord:
         """Accumulate the gradient of a mini-batch, and then read the loss and the norm from the device.
 
-        Apart from this read, only models of `transformers` wait for the device, once for each padded micro-batch, and
-        "decoupled", which excludes tokens. If `policy` is false, only the value head learns. If
-        `gap` is true, the module's log-probabilities are compared with the sampler's. If `limit` is not None, the
-        gradient is clipped to this norm.
+        Apart from this read, the CPU waits for the device only in models of `transformers`, once for each padded
+        micro-batch; in each layer, if packed rows are computed one after the other; and for "decoupled", which excludes
+        tokens. If `policy` is false, only the value head learns. If `gap` is true, the module's log-probabilities are
+        compared with the sampler's. If `limit` is not None, the gradient is clipped to this norm.
         """
         self.optimizer.zero_grad(set_to_none=True)
         counts = self._counts(flat, chosen)

@@ -140,6 +140,25 @@ def read_line(line: bytes) -> Any:
         return json.loads(line)
 
 
+def append_line(descriptor: int, path: Path, line: bytes) -> None:
+    """Append a line, including its newline, to an open file. If the write fails, remove the part that was written.
+
+    Raises:
+        StoreError: the file was deleted, or the line cannot be written.
+    """
+    facts = os.fstat(descriptor)
+    if not facts.st_nlink:  # A write would succeed, but to a deleted file
+        raise StoreError(f"{path} was deleted during the run, so its content is lost")
+    with wrap_os_errors("write", path):
+        try:
+            rest = memoryview(line)
+            while rest:  # On a full disk, a write first succeeds partially, and the next one raises
+                rest = rest[os.write(descriptor, rest) :]
+        except OSError:
+            os.ftruncate(descriptor, facts.st_size)
+            raise
+
+
 def cut_torn_line(path: Path) -> None:
     """Remove an incomplete last line that was left by a killed process."""
     if not path.exists():

@@ -61,10 +61,9 @@ def find_inputs(
     files = {name: file for name, text in code.items() if text and (file := file_of_code(text, folder))}
     files |= credit_files(definition.credit, folder)
     blocks = (definition.policy, definition.user)
-    configured = (definition.base_resource_config, *(block.options() for block in blocks if block is not None))
-    texts = [text for text in _texts(configured) if len(text) < 256 and "\0" not in text]
-    named = ((folder / text).resolve() if (folder / text).is_file() else file_of_code(text, folder) for text in texts)
-    further = [file for file in named if file is not None]
+    further = files_in_options(
+        (definition.base_resource_config, *(block.options() for block in blocks if block is not None)), folder
+    )
     for file in [*files.values(), *(file for file in further if file.suffix == ".py")]:
         further += own_modules(file, user_module_name(file)) if file != files.get("reward") else []
     further += reward_files(reward) if reward is not None else ()
@@ -73,9 +72,20 @@ def find_inputs(
     known = set(files.values())
     for file in further:
         if file not in known:
-            shown = file.relative_to(folder) if file.is_relative_to(folder) else file
-            files[f"{'folder' if file.is_dir() else 'file'} {shown}"] = file
+            files[f"{'folder' if file.is_dir() else 'file'} {shown_path(file, folder)}"] = file
     return dict(sorted(files.items()))
+
+
+def files_in_options(options: Any, folder: Path) -> list[Path]:
+    """Return the files that strings in a configuration name, as a path or as `file.py:name`."""
+    texts = [text for text in _texts(options) if len(text) < 256 and "\0" not in text]
+    named = ((folder / text).resolve() if (folder / text).is_file() else file_of_code(text, folder) for text in texts)
+    return [file for file in named if file is not None]
+
+
+def shown_path(file: Path, folder: Path) -> Path:
+    """Return the path relative to `folder` if it is inside, so that moving the folder does not change it."""
+    return file.relative_to(folder) if file.is_relative_to(folder) else file
 
 
 def credit_files(credit: CreditModel | None, folder: Path) -> dict[str, Path]:

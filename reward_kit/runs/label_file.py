@@ -18,7 +18,7 @@ from reward_kit.episodes.json_codec import compact_json
 from reward_kit.errors import ConfigError, StoreError, type_name
 from reward_kit.private_files import private_opener
 from reward_kit.processes import lock_file
-from reward_kit.runs.files import LABELS_FILE, cut_torn_line
+from reward_kit.runs.files import LABELS_FILE, append_line, cut_torn_line
 from reward_kit.runs.run_folder import line_record, placed_lines
 
 LABELED_AT = "labeled_at"
@@ -107,14 +107,7 @@ def append_label(run: Path, record: Mapping[str, Any]) -> None:
         try:
             _lock(descriptor)
             cut_torn_line(path)
-            size = os.fstat(descriptor).st_size
-            try:
-                rest = memoryview(line)
-                while rest:  # On a full disk, a write first succeeds partially, and the next one raises
-                    rest = rest[os.write(descriptor, rest) :]
-            except OSError:
-                os.ftruncate(descriptor, size)
-                raise
+            append_line(descriptor, path, line)
         finally:
             os.close(descriptor)
     except OSError as error:

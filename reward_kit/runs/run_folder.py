@@ -46,6 +46,7 @@ from reward_kit.runs.files import (
     SCORES_FILE,
     STATES,
     SUMMARY_FILE,
+    append_line,
     cut_torn_line,
     read_json,
     read_line,
@@ -409,17 +410,7 @@ class RunFolder:
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         text = compact_json(self.redaction.redact_record(record))
         line = self.redaction.redact_line(text.encode("ascii")) + b"\n"
-        descriptor = self._files[name]
-        facts = os.fstat(descriptor)
-        if not facts.st_nlink:  # A write would succeed, but to a deleted file
-            raise StoreError(f"{self.path / name} was deleted during the run, so its content is lost")
-        try:
-            rest = memoryview(line)
-            while rest:  # On a full disk, a write first succeeds partially, and the next one raises
-                rest = rest[os.write(descriptor, rest) :]
-        except OSError as error:
-            os.ftruncate(descriptor, facts.st_size)
-            raise StoreError(f"cannot write {self.path / name}: {error.strerror or error}") from error
+        append_line(self._files[name], self.path / name, line)
 
     def update_status(self, *, status: str, worked_s: float, training: Mapping[str, int] | None = None) -> None:
         """Update the status, the seconds of work and the given keys of the `training` block in `run.json`."""

@@ -122,13 +122,15 @@ def test_updates_with_nothing_to_learn_from_are_reported_once_and_counted(tmp_pa
 
 def test_first_warning_of_each_kind_is_shown(tmp_path: Path) -> None:
     lake_folder(tmp_path, evaluation=None)
-    options = ("-T", "ppo.attention=flash_attention_2", "-T", "ppo.limits={approx_kl: 0}")
+    options = ("-T", "ppo.attention=flash_attention_2", "-T", "ppo.limits={approx_kl: 0, ratio_max: 0}")
     done = command_line.call("train", "train.yaml", "--display", "plain", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert warnings[0] == "warning: ppo.attention: TinyModel is not a language model of transformers"
-    assert warnings[1].startswith("warning: off-policy: approx_kl is ")
-    assert len(warnings) == 2
+    assert [one.partition(" is ")[0] for one in warnings[1:]] == [
+        "warning: off-policy: approx_kl",
+        "warning: off-policy: ratio_max",
+    ]
     log = (run_path(tmp_path) / "run.log").read_text()
     assert log.count("off-policy: approx_kl is ") == 2, "in both updates"
     assert "warning: " not in command_line.call("train", "train.yaml", "-v", *options, cwd=tmp_path).stderr

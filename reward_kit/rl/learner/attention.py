@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.utils.import_utils import is_flash_attn_2_available, is_flash_attn_3_available
 
+from reward_kit.agent.policies.hf.forward import check_attention_options, masked_window
 from reward_kit.errors import ConfigError, boundary
 from reward_kit.rl.learner.config import Attention
 from reward_kit.rl.learner.training_rows import Packing
@@ -56,6 +57,7 @@ def attend_by_row(
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
+    check_attention_options(others)
     cuts, attended = cu_seq_lens_q.tolist(), []
     for start, stop in itertools.pairwise(cuts):
         one, mask = [states[:, :, start:stop] for states in (query, key, value)], None
@@ -63,7 +65,7 @@ def attend_by_row(
             columns_T = torch.arange(stop - start, device=query.device)
             distances_TT = columns_T.unsqueeze(1) - columns_T
             mask = ((distances_TT >= 0) & (distances_TT < sliding_window))[None, None]
-        attended.append(sdpa_attention_forward(module, one[0], one[1], one[2], mask, dropout, scaling, **others)[0])
+        attended.append(sdpa_attention_forward(module, one[0], one[1], one[2], mask, dropout, scaling)[0])
     return torch.cat(attended, dim=1), None
 
 
@@ -87,8 +89,9 @@ def attend_varlen(
     """
     if cu_seq_lens_q is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
-    if others.get("softcap") is not None or dropout:
-        raise NotImplementedError("the kernel for rows of variable length has no softcap and no dropout")
+    check_attention_options(others)
+    if dropout:
+        raise NotImplementedError("the kernel for rows of variable length has no dropout")
     device, dtype = query.device.type, query.dtype
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)  # Autocast does not know the kernel.
@@ -197,6 +200,8 @@ def _try_attention(module: nn.Module, head: nn.Module, name: str, *, is_packed: 
     others = sorted({*(getattr(text, "layer_types", None) or ())} - _PACKABLE)
     if is_packed and others:
         raise ConfigError(f"{type(base).__name__} has layers of the type {others[0]}")
+    if is_packed and name not in _FLASH and masked_window(base) is not None:
+        raise ConfigError(f"{type(base).__name__} does not pass its sliding window to its attention function")
     first, count = _LENGTHS[0], sum(_LENGTHS)
     ids_N = torch.arange(count, device=device) % int(text.vocab_size)
     inputs: dict[str, Any] = {"input_ids": ids_N[None]}

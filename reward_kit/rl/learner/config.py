@@ -184,8 +184,8 @@ class PPOConfig:
             machine, the module's own is kept and a warning is logged.
         packed: whether to concatenate the rows of a micro-batch instead of padding them to the longest row. On a GPU
             and in bfloat16, attention within the rows is computed by the kernel of `torch` for rows of variable length,
-            otherwise by padding the rows for attention alone. If the module cannot compute packed rows, they are padded
-            and a warning is logged.
+            otherwise one row after the other. If the module cannot compute packed rows, they are padded and a warning
+            is logged.
         max_logits: the maximum number of logits in memory, which is the number of tokens times the vocabulary size. If
             there are more logits, the head runs in chunks. With a gradient, the head requires five times the memory of
             these logits; without a gradient, it requires twice their memory.

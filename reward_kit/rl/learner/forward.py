@@ -55,8 +55,7 @@ class LogprobModel:
     Args:
         module: a causal language model of `transformers`, with or without adapters or a value head, or any module that
             maps (ids_BT, attention_mask_BT) to logits_BTV.
-        config: the options. Only `temperature`, `precision`, `attention`, `packed`, `max_logits` and whether entropies
-            are used have an effect.
+        config: the options. Those of losses and of the optimizer have no effect.
 
     Attributes:
         is_packed: True if micro-batches must be packed.

@@ -5,7 +5,6 @@ Low-rank adapters are described in Hu et al. 2022.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -23,7 +22,10 @@ def _in_value_head(name: str) -> bool:
 
 
 def widen(module: nn.Module) -> None:
-    """Convert trainable half-precision weights to float32, in place. Frozen weights are unchanged.
+    """Convert half-precision weights to float32, in place, if they are trained.
+
+    Frozen weights are converted as well, unless only adapters or a value head are trained: other layers cannot compute
+    with weights of two types.
 
     Near 0.02, neighboring bfloat16 numbers differ by 1e-4. An AdamW step is about as large as the learning rate, for
     example 1e-6, so most steps would be lost to rounding.
@@ -166,9 +168,15 @@ def reorder_optimizer_state(
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], limit: float | None) -> Tensor:
-    """Clip the gradients to the 2-norm `limit` unless it is `None`. Return the norm over all shards before clipping."""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf if limit is None else limit)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    """Clip the gradients to the 2-norm `limit` unless it is `None`. Return the norm over all shards before clipping.
+
+    If the norm is not finite, the gradients stay as they are, so that those that are not finite can be named.
+    """
+    norm: Any = torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+    if limit is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm.nan_to_num(nan=0.0, posinf=0.0))
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole
 
 
 def add_adapters(module: nn.Module, options: LoRAOptions, seed: int = 0) -> None:

@@ -369,7 +369,9 @@ def _in_thread(call: Callable[[], Value]) -> Future[Value]:
 
 
 class ShardedLearner:
-    """The learner in the first of multiple processes. It has the methods of `PPOLearner`; all processes run each call.
+    """The learner in the first of multiple processes.
+
+    It has the methods of `PPOLearner` that a trainer calls; all processes run each call.
 
     A copy of the module is sharded. The module itself, which is used for acting and saving, is not sharded and receives
     the new weights after each update.

@@ -25,7 +25,7 @@ from reward_kit.errors import ConfigError, install_hint
 from reward_kit.private_files import private_opener
 from reward_kit.rl.training.config import LogsModel, TrainModel
 from reward_kit.rl.training.pipelines import Progress
-from reward_kit.runs.files import HELD_OUT_SCORE, METRICS_FILE, cut_torn_line, wrap_os_errors
+from reward_kit.runs.files import HELD_OUT_SCORE, METRICS_FILE, append_line, cut_torn_line, wrap_os_errors
 from reward_kit.runs.run_folder import GENERATED_NAME
 
 DisplayKind = Literal["rich", "plain", "none"]
@@ -62,8 +62,7 @@ class MetricsFile:
         known = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         at = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
         line = json.dumps({"update": update, "at": at, **known}, allow_nan=False).encode("ascii") + b"\n"
-        with wrap_os_errors("write", self._path):
-            os.write(self._descriptor, line)
+        append_line(self._descriptor, self._path, line)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -25,7 +25,7 @@ from reward_kit.rl.schedule import Schedule
 from reward_kit.rl.training.config import TrainModel, unknown_keys
 from reward_kit.rl.training.trainer import trainable
 from reward_kit.rl_processing import CreditAssigner
-from reward_kit.runs.inputs import credit_files, file_of_code, hash_path, own_modules
+from reward_kit.runs.inputs import credit_files, file_of_code, files_in_options, hash_path, own_modules, shown_path
 from reward_kit.runs.redaction import Redaction, known_secrets, load_hook
 from reward_kit.runs.task_file import (
     LocatedYaml,
@@ -67,7 +67,7 @@ class TrainingPlan:
     samples: tuple[Sample, ...]  # The samples of the task, excluding held-out samples
     credit: CreditAssigner
     held_out: HeldOut | None  # None without an evaluation
-    digests: Mapping[str, str]  # SHA-256 of every input that affects the result, except for the policy's own files
+    digests: Mapping[str, str]  # SHA-256 of every input that affects the result, except for a model's directory
     redaction: Redaction  # Redacts the secrets of the file, the tasks and the overrides in the run's files
     after_collect: Callable[..., Any] | None  # The hook of this name
     of_user: frozenset[str]  # The keys of `overrides` set by the user now, not by an earlier run's file
@@ -216,10 +216,17 @@ def _input_digests(
     source = f"{hashlib.sha256(located.source).hexdigest()} {sorted(overrides.items())}"
     digests = {**task.digests, TRAIN_FILE: hashlib.sha256(source.encode()).hexdigest()}
     folder = located.path.resolve().parent
-    code = {f"hook {name}": file_of_code(reference, folder) for name, reference in _hooks(config).items()}
-    for name, file in {**credit_files(config.credit, folder), **code}.items():
+    files = list[tuple[str, Path | None]](credit_files(config.credit, folder).items())
+    files += [(f"hook {name}", file_of_code(reference, folder)) for name, reference in _hooks(config).items()]
+    if (policy := config.policy) is not None:
+        files += [
+            ("policy", file)
+            for file in (file_of_code(policy.type, folder), *files_in_options(policy.options(), folder))
+        ]
+    for name, file in files:
         if file is not None:
-            digests |= {f"{name} {one.name}": hash_path(one) for one in own_modules(file, user_module_name(file))}
+            modules = own_modules(file, user_module_name(file)) if file.suffix == ".py" else (file,)
+            digests |= {f"{name} {shown_path(one, folder)}": hash_path(one) for one in modules}
     if held_out is not None:
         digests |= {f"evaluation's {name}": digest for name, digest in held_out.task.digests.items()}
     return digests

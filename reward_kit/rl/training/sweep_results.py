@@ -19,7 +19,7 @@ from reward_kit.report.sweep_page import SweepTable
 from reward_kit.rl.training.sweep_file import START
 from reward_kit.runs.comparison_table import p_text
 from reward_kit.runs.display import difference_text, figure, interval_text
-from reward_kit.runs.files import SUMMARY_FILE, read_json, wrap_os_errors
+from reward_kit.runs.files import SUMMARY_FILE, append_line, cut_torn_line, read_json, wrap_os_errors
 from reward_kit.runs.run_folder import RunHeader, current_status
 from reward_kit.runs.statistics import (
     Interval,
@@ -72,9 +72,10 @@ def append_evaluation(folder: Path, record: Mapping[str, Any]) -> None:
     """Append a line to the evaluations of a sweep."""
     path = folder / EVALUATIONS
     with wrap_os_errors("write", path):
+        cut_torn_line(path)
         descriptor = private_opener(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         try:
-            os.write(descriptor, json.dumps(record, allow_nan=False).encode("ascii") + b"\n")
+            append_line(descriptor, path, json.dumps(record, allow_nan=False).encode("ascii") + b"\n")
         finally:
             os.close(descriptor)
 

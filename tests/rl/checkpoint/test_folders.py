@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import resource
-import signal
 import subprocess
 import sys
 import time
@@ -33,6 +31,7 @@ from reward_kit.rl.checkpoint import (
 from reward_kit.rl.learner.config import PPOConfig
 from reward_kit.rl.ppo import PPOLearner
 from tests.devices import DEVICE
+from tests.full_disk import largest_file
 from tests.rl.checkpoint.state_values import same
 from tests.rl.learner.cases import a_model, some_rows
 
@@ -225,16 +224,8 @@ def test_latest_without_checkpoints_is_none(tmp_path: Path) -> None:
 
 def test_full_disk_keeps_the_existing_checkpoint(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, {"a": torch.ones(3)})
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # The system refuses larger files as it does where there is no room.
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
-    try:
-        with pytest.raises(StoreError, match="cannot write"):
-            save_checkpoint(tmp_path, 2, {"a": torch.ones(100_000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        signal.signal(signal.SIGXFSZ, handler)
+    with largest_file(100_000), pytest.raises(StoreError, match="cannot write"):
+        save_checkpoint(tmp_path, 2, {"a": torch.ones(100_000)})
     assert [each.name for each in tmp_path.iterdir()] == ["step-000001"]
     assert (loaded := load_latest(tmp_path)) is not None and loaded.path == path
 

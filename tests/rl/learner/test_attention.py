@@ -23,6 +23,7 @@ from reward_kit.rl.learner.attention import BY_ROW, attend_by_row, attend_varlen
 from reward_kit.rl.learner.config import LoRAOptions, PPOConfig
 from reward_kit.rl.learner.training_rows import TrainingRows
 from reward_kit.rl.ppo import PPOLearner
+from tests.agent.policies.hf.tiny_models import masked_window_model
 from tests.devices import DEVICE, WIDEST, randomize, tolerance
 from tests.rl.learner.cases import VOCABULARY, Bigram, a_model, bigram_rows, some_rows
 from tests.tolerances import rounding_error
@@ -135,6 +136,7 @@ class Shifted(nn.Module):
     ("module", "reason"),
     [
         (Shifted(), "hidden states differ"),
+        (masked_window_model(), "PhimoeForCausalLM does not pass its sliding window to its attention function"),
         (other_model(Gemma2ForCausalLM, Gemma2Config, head_dim=8, attn_implementation="eager"), "softcap"),
         pytest.param(
             other_model(

@@ -67,6 +67,26 @@ def test_changed_referenced_files_are_named(tmp_path: Path) -> None:
     assert changes_since(header, load_plan(path), tmp_path).refused == ["evaluation's reward", "reward"]
 
 
+def test_changed_files_of_the_policy_are_named(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    for name, content in {
+        "helper.py": "SIZE = 1\n",
+        "text/chat.jinja": "{{ messages }}",
+        "rules.py": "a = 1\n",
+    }.items():
+        (tmp_path / name).write_text(content)
+    policy = {"type": "policy.py:TinyPolicy", "chat_template": "text/chat.jinja", "rules": "rules.py:a"}
+    path = lake_folder(tmp_path, policy=policy)
+    (tmp_path / "policy.py").write_text("from helper import SIZE\n" + (tmp_path / "policy.py").read_text())
+    header = new_run_header("run", load_plan(path))
+    for name in ("helper.py", "policy.py", "rules.py", "text/chat.jinja"):
+        before = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(before + "\n# another\n")
+        assert changes_since(header, load_plan(path), tmp_path).refused == [f"policy {name}"]
+        (tmp_path / name).write_text(before)
+    assert changes_since(header, load_plan(path), tmp_path) == Changes([], [])
+
+
 def test_ray_train_rejects_a_directory_with_a_run_of_other_inputs(tmp_path: Path) -> None:
     plan, run = load_plan(lake_folder(tmp_path)), tmp_path / "run"
     with RunFolder.create(run, new_run_header("run", plan), plan.redaction):

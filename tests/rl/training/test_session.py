@@ -13,8 +13,10 @@ import pytest
 from reward_kit.errors import ConfigError, StoreError, TrainingError
 from reward_kit.rl.checkpoint import checkpoints
 from reward_kit.rl.learner.config import PPOConfig
+from reward_kit.rl.training.logs import MetricsFile
 from reward_kit.rl.training.plan import load_plan, with_temperature
 from reward_kit.runs.run_folder import RunHeader
+from tests.full_disk import largest_file
 from tests.rl.training.frozen_lake import lake_folder, metrics_of, train, trained
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
@@ -35,6 +37,17 @@ async def test_metrics_have_a_line_per_update_and_an_initial_line(tmp_path: Path
     assert (header.status, header.task_name) == ("complete", "tiny-lake")
     assert header.training is not None and header.training["updates"] == 3
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["totals"]["episodes"] == 12
+
+
+def test_full_disk_leaves_no_part_of_a_line_in_the_metrics(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(file)
+    metrics.write(0, {"score/mean": 0.5})
+    with largest_file(metrics.size + 40), pytest.raises(StoreError, match=r"cannot write .*metrics\.jsonl"):
+        metrics.write(1, {"score/mean": 0.125})
+    metrics.write(2, {"score/mean": 0.25})
+    metrics.close()
+    assert [json.loads(line)["update"] for line in file.read_text().splitlines()] == [0, 2]
 
 
 async def test_every_logged_metric_is_documented(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from reward_kit.rl.training.sweep_results import (
     summarize_sweep,
     sweep_tables,
 )
+from tests.full_disk import largest_file
 
 SCORES = {"base": [0.1, 0.3, 0.2, 0.4], "better": [0.5, 0.72, 0.6, 0.81], "noisy": [0.4, 0.1, 0.5, 0.2]}
 DONE = {"status": "complete", "updates": 5, "env_steps": 100, "cpu_s": 2.0}
@@ -149,6 +150,18 @@ def test_evaluations_are_read_as_written_without_a_torn_line(tmp_path: Path) -> 
     with (tmp_path / "evaluations.jsonl").open("a") as file:
         file.write('{"arm": "base", "se')
     assert read_evaluations(tmp_path) == {("base", 0, None): one}
+    other = evaluation("base", 1, 0.5, None)
+    append_evaluation(tmp_path, other.model_dump(mode="json"))
+    assert read_evaluations(tmp_path) == {("base", 0, None): one, ("base", 1, None): other}
+
+
+def test_full_disk_leaves_no_part_of_an_evaluation(tmp_path: Path) -> None:
+    file, one = tmp_path / "evaluations.jsonl", evaluation("base", 0, 0.5, None)
+    append_evaluation(tmp_path, one.model_dump(mode="json"))
+    before = file.read_bytes()
+    with largest_file(len(before) + 40), pytest.raises(StoreError, match=r"cannot write .*evaluations\.jsonl"):
+        append_evaluation(tmp_path, evaluation("base", 1, 0.5, None).model_dump(mode="json"))
+    assert file.read_bytes() == before
 
 
 def test_edited_evaluation_is_rejected_with_its_line(tmp_path: Path) -> None:

@@ -574,7 +574,7 @@ class _Running:
             if not is_number_B[index]:
                 turn.error = PolicyError("the model's logits are not finite, so no token can be sampled")
                 self._slots.clear_row(int(rows_B[index]))
-        for index in np.flatnonzero(is_constrained_B).tolist():
+        for index in np.flatnonzero(is_constrained_B & is_number_B).tolist():
             self._follow(int(rows_B[index]), int(ids_B[index]))
         for row in [row for row in rows_B[is_over_B].tolist() if row in self.turns]:
             self._end(row)

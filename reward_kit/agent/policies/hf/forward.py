@@ -426,6 +426,9 @@ _current = threading.local()  # the packed chunk being computed in this thread
 _WITHOUT_EFFECT = {
     "cache",
     "cache_position",
+    "cu_seq_lens_k",
+    "max_length_k",
+    "max_length_q",
     "output_attentions",
     "output_hidden_states",
     "output_router_logits",
@@ -458,13 +461,50 @@ def attend_to_rows(
     if chunk is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **others)
     window = others.pop("sliding_window", None)
-    if unknown := [name for name, value in others.items() if name not in _WITHOUT_EFFECT and value is not None]:
-        raise NotImplementedError(f"attention over rows does not support {', '.join(unknown)}")
+    check_attention_options(others)
     return chunk.attend(query[0].transpose(0, 1), key, value, scaling, window)[None], None
+
+
+def check_attention_options(options: Mapping[str, Any]) -> None:
+    """Raise a `NotImplementedError` if one of the options of an attention function may change the result."""
+    if unknown := [name for name, value in options.items() if name not in _WITHOUT_EFFECT and value is not None]:
+        raise NotImplementedError(f"attention over rows does not support {', '.join(unknown)}")
 
 
 AttentionInterface.register(IMPLEMENTATION, attend_to_rows)
 AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+_one_probe = threading.Lock()
+
+
+@torch.no_grad()
+def masked_window(model: Any) -> int | None:
+    """Return the sliding window of a model that does not pass it to its attention function, or None.
+
+    Such a model puts its window only into the mask, which attention over rows does not use. A trial on two tokens
+    shows what the model passes.
+    """
+    text, own = model.config.get_text_config(decoder=True), model.config._attn_implementation
+    window: int | None = getattr(text, "sliding_window", None)
+    types = getattr(text, "layer_types", None)
+    if window is None or (types is not None and "sliding_attention" not in types):
+        return None
+    passed: list[int | None] = []
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        passed.append(options.get("sliding_window"))
+        return sdpa_attention_forward(module, query, key, value, attention_mask)
+
+    with _one_probe:
+        AttentionInterface.register(f"{IMPLEMENTATION}_probe", attend)
+        model.set_attn_implementation(f"{IMPLEMENTATION}_probe")
+        try:
+            model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+        finally:
+            model.set_attn_implementation(own)
+    return window if all(one is None for one in passed) else None
+
 
 _PROBE = 7
 """Length in tokens of the contexts used to test a layout."""
@@ -691,6 +731,8 @@ class RowModel:
         assert self._hidden is not None
         plain_BH = self._hidden.unflatten(0, ids_BT.shape)[:, -1]  # type: ignore[no-untyped-call]
         problem = "its last hidden states differ"
+        window: int | None = getattr(text, "sliding_window", None)
+        unpassed = masked_window(self._model) if self._model._can_set_attn_implementation() else None
         for self.is_packed in (True, False):
             self._attend_with(IMPLEMENTATION if self.is_packed else self._own_attention)
             try:
@@ -706,8 +748,7 @@ class RowModel:
                 problem = str(error)
                 continue
             # The longest context for which the layout attends exactly as far back as the model.
-            names = ("attention_chunk_size",) if self.is_packed else ("attention_chunk_size", "sliding_window")
-            limits = [getattr(text, name, None) for name in names]
+            limits = (getattr(text, "attention_chunk_size", None), unpassed if self.is_packed else window)
             reach = min((limit for limit in limits if limit is not None), default=slots.capacity)
             if difference < _TOLERANCE.get(self._like.dtype, 0.2) and reach >= slots.capacity:
                 return

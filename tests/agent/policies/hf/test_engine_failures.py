@@ -11,11 +11,12 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM
 
+from reward_kit.agent.policies.hf.constraints import Choices, ChoiceTrie
 from reward_kit.agent.policies.hf.engine import Engine
 from reward_kit.agent.policies.hf.sampling import Sampling
 from reward_kit.errors import ConfigError, PolicyError
 from tests.agent.policies.hf.test_engine import GREEDY, running
-from tests.agent.policies.hf.tiny_models import tiny_model
+from tests.agent.policies.hf.tiny_models import masked_window_model, tiny_model
 
 pytestmark = pytest.mark.device
 
@@ -111,8 +112,10 @@ async def test_nan_logits_raise_an_error(sampling: Sampling) -> None:
     async with running(model) as engine:
         weights = {name: torch.full_like(weight, torch.nan) for name, weight in model.state_dict().items()}
         await engine.publish(weights, 1)
-        with pytest.raises(PolicyError, match="logits are not finite"):
-            await engine.generate(engine.open("a", 0), [1, 2], max_new_tokens=4, sampling=sampling)
+        for number, constraint in enumerate((None, Choices(ChoiceTrie({"a": [5, 6], "b": [7, 8]}, 2)))):
+            options: dict[str, Any] = {"max_new_tokens": 4, "sampling": sampling, "constraint": constraint}
+            with pytest.raises(PolicyError, match="logits are not finite"):
+                await engine.generate(engine.open(number, 0), [1, 2], **options)
 
 
 async def test_contexts_are_finite_again_after_finite_weights() -> None:
@@ -213,6 +216,13 @@ def test_sliding_window_below_max_context_is_rejected_with_the_fix() -> None:
     )
     with pytest.raises(ConfigError, match="set max_context to 16"):
         Engine(Gemma2ForCausalLM(config), stop_ids=[], max_context=20)
+
+
+def test_sliding_window_that_only_the_mask_contains_is_not_packed() -> None:
+    with pytest.raises(ConfigError, match="set max_context to 8"):
+        Engine(masked_window_model(), stop_ids=[], max_context=20)
+    engine = Engine(masked_window_model(), stop_ids=[], max_context=8)
+    assert engine._model.is_packed
 
 
 async def test_cache_memory_grows_with_use_not_with_the_limits() -> None:

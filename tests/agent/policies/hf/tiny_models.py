@@ -12,6 +12,7 @@ from transformers import (
     GPTJConfig,
     LlamaConfig,
     MistralConfig,
+    PhimoeConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -36,11 +37,20 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }
 
 
+def masked_window_model() -> PreTrainedModel:
+    """Return a model whose sliding window of 8 tokens is only in its mask."""
+    return _random(PhimoeConfig(**_LLAMA, sliding_window=8, num_local_experts=2, num_experts_per_tok=1))
+
+
 def tiny_model(kind: str = "llama", seed: int = 0) -> PreTrainedModel:
     """Return a model with weights so large that its logits depend on the whole context."""
+    return _random(CONFIGS[kind], seed)
+
+
+def _random(config: PretrainedConfig, seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(CONFIGS[kind])
+        model = AutoModelForCausalLM.from_config(config)
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 torch.nn.init.normal_(parameter, std=0.15)
