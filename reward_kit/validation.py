@@ -96,7 +96,7 @@ def check_choice(name: str, choice: object, known: Sequence[str]) -> None:
 
 def check_number(name: str, number: object, low: float = -math.inf, high: float = math.inf) -> None:
     """Raise a ConfigError if `number` is not a finite number in [low, high]."""
-    if not isinstance(number, Real) or not math.isfinite(number):
+    if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
         raise ConfigError(f"{name} must be a finite number, got {number!r}")
     if number < low or not number <= high:
         limits = f"in [{low:g}, {high:g}]" if high < math.inf else f"at least {low:g}"

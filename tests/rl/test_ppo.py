@@ -154,8 +154,8 @@ def test_non_finite_values_stop_before_the_weights_change(key: str, value: float
 @pytest.mark.parametrize("limit", [1.0, None])
 def test_only_parameters_with_non_finite_gradients_are_named(limit: float | None) -> None:
     module, kept = a_model(), list[Mapping[str, Any]]()
-    module.lm_head.weight.register_hook(lambda gradient: gradient * torch.nan)
     learner = PPOLearner(module, PPOConfig(max_grad_norm=limit), on_failure=lambda _, facts: kept.append(facts))
+    module.lm_head.weight.register_hook(lambda gradient: gradient * torch.nan)
     with pytest.raises(TrainingError, match="the gradient norm is nan"):
         learner.update(some_rows(), version=0)
     assert kept[0]["parameters"] == ["lm_head.weight"]

@@ -35,6 +35,7 @@ _LENGTHS = (3, 5)
 _PACKABLE = {"full_attention", "sliding_attention"}
 """The kinds of layers that mix tokens only in the attention interface."""
 _FLASH = {"flash_attention_2": is_flash_attn_2_available, "flash_attention_3": is_flash_attn_3_available}
+_PACKAGES = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3"}
 
 
 def attend_by_row(
@@ -153,7 +154,10 @@ def use_attention(module: nn.Module, head: nn.Module, name: Attention) -> None:
     """
     try:
         if name in _FLASH and not _FLASH[name]():
-            raise ConfigError("its package is not installed, or there is no GPU")
+            reason = "there is no GPU"
+            if torch.cuda.is_available():
+                reason = f"the package {_PACKAGES[name]} is not installed, or is too old"
+            raise ConfigError(reason)
         _try_attention(module, head, name, is_packed=False)
     except ConfigError as error:
         logger.warning("ppo.attention: %s is used instead of %s: %s", attention_name(module), name, _line(error))

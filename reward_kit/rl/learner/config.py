@@ -177,8 +177,8 @@ class PPOConfig:
         gradient_checkpointing: whether to recompute activations inside the layers of the module instead of storing
             them.
         compile: whether to compile the layers of the module with `torch.compile`. The first update then takes a minute
-            longer. If the compiler fails, or the module is sharded over processes, the layers run uncompiled and a
-            warning is logged.
+            or more longer. If the compiler fails, or the module is sharded over processes, the layers run uncompiled
+            and a warning is logged.
         attention: the attention implementation of `transformers` for training. If None, the module's own is kept, which
             is scaled dot-product attention ("sdpa") for most models. If the implementation does not work on this
             machine, the module's own is kept and a warning is logged.
@@ -314,6 +314,9 @@ def _check_values(config: PPOConfig) -> None:
     for name, kind in _CHOICES.items():
         if (choice := getattr(config, name)) is not None:
             check_choice(name, choice, get_args(kind))
+    for one in fields(config):
+        if isinstance(one.default, bool) and not isinstance(switch := getattr(config, one.name), bool):
+            raise ConfigError(f"{one.name} must be True or False, got {switch!r}")
     if config.lora is not None and not isinstance(config.lora, LoRAOptions):
         raise ConfigError(f"lora must be LoRAOptions(rank=…), got {config.lora!r}")
     for name, least in _COUNTS.items():

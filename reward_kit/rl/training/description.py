@@ -291,6 +291,14 @@ def _update(ppo: PPOConfig) -> list[str]:
         lines.append(f"the first {ppo.critic_warmup} updates train only the value head")
     if ppo.lora is not None:
         lines.append(f"low-rank adapters of rank {ppo.lora.rank}, alpha {ppo.lora.alpha:g}, in {ppo.lora.targets}")
+    computed = {
+        "packed rows": ppo.packed,
+        f"attention {ppo.attention}": ppo.attention is not None,
+        "compiled layers": ppo.compile,
+        "gradient checkpointing": ppo.gradient_checkpointing,
+    }
+    if asked := [name for name, is_set in computed.items() if is_set]:
+        lines.append(f"computed with {', '.join(asked)}, as far as the model and the machine support it")
     return lines
 
 

@@ -136,7 +136,11 @@ class Shifted(nn.Module):
     ("module", "reason"),
     [
         (Shifted(), "hidden states differ"),
-        (masked_window_model(), "PhimoeForCausalLM does not pass its sliding window to its attention function"),
+        pytest.param(
+            masked_window_model(),
+            "PhimoeForCausalLM does not pass its sliding window to its attention function",
+            marks=pytest.mark.skipif(DEVICE.type == "standin", reason="the stand-in device has no experts"),
+        ),
         (other_model(Gemma2ForCausalLM, Gemma2Config, head_dim=8, attn_implementation="eager"), "softcap"),
         pytest.param(
             other_model(
@@ -184,7 +188,7 @@ def test_attention_without_its_package_is_not_used(caplog: pytest.LogCaptureFixt
     module = a_model()
     _, expected = gradients(module)
     _, found = gradients(module, attention="flash_attention_2")
-    assert "ppo.attention: sdpa is used instead of flash_attention_2: its package is not installed" in caplog.text
+    assert "ppo.attention: sdpa is used instead of flash_attention_2: there is no GPU" in caplog.text
     for name, one in found.items():
         assert torch.equal(one, expected[name]), name
 
