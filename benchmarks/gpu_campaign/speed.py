@@ -125,7 +125,7 @@ def _our_update(context: StageContext, case: Case, rows: TokenBatch, rate: float
             f"{case.label}_tokens_per_s": tokens / seconds,
             f"{case.label}_share_of_matmul_rate": work / seconds / rate,
             f"{case.label}_peak_memory_gb": peak_memory_gb(device),
-            f"{case.label}_padding": 1 - tokens / cells(learner, flat),
+            f"{case.label}_padding": figures["padding_share"],
         }
     )
     if case.is_packed:
@@ -146,13 +146,6 @@ def flops(shape: Shape, model: Qwen2ForCausalLM, flat: TrainingRows) -> float:
     tokens, head = int(flat.lengths_B.sum()), shape.vocabulary * shape.width * flat.count
     attention = shape.layers * shape.width * float((flat.lengths_B.astype(np.float64) ** 2).sum())
     return 6.0 * body * tokens + 6.0 * head + 6.0 * attention
-
-
-def cells(learner: PPOLearner, flat: TrainingRows) -> int:
-    """Return the number of tokens, with padding, that pass through the module."""
-    is_packed, chosen = learner._model.is_packed, np.flatnonzero(flat.counts_B)
-    parts = learner._context.split(flat, chosen, is_packed=is_packed)
-    return sum(flat.part(part, torch.device("cpu"), is_packed=is_packed).ids_BT.numel() for part in parts)
 
 
 def _trl_update(context: StageContext, case: Case, rows: TokenBatch, ours: float) -> None:

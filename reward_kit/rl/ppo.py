@@ -101,11 +101,17 @@ class DeviceContext(NamedTuple):
 
 
 class _StepRecord(NamedTuple):
-    """The loss of an optimizer step, the gradient norm before clipping, and the diagnostics of its micro-batches."""
+    """The loss of an optimizer step, the gradient norm before clipping, and the diagnostics of its micro-batches.
+
+    `computed` is the number of tokens, including padding, that pass through the module in this process; `padding` is
+    the padding among them.
+    """
 
     loss: float
     grad_norm: float
     parts: Sequence[Diagnostics]
+    computed: int
+    padding: int
 
 
 class _StepCounts(NamedTuple):
@@ -262,6 +268,7 @@ class PPOLearner:
                 steps.append(record)
         measured = _summary(steps, self.config.epochs, self._context.processes) | self._row_diagnostics(flat, version)
         measured |= importance.floats()
+        measured["padding_share"] = sum(one.padding for one in steps) / sum(one.computed for one in steps)
         measured |= {"tokens": float(flat.choices), "optimizer_steps": float(len(steps))} | rates(self.config, factor)
         if self._kl is not None and "kl_sequence" in measured:
             self._kl.update(measured["kl_sequence"], int((flat.counts_B > 0).sum()))
@@ -409,17 +416,20 @@ class PPOLearner:
         counts = self._counts(flat, chosen)
         losses: list[Tensor] = []
         diagnostics: list[Diagnostics] = []
+        computed = padding = 0
         is_packed = self._model.is_packed
         for rows in self._context.split(flat, chosen, is_packed=is_packed):
             part = flat.part(rows, self._context.device, self._context.dtype, is_packed=is_packed)
             scores = self._model(part, values_only=not policy)
             loss, measured = _micro_batch_loss(scores, part, self.config, counts, self._kl_coefficient, policy=policy)
             loss.backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
+            computed += part.ids_BT.numel()
+            padding += part.ids_BT.numel() - int(flat.lengths_B[rows].sum())
             losses.append(loss.detach())
             diagnostics.append(measured | _gap(scores.logprobs_N, part) if gap else measured)
         norm = clip_gradients(self._parameters, limit)
         own, size = torch.stack([torch.stack(losses).sum(), norm.to(losses[0].dtype)]).tolist()
-        return _StepRecord(float(self._context.processes.added(np.array(own))), size, diagnostics)
+        return _StepRecord(float(self._context.processes.added(np.array(own))), size, diagnostics, computed, padding)
 
     def _counts(self, flat: TrainingRows, chosen: Ints) -> _StepCounts:
         tokens, length = flat.token_indices(chosen), self.config.norm_length

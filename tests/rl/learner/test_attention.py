@@ -99,6 +99,14 @@ def test_no_padding_passes_through_the_module() -> None:
     assert {one[0] for one in sizes} == {1}
     assert sum(one[1] for one in sizes) == rows.batch["attention_mask"].sum()
     assert max(one[1] for one in sizes) <= 50
+    assert learner.update(rows, version=0)["padding_share"] == 0.0
+
+
+def test_share_of_padding_is_measured() -> None:
+    rows = some_rows()
+    lengths_B = rows.batch["attention_mask"].sum(axis=1)
+    padded = PPOLearner(a_model(), PPOConfig()).update(rows, version=0)["padding_share"]
+    assert padded == pytest.approx(1 - lengths_B.mean() / lengths_B.max())
 
 
 def test_micro_batch_without_rows_can_be_packed() -> None:

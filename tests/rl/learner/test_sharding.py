@@ -78,6 +78,8 @@ def test_gradient_of_two_processes_equals_a_single_process(alone: Outcome, toget
 def test_metrics_of_two_processes_equal_a_single_process(alone: Outcome, together: Outcome) -> None:
     # What is read of float32 columns, such as recomputed values, is as exact as float32.
     assert_same(together.gradient_metrics, alone.gradient_metrics, "gradients", 1e-6)
+    for metrics in (*together.metrics, *alone.metrics):
+        metrics.pop("padding_share", None)  # the micro-batches differ
     assert_same(together.metrics, alone.metrics, "updates", 1e-6)
 
 

@@ -58,7 +58,8 @@ async def test_killed_and_resumed_two_process_run_equals_a_single_process_run(
     assert_close(*(load_model(each / "model").model.state_dict() for each in (run, tmp_path / "alone")))
     for ours, theirs in zip(metrics_of(run), metrics_of(tmp_path / "alone"), strict=True):
         assert ours.keys() == theirs.keys()
-        for name in (name for name in ours if not name.startswith(CLOCK)):
+        # Processes divide a batch into other micro-batches, which have other padding.
+        for name in (name for name in ours if not name.startswith((*CLOCK, "learner/padding_share"))):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
 
 
