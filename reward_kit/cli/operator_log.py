@@ -120,21 +120,21 @@ class OperatorHandler(logging.StreamHandler[Any]):
 
 
 class _FirstWarnings(logging.Handler):
-    """A handler that shows the first warning of each kind."""
+    """A handler that shows the first warning of each kind. Warnings with the same template are of one kind.
+
+    The template "%s" has a kind for each text and for each type of exception.
+    """
 
     def __init__(self, say: Callable[[str], None], redaction: Redaction) -> None:
         super().__init__(logging.WARNING)
         self._say, self._redaction = say, redaction
-        self._kinds: set[tuple[str, str, str]] = set()
+        self._kinds: set[tuple[str, str]] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        arguments = record.args if isinstance(record.args, tuple) else ()
-        # The first argument is usually the subject, such as the name of a limit, or the whole message.
-        kind = (
-            record.name,
-            str(record.msg),
-            str(arguments[0]) if arguments and not isinstance(arguments[0], float) else "",
-        )
+        kind = (record.name, str(record.msg))
+        if record.msg == "%s" and isinstance(record.args, tuple):
+            (subject,) = record.args
+            kind = (record.name, type(subject).__name__ if isinstance(subject, Exception) else str(subject))
         if kind not in self._kinds:
             self._kinds.add(kind)
             self._say(f"warning: {one_line(self._redaction.redact_text(record.getMessage()))}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reward_kit.cli.operator_log import EVENTS, LEVELS, LogFilter, OperatorHandler, begin, parsed
+from reward_kit.cli.operator_log import EVENTS, LEVELS, LogFilter, OperatorHandler, begin, first_warnings, parsed
 from reward_kit.errors import ConfigError
 from reward_kit.runs.redaction import Redaction
 from tests.cli.project import Project
@@ -117,6 +117,24 @@ class TestLines:
         assert first.endswith("it broke") and rest[-1] == "    ValueError: why"
         assert all(line.startswith("    ") for line in rest)
         assert json.loads(format_record("json", log_record))["traceback"].endswith("ValueError: why")
+
+
+def test_warnings_of_one_kind_are_shown_once() -> None:
+    shown: list[str] = []
+    logger = logging.getLogger("reward_kit.agent")
+    with first_warnings(shown.append, Redaction({})):
+        for number in range(3):
+            logger.warning("episode %s failed: %s", f"e{number}", "the server is down")
+            logger.warning("%s", OSError(f"cannot close session {number}"))
+        logger.warning("%s", "one text")
+        logger.warning("%s", "another text")
+    logger.warning("after the block")
+    assert shown == [
+        "warning: episode e0 failed: the server is down",
+        "warning: cannot close session 0",
+        "warning: one text",
+        "warning: another text",
+    ]
 
 
 def test_nothing_is_logged_by_default(project: Project) -> None:
